@@ -36,8 +36,8 @@ test-core: install ## Only the mathematics (seconds)
 docs: install ## The documentation as a site, in build/site; a warning is an error
 	@$(PY) scripts/docs_site.py
 
-mutants: install ## Plant errors one at a time; fails when the tests miss one
-	@OMP_NUM_THREADS=1 $(PY) tests/mutants/plant.py
+mutants: install ## Plant the listed errors, and drawn ones in every room; fails when the tests miss one
+	@OMP_NUM_THREADS=1 $(PY) tests/mutants/plant.py --draw 5
 
 lint: install
 	@$(VENV)/bin/ruff check src tests benchmarks

@@ -17,9 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import tiny
-from slowly import is_slow
+
+# No test waits for a clock: a machine that is half as fast, or shared, draws the same examples.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+if settings.get_current_profile_name() != "planted":  # mutants/plant.py has its own
+    settings.load_profile("unhurried")
 
 FIRST = ("e2e", "typed", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
 """Folders and files with few tests that take long."""
@@ -29,10 +34,7 @@ TOGETHER = "parallel"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Which tests are slow, and in which order they run. Files that take long come first: one that is left for the end keeps the others waiting."""
-    for item in items:
-        if is_slow(item.nodeid.removeprefix("tests/")):
-            item.add_marker(pytest.mark.slow)
+    """The order of tests. Files that take long come first: one that is left for the end keeps the others waiting."""
     yield
     counts = Counter(item.path for item in items)
 

@@ -51,13 +51,15 @@ CREW = {"workers": 3.0, "queue": 2.0, "staleness": 1.0, "waited_s": 0.5, "busy_s
 """Metrics of workers."""
 
 
-def write_metrics(folder: Path, iterations: int, every: int, *, failed: int = 0, workers: bool = False) -> None:
+def write_metrics(
+    folder: Path, iterations: int, every: int, *, failed: int = 0, workers: bool = False, kl: float = 1e-4
+) -> None:
     """Rows of all iterations so far, and the evaluations among them."""
     with (folder / "metrics.jsonl").open("w") as stream:
         for number in range(iterations + 1):
             if number:
                 row = {"iteration": number, "reward/total": 1 + 0.01 * number, "reward/failed": failed * (number == 2)}
-                row |= {"kl/total": 1e-4 * number, "gradient/norm": 2.0 / number, "time/total": 1.5}
+                row |= {"kl/total": kl * number, "kl/lambda": 1e-7, "gradient/norm": 2.0 / number, "time/total": 1.5}
                 row |= {f"crew/{name}": value for name, value in CREW.items()} if workers else {}
                 row |= {
                     f"gradient/{kind}/{step:03d}": 0.1 * (step + 1) for kind in ("raw", "sent") for step in range(3)
@@ -85,6 +87,7 @@ def fake_run(
     lr: float = 5e-5,
     sound: bool = False,
     workers: bool = False,
+    kl: float = 1e-4,
 ) -> Path:
     """A finished run with evaluations at 0, every, ..., iterations."""
     folder.mkdir(parents=True)
@@ -93,7 +96,7 @@ def fake_run(
         start, out=str(folder), seed=seed, iterations=iterations, optimizer=replace(start.optimizer, lr=lr)
     )
     (folder / "config.yaml").write_text(yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
-    write_metrics(folder, iterations, every, failed=3, workers=workers)
+    write_metrics(folder, iterations, every, failed=3, workers=workers, kl=kl)
     samples = Samples(folder / "videos", megabytes=100)
     for number in range(0, iterations + 1, every):
         shades = [40 + 20 * seed + 30 * number + place for place in range(len(PROMPTS))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -190,6 +192,32 @@ def test_a_small_file_that_is_enormous_in_memory_is_refused(form: str, tmp_path)
         read_yaml(file)
 
 
+def test_a_number_is_the_one_that_is_written(tmp_path) -> None:
+    """YAML 1.1 has numbers to the base of 8 and 60."""
+    file = tmp_path / "options.yaml"
+    for text, lr in (("1e-5", 1e-5), ("10", 10.0), ("08", 8.0), ("0x10", 16.0), ("1_0", 10.0)):
+        file.write_text(f"lr: {text}\nnames: ['1:30', \"010\", 0:30]\n")
+        assert run("--config", str(file)) == Options(lr=lr, names=["1:30", "010", "0:30"])
+        assert run("--lr", text).lr == lr
+    for words in (["--lr", "1:30"], ["--lr=1:30"], ["--adapters", "[{rank: 010}]"], ["--kernel", "{sigma_max: 1:30}"]):
+        with pytest.raises(ConfigError, match=r"is the number (90|8) in YAML"):
+            run(*words)
+    assert run("--names", "1:30", "010").names == ["1:30", "010"]
+
+
+@pytest.mark.parametrize(
+    "form", ["--kernel {}/pipe", "--config {}/whole.yaml", "--config {}/nested.yaml", "--rollout {}/part.yaml"]
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused(form: str, tmp_path) -> None:
+    for name, text in (("whole", "kernel: pipe"), ("nested", "rollout: part.yaml"), ("part", "window: pipe")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Thread(target=lambda: pipe.open("wb").close(), daemon=True).start()  # else its reader would wait for ever
+    with pytest.raises(ValueError, match="is a pipe"):
+        parse(TrainConfig, form.format(tmp_path).split(" "), prog="test")
+
+
 def test_aliases_within_reason_are_read(tmp_path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("adapter: &one {rank: 2}\nadapters: [*one, *one]\n")
@@ -206,7 +234,7 @@ def test_aliases_within_reason_are_read(tmp_path) -> None:
         "", "# nothing\n", "- 1\n", "3\n", "a: [\n", "a: 1\n---\nb: 2\n", "lr: !!bool maybe\n", "lr: !!int ''\n", "lr: !!timestamp x\n",
         "lr: 2001-99-99\n", f"lr: {'1' * 5000}\n", "a: *b\n", "a: &a [*a]\n", "? {a: 1}\n: 2\n", "x: " + "[" * 60 + "]" * 60 + "\n",
         "a: !!python/object/apply:os.getcwd []\n", "lr: !!float x\n", "lr: " + "[" * 100_000, "lr: " + "{a: " * 3000 + "1" + "}" * 3000,
-        "a: &a {x: 1}\nb: &b {<<: *b, y: 2}\n", "lr: " + "x" * 2_000_000, "adapters: [{on: 1}]\n",
+        "a: &a {x: 1}\nb: &b {<<: *b, y: 2}\n", "lr: 010\n", "lr: 1:30\n", "lr: -1:30.5\n", "names: [a, 16:9]\n", "lr: " + "x" * 2_000_000, "adapters: [{on: 1}]\n",
     ],
 )  # fmt: skip
 def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, tmp_path) -> None:
@@ -216,6 +244,16 @@ def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, tmp_path) 
         with pytest.raises(ConfigError, match=r"options\.yaml") as refused:
             call()
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["lr: 1\n\n\tseed: 2\n", "adapter:\n  rank: 2\n\tseed: 1\n", "a: 1\nb: 2\nlr:\t1\n", "lr: 1\n#\n \tseed: 2"]
+)
+def test_a_tab_is_named_with_its_line(text: str, tmp_path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"options\.yaml is no configuration: line 3 uses a tab.*spaces"):
+        run("--config", str(file))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +302,25 @@ def test_numbers_of_any_size_are_answered_in_words(number: int, tmp_path) -> Non
 def test_a_list_of_parts_may_stand_in_a_file_of_its_own(tmp_path) -> None:
     file = tmp_path / "adapters.yaml"
     file.write_text("adapters: [{rank: 2}, {rank: 3, seed: 1}]\n")
-    for words in (["--adapters", str(file)], [f"--adapters={file}"]):
+    bare, other = tmp_path / "bare.yml", tmp_path / "bare.json"
+    bare.write_text("- rank: 2\n- {rank: 3, seed: 1}\n")
+    other.write_text('[\n\t{"rank": 2},\n\t{"rank": 3, "seed": 1}\n]')
+    for words in (
+        ["--adapters", str(file)],
+        [f"--adapters={file}"],
+        ["--adapters", str(bare)],
+        [f"--adapters={other}"],
+    ):
         assert parse(Options, words, prog="test").adapters == [Adapter(rank=2), Adapter(rank=3, seed=1)]
+    for text, fault in (
+        ("[{rank: 2, rank: 3}]", "twice"),
+        ("- {rank: 2", "no YAML"),
+        ("3", "no options"),
+        (BOMB, "aliases"),
+    ):
+        bare.write_text(text)
+        with pytest.raises(ConfigError, match=rf"bare\.yml.*{fault}"):
+            parse(Options, ["--adapters", str(bare)], prog="test")
     file.write_text("adapters: [{rank: 2}]\nlr: 1.0\n")  # lr would be passed over
     with pytest.raises(ConfigError, match=r"adapters: \[\.\.\.\] and nothing else, it holds adapters, lr\. .*--config"):
         parse(Options, ["--adapters", str(file)], prog="test")

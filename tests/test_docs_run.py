@@ -130,7 +130,13 @@ def pretend(words: list[str], folder: Path) -> None:
             (folder / named / "config.yaml").write_text(yaml.safe_dump(plain))
 
 
-@pytest.mark.parametrize("page", by_page(SHELL))
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page in ("README.md", "docs/rewards.md") else pytest.param(page, marks=pytest.mark.slow)
+        for page in by_page(SHELL)
+    ],
+)
 def test_commands_parse(page: str, folder: Path, parsed: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     write_files(page, folder)
     for block in by_page(SHELL)[page]:
@@ -186,7 +192,9 @@ def test_commands_run(
     write_files(page, folder)
     tiny = parse(TrainConfig, TINY["train"].split(), prog="train", defaults=recipe("shapes/sage"))
     # The demo has no options for its sizes.
-    monkeypatch.setattr("sage_grpo.recipes.recipe", lambda name: tiny if name == "shapes/sage" else recipe(name))
+    monkeypatch.setattr(
+        "sage_grpo.recipes.recipe", lambda name, *steps: tiny if name == "shapes/sage" else recipe(name, *steps)
+    )
     for block in by_page(SHELL)[page]:
         for words in commands(block) if not block.not_run else ():
             own = ours(words)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,12 +12,13 @@ import pytest
 
 import needs
 from sage_grpo.cli import COMMANDS, main
-from sage_grpo.hints import leaves
+from sage_grpo.hints import ALSO_CALLED, leaves
 from sage_grpo.manual import entries, manual
 from sage_grpo.recipes import meanings as recipe_meanings
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.version import ROOT
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -26,17 +30,42 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_help_fits_a_screen_or_two(name: str, capsys) -> None:
     lines = said(capsys, name, "--help").splitlines()
     assert lines[0].startswith(f"usage: sage-grpo {name}")
-    assert len(lines) <= 142
+    assert len(lines) <= 80
     assert max(map(len, lines)) <= 80
 
 
-def test_help_of_train_lists_recipes_and_groups_with_their_meaning(capsys) -> None:
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.recipes])
+def test_help_begins_with_options_and_recipes_have_a_help_of_their_own(name: str, capsys) -> None:
+    overview, recipes = said(capsys, name, "--help"), said(capsys, name, "--help", "recipes")
+    assert overview.index("options:") < 1000
+    assert "--help recipes" in overview
+    for target in (*TARGETS, *METHODS):
+        lines = [line for line in recipes.splitlines() if line.split()[:1] == [target] and len(line.split()) > 3]
+        assert lines
+        assert lines[0] not in overview
+
+
+def test_help_of_train_lists_groups_with_their_meaning(capsys) -> None:
     text = said(capsys, "train", "--help")
-    for name in (*TARGETS, *METHODS):
-        assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in text.splitlines())
     for name in ("model", "model.lora", "optimizer", "rollout.window", "log"):
         assert any(line.split()[:1] == [name] for line in text.splitlines())
     assert "--optimizer.lr" not in text  # it opens by group
+
+
+def test_options_that_messages_and_hints_name_are_there() -> None:
+    """Every dotted name of a section of a configuration, in any text with more words."""
+    modules = [importlib.import_module(f"sage_grpo.commands.{command.module}") for command in COMMANDS.values()]
+    kinds = [module.Options for module in modules if hasattr(module, "Options")]
+    known = {entry.key.replace("[]", "") for kind in kinds for entry in entries(kind)}
+    sections = "|".join({key.partition(".")[0] for key, _ in leaves(TrainConfig) if "." in key})
+    name = re.compile(rf"(?<![\w./])(?:{sections})(?:\[\])?\.[a-z][\w.]*\w")
+    files = (".json", ".pth", ".py", ".safetensors")
+    for file in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            for option in name.findall(text) if " " in text else ():
+                assert option.replace("[]", "") in known or option.endswith(files), (file, node.lineno, option)
+    assert set(ALSO_CALLED) <= known
 
 
 @pytest.mark.parametrize("words", [["--help", "model"], ["--help=model"], ["-h", "model"], ["--model.help"]])
@@ -63,7 +92,7 @@ def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys
     text = said(capsys, "train", "--help", "all")
     assert "null" in text
     assert "None" not in text
-    flat = " ".join(said(capsys, "train", "--help").split())
+    flat = " ".join(said(capsys, "train", "--help", "recipes").split())
     for meanings in recipe_meanings().values():
         assert all(" ".join(meaning.split()) in flat for meaning in meanings.values())
 

@@ -19,6 +19,12 @@ def test_marked_places_are_fresh_and_every_number_has_a_source() -> None:
     assert pages.problems() == [], "run: PYTHONPATH=src python benchmarks/pages.py"
 
 
+def test_hours_in_guides_come_from_their_own_commands() -> None:
+    for guide in (ROOT / "docs" / "guides").glob("*.md"):
+        text = pages.PLACE.sub("", guide.read_text(encoding="utf-8"))
+        assert not re.findall(r"about \d+ (?:hours|minutes)", text), guide.name
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

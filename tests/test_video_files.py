@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import av
 import pytest
 import torch
 from PIL import Image
 
-from sage_grpo.video import contact_sheet, read_image, read_video, write_mp4
+from sage_grpo import video
+from sage_grpo.types import Sound
+from sage_grpo.video import contact_sheet, read_image, read_sound, read_video, write_mp4
 
 
 def smooth_clip(frames: int = 6, height: int = 32, width: int = 48) -> torch.Tensor:
@@ -98,8 +103,6 @@ def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
 
 
 def test_without_x264_clips_are_written_so_that_browsers_play_them(tmp_path, monkeypatch) -> None:
-    import av
-
     monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
     file = write_mp4(tmp_path / "clip.mp4", smooth_clip(), 8)
     with av.open(str(file)) as container:
@@ -107,12 +110,52 @@ def test_without_x264_clips_are_written_so_that_browsers_play_them(tmp_path, mon
     assert read_video(file)[0].shape == smooth_clip().shape
 
 
-def test_the_same_clip_gives_the_same_file(tmp_path) -> None:
+@pytest.mark.parametrize(("frames", "height", "width"), [(13, 40, 40), (17, 45, 41), (9, 36, 52), (13, 47, 38)])
+@pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
+def test_the_same_clip_gives_the_same_file(codec, frames, height, width, tmp_path, monkeypatch) -> None:
     """Whatever was in memory before: x264's lookahead reads what nobody wrote, and files that are read in between leave it there."""
-    clip = torch.randint(0, 256, (5, 32, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    found = set()
-    for number in range(60):
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - ({"libx264", "libvpx-vp9"} - {codec}))
+    t, y, x, colour = torch.meshgrid(*(torch.arange(n) for n in (frames, height, width, 3)), indexing="ij")
+    noise = torch.randn(t.shape, generator=torch.Generator().manual_seed(0))
+    wave = torch.sin((x + 3 * t * (colour + 1)) / 7) * torch.cos((y - 2 * t) / 5)
+    clip = (128 + 100 * wave + 4 * noise).clamp(0, 255).to(torch.uint8)
+    files = set()
+    for number in range(40 if codec == "libx264" else 3):
         file = write_mp4(tmp_path / f"{number}.mp4", clip, 8.0)
+        _litter = [bytearray(random.randbytes(random.randrange(200, 200_000))) for _ in range(10)]
         read_video(file)
-        found.add(file.read_bytes())
-    assert len(found) == 1
+        files.add(file.read_bytes())
+    assert len(files) == 1
+
+
+def test_an_encoder_is_asked_for_nothing_that_depends_on_the_machine(tmp_path) -> None:
+    """x264 writes its settings into the file: as many threads everywhere, and no lookahead."""
+    settings = write_mp4(tmp_path / "a.mp4", smooth_clip(), 8).read_bytes().decode("latin1")
+    for setting in ("threads=1 ", "rc=cqp ", "mbtree=0", "scenecut=0", "weightp=0", "bframes=0"):
+        assert setting in settings
+
+
+def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) -> None:
+    """By its header, by what is decoded where that is wrong, and by its sound."""
+    clip = smooth_clip()
+    file = write_mp4(tmp_path / "clip.mp4", clip, 8, sound=Sound(torch.zeros(2, 16000), 16000))
+    frames = read_video(file)[0]
+    for largest, read in ((clip.numel() - 1, read_video), (2 * 4 * 16000 - 1, read_sound)):
+        monkeypatch.setattr(video, "LARGEST", largest)
+        with pytest.raises(ValueError, match=r"clip.mp4 takes more than .* GB of memory .* cut it or scale it down"):
+            read(file)
+    monkeypatch.setattr(video, "LARGEST", clip.numel())
+    assert torch.equal(read_video(file)[0], frames)
+    first, *rest = (Image.fromarray(frame.numpy()) for frame in clip)
+    first.save(tmp_path / "clip.gif", save_all=True, append_images=rest)  # which does not say how many frames it has
+    monkeypatch.setattr(video, "LARGEST", clip.numel() - 1)
+    with pytest.raises(ValueError, match="takes more than"):
+        read_video(tmp_path / "clip.gif")
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(side, tmp_path) -> None:
+    Image.new("1", (side, side)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 100_000
+    with pytest.raises(ValueError, match=r"bomb.png is too large a picture: .* Scale it down"):
+        read_image(tmp_path / "bomb.png")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +48,58 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     """Equal to the bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def watch_gradients(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+    """A list that gets the gradients of every optimizer update, before the optimizer uses them."""
+    found: list[dict[str, torch.Tensor]] = []
+    apply = trainer._apply
+
+    def noted(metrics: dict[str, float]) -> dict[str, float]:
+        found.append({name: p.grad.clone() for name, p in trainer.state.params.items() if p.grad is not None})
+        return apply(metrics)
+
+    trainer._apply = noted
+    return found
+
+
+def watch_updates(trainer: Trainer) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """The same, each after the weights that the update began with."""
+    found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+    gradients = watch_gradients(trainer)
+    apply = trainer._apply
+
+    def noted(metrics: dict[str, float]) -> dict[str, float]:
+        weights = weights_of(trainer)
+        result = apply(metrics)
+        found.append((weights, gradients[-1]))
+        return result
+
+    trainer._apply = noted
+    return found
+
+
+def watch_starts(trainer: Trainer) -> list[torch.Tensor]:
+    """A list that gets the states of every pass at sigma 1: where clips start."""
+    starts: list[torch.Tensor] = []
+    velocity = trainer.model.velocity
+
+    def noted(x: torch.Tensor, sigma: torch.Tensor, conditions: Any, **options: Any) -> torch.Tensor:
+        if float(sigma) == 1:
+            starts.append(x)
+        return velocity(x, sigma, conditions, **options)
+
+    trainer.model.velocity = noted
+    return starts
+
+
+def assert_alike(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], rtol: float) -> None:
+    """Equal as a whole, up to this share of their norm."""
+    kept = {name: one.double() for name, one in wanted.items() if one is not None}
+    norm = math.sqrt(sum(float(one.square().sum()) for one in kept.values()))
+    gap = math.sqrt(sum(float((found[name].double() - one).square().sum()) for name, one in kept.items()))
+    assert norm > 0
+    assert gap < rtol * norm, gap / norm
 
 
 def resume(trainer: Trainer, root: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run, many_prompts
+from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
 from sage_grpo.report.page import write_report
 
 pytestmark = pytest.mark.slow
@@ -138,48 +138,6 @@ def test_worst_first_is_one_click_and_the_filter_is_by_words(open_page: OpenPage
     assert cards(page) == list(range(len(PROMPTS)))  # no gain in it: as listed
 
 
-def test_the_slider_goes_through_training(open_page: OpenPage, report: Path) -> None:
-    page = gallery(open_page, report)
-    shown = "() => [...document.querySelectorAll('.clip-card[data-entry=\"1\"] video')].map(video => video.src)"
-    late = page.evaluate(shown)
-    text = page.inner_text(".clip-card[data-entry='1']")
-    assert "−0.400" in text
-    page.locator("input.evaluation").fill("0")
-    early = page.evaluate(shown)
-    assert early[0] == late[0]  # the base
-    assert early[1] != late[1]
-    assert early[2] != late[2]
-    assert "−0.200" in page.inner_text(".clip-card[data-entry='1']")
-    assert page.inner_text("output.evaluation") == "iteration 2"
-    page.locator("body").press("]")
-    assert page.evaluate(shown) == late
-
-
-def test_keys_open_walk_and_close(open_page: OpenPage, report: Path) -> None:
-    page = gallery(open_page, report)
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    assert page.evaluate("() => document.activeElement.dataset.entry") == "1"
-    page.keyboard.press("Enter")
-    assert page.inner_text("#detail h2") == PROMPTS[1]
-    assert page.locator("#detail .big video").count() == 3
-    assert page.locator("#detail .film video").count() == 3  # base and two evaluations
-    before = page.evaluate("() => document.querySelectorAll('#detail .big video')[1].src")
-    page.keyboard.press("[")
-    assert page.evaluate("() => document.querySelectorAll('#detail .big video')[1].src") != before
-    page.keyboard.press("k")
-    assert page.inner_text("#detail h2") == PROMPTS[0]
-    page.keyboard.press("Escape")
-    page.wait_for_function("() => !document.querySelector('#detail').open")
-    page.wait_for_function("() => [...document.querySelectorAll('video')].every(video => !video.paused)")
-    page.keyboard.press("?")
-    assert page.is_visible("#help")
-    page.keyboard.press("Escape")
-    page.keyboard.press("1")
-    assert page.is_visible("#summary")
-    assert page.locator("#gallery video").count() == 0
-
-
 def test_html_in_prompts_is_text(open_page: OpenPage, report: Path) -> None:
     page = gallery(open_page, report)
     assert page.locator(".clip-card[data-entry='3'] button").inner_text() == PROMPTS[3]
@@ -194,65 +152,3 @@ def test_html_in_prompts_is_text(open_page: OpenPage, report: Path) -> None:
     assert page.evaluate("() => window.hacked") is None
     assert any("Content Security Policy" in fault for fault in page.faults)
     page.faults.clear()
-
-
-def test_phones_and_dark_screens(open_page: OpenPage, report: Path) -> None:
-    page = gallery(
-        open_page, report, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True, color_scheme="dark"
-    )
-    ground = "getComputedStyle(document.body).backgroundColor"
-
-    def tap(name: str, then: str) -> None:
-        """A tap becomes a click some time after the fingers are up: what it leads to is waited for."""
-        page.tap(name)
-        page.wait_for_function(f"() => {then}")
-
-    assert page.evaluate(f"() => {ground}") == "rgb(19, 21, 25)"
-    for tab in ("overview", "gallery", "steps", "settings", "events", "gallery"):
-        tap(f"#tab-{tab}", f"document.querySelector('#{tab}').checkVisibility()")
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    page.locator("#gallery button.play").wait_for(state="visible")
-    tap("#theme", f"{ground} === 'rgb(247, 247, 245)'")
-    page.reload()
-    page.wait_for_function(f"() => {ground} === 'rgb(247, 247, 245)'")
-
-
-def test_two_thousand_clips_stay_light(open_page: OpenPage, tmp_path: Path) -> None:
-    run = fake_run(tmp_path / "run", every=4)
-    many_prompts(run, 2000)
-    page = gallery(open_page, write_report([run], tmp_path / "report.html", embed_megabytes=0))
-    assert (tmp_path / "report_clips").is_dir()
-    assert "2000 prompts" in page.inner_text("#count")
-    most = 0
-    for share in (0.2, 0.5, 0.9, 1.0, 0.0):
-        page.evaluate(f"() => scrollTo(0, document.documentElement.scrollHeight * {share})")
-        page.wait_for_function(
-            "() => { const top = document.querySelector('.tools').getBoundingClientRect().bottom;"
-            " return [...document.querySelectorAll('.clip-card')].some(card => {"
-            " const box = card.getBoundingClientRect(); return box.bottom > top && box.top < innerHeight; }); }"
-        )
-        page.wait_for_function("() => [...document.querySelectorAll('video')].some(video => video.readyState >= 2)")
-        most = max(most, page.locator("video").count())
-        assert page.locator(".clip-card").count() <= 40
-    assert 0 < most <= 80
-    page.keyboard.press("w")
-    assert cards(page)[0] % len(PROMPTS) == 1  # the largest loss
-    page.fill("#filter", "number 1234 ")
-    assert cards(page) == [1234]
-    assert page.locator("video").count() == 2
-
-
-def test_clips_with_a_sound_are_muted_until_one_is_asked_for(open_page: OpenPage, tmp_path: Path, report: Path) -> None:
-    page = gallery(open_page, write_report([fake_run(tmp_path / "run", sound=True)], tmp_path / "report.html"))
-    muted = "() => [...document.querySelectorAll('video')].map(video => video.muted)"
-    count = 2 * len(PROMPTS)
-    assert page.evaluate(muted) == [True] * count
-    page.locator(".hear").nth(1).click()
-    assert page.evaluate(muted) == [place != 1 for place in range(count)]
-    # There is something to hear: the browser decodes it.
-    page.wait_for_function("() => document.querySelectorAll('video')[1].webkitAudioDecodedByteCount > 0")
-    page.locator(".hear").nth(3).click()
-    assert page.evaluate(muted) == [place != 3 for place in range(count)]
-    page.locator(".hear").nth(3).click()
-    assert page.evaluate(muted) == [True] * count
-    assert gallery(open_page, report).locator(".hear").count() == 0  # these runs are silent

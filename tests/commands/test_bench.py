@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -184,28 +183,6 @@ def test_clips_from_other_pictures_are_not_mixed(wan, tmp_path) -> None:
     (tmp_path / "a.png").write_bytes(b"another cat")
     with pytest.raises(ValueError, match=r"other settings:\n  prompts"):
         claim("a.png")
-
-
-def test_names_that_the_disk_changes_are_noticed(wan, tmp_path, monkeypatch) -> None:
-    from sage_grpo import video
-
-    write = video.write_mp4
-    monkeypatch.setattr(video, "write_mp4", lambda path, *rest, **more: write(path.with_name(path.name.lower()), *rest))
-    with pytest.raises(ValueError, match="does not keep names as they are"):
-        run(options(wan, tmp_path, "A cat\n", bench="vbench"))
-
-
-def test_rewrites_and_videophys_table(wan, tmp_path, written) -> None:
-    (tmp_path / "long.txt").write_text("a cat, much longer\na dog, much longer\n")
-    run(options(wan, tmp_path, bench="videophy", rewrites=str(tmp_path / "long.txt")))
-    rows = list(csv.DictReader((tmp_path / "out" / "base.csv").open()))
-    assert [row["caption"] for row in rows] == ["a cat", "a dog"]
-    assert [Path(row["videopath"]) for row in rows] == [tmp_path / "out" / "base" / f"000{i}.mp4" for i in (1, 2)]
-    plain = options(wan, tmp_path, bench=None, prompts=["a cat, much longer", "a dog, much longer"])
-    run(replace(plain, out=str(tmp_path / "plain")))
-    for number, name in enumerate(("0000-a-cat-much-longer.mp4", "0001-a-dog-much-longer.mp4"), start=1):
-        clip = written[tmp_path / "out" / "base" / f"000{number}.mp4"]
-        assert apart(clip, written[tmp_path / "plain" / name]) == 0
 
 
 def test_a_lists_own_seeds_win(wan, tmp_path) -> None:

@@ -10,8 +10,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import tiny
 from sage_grpo import cli
-from sage_grpo.commands.inspect import Options, grid_for
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.schedulers import own_sigmas
 
 
@@ -38,25 +36,3 @@ def test_the_grid_is_the_checkpoints_own(checkpoint: Path, capsys: pytest.Captur
     other = own_sigmas(scheduler, 20, 7.0, even=False)
     assert [row["sigma"] for row in shifted["kernels"]["sage"]["rows"]] == pytest.approx(other[:-1].tolist())
     assert shifted["shift"] == 7.0
-
-
-def test_a_user_who_asks_for_that_step_gets_it_with_a_warning(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--model", str(checkpoint), "--steps", "20", "--kernels", '["sage"]', "--deterministic_last", "true"]
-    report = _inspected(capsys, *words)["kernels"]["sage"]
-    assert report["rows"][18]["std"] > 0
-    assert report["peak_excess"] == pytest.approx(39, rel=0.02)
-    assert any("39 times the noise variance" in text for text in report["warnings"])
-
-
-def test_without_a_model_the_grid_is_even(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, shift in (([], 5.0), (["--shift", "3"], 3.0)):
-        rows = _inspected(capsys, "--steps", "6", "--kernels", '["flow"]', *words)["kernels"]["flow"]["rows"]
-        assert [row["sigma"] for row in rows] == pytest.approx(Schedule.shifted(6, shift).sigmas[:-1].tolist())
-
-
-def test_the_figure_can_be_drawn_on_a_checkpoints_grid(checkpoint: Path) -> None:
-    grids = grid_for(Options(model=str(checkpoint), steps=6))
-    assert grids.make(4).num_steps == 4
-    assert float(grids.make(4).sigmas[-2]) < 0.05

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from report_zoo import fake_run
 from sage_grpo.cli import main
 from sage_grpo.commands.evaluate import Options as EvaluateOptions
 from sage_grpo.commands.evaluate import defaults
-from sage_grpo.configure import ConfigError, parse
+from sage_grpo.configure import ConfigError, parse, read_yaml
 from sage_grpo.folder.card import complete
 from sage_grpo.folder.lock import ENTRIES, FolderLock, owned
 from sage_grpo.folder.saved import Choice, find_checkpoint, read_config
 from sage_grpo.inside import CONTROL, LeadsOut
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.checkpoint import read_meta
 from sage_grpo.parallel.world import World
 from sage_grpo.report.page import leave_report, write_report
 from sage_grpo.report.run_data import read_run
@@ -171,6 +174,46 @@ def test_a_run_does_not_start_where_it_would_write_elsewhere(tmp_path: Path, pri
     (out / name).unlink()
     with owned(out, World()):
         assert (out / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    "name", [*ENTRIES, ".lock", "checkpoints/.000003.partial", "checkpoints/.000003.partial/manifest.json"]
+)
+def test_a_run_does_not_start_beside_a_pipe(tmp_path: Path, name: str) -> None:
+    """Whose reader would wait, and whose writer as well."""
+    place = tmp_path / "out" / name
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)
+    with pytest.raises(LeadsOut, match=f"{place} is a pipe"), owned(tmp_path / "out", World()):
+        pass
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl"])
+def test_a_run_adds_to_no_file_that_has_another_name(tmp_path: Path, private: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).hardlink_to(private)
+    with pytest.raises(LeadsOut, match=rf"{name} is a hard link.*cp -r"), owned(tmp_path / "out", World()):
+        pass
+
+
+def emptied(place: Path) -> None:
+    """Put a pipe there that has nothing for its first reader, who would wait for ever without this."""
+    place.unlink()
+    os.mkfifo(place)
+    threading.Thread(target=lambda: place.open("wb").close(), daemon=True).start()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "state.json", "manifest.json"])
+def test_what_is_read_of_a_run_is_no_pipe(run: Path, name: str) -> None:
+    folder = run / "checkpoints" / "000004"
+    folder.mkdir(parents=True)
+    for file in ("state.json", "manifest.json"):
+        (folder / file).write_text('{"state.json": {}, "a.safetensors": {}}')
+    place = run / name if name == "config.yaml" else folder / name
+    emptied(place)
+    read = {"config.yaml": lambda: read_yaml(place), "state.json": lambda: read_meta(folder)}
+    with pytest.raises(LeadsOut, match=f"{name} is a pipe"):
+        read.get(name, lambda: find_checkpoint(run))()
 
 
 def test_a_link_deep_in_what_a_run_keeps_is_found(tmp_path: Path, private: Path) -> None:

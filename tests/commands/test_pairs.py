@@ -8,8 +8,10 @@ import math
 import pytest
 import torch
 
-from sage_grpo.clips.evaluate import compare, pairs_document
+from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, pairs_document
 from sage_grpo.commands.evaluate import pairs_table as table
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import Evaluation
 
 
@@ -58,3 +60,15 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
     assert written["pairs"][1] == {
         "prompt": "b", "noise": "1", "base": {"total": None, "TA": 1.0}, "tuned": {"total": 1.0, "TA": 1.0}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("reward", [{"weights": {"motion": 0.0}}, {"metric_only": True}, {}])
+def test_rewards_without_weights_have_no_total_and_say_so(reward: dict) -> None:
+    options = EvaluateSpec(
+        rewards=[RewardSpec(name="video_stats", **reward)], settings=EvalConfig(prompts=2, steps=1), micro_batch=2
+    )
+    with pytest.warns(UserWarning, match="No reward has a weight, so there is no total"):
+        result = measure(options)
+    assert math.isfinite(result.metrics["eval/motion"])
+    assert not {"eval/total", "eval/total_stderr"} & result.metrics.keys()
+    assert all("motion" in row["scores"] and "total" not in row["scores"] for row in result.rows)

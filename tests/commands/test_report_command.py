@@ -10,28 +10,7 @@ import pytest
 
 from report_zoo import fake_run
 from sage_grpo.cli import main
-from sage_grpo.commands.report import Options
-from sage_grpo.configure import loose_words
 from sage_grpo.report.watch import Server
-
-
-def test_words_without_an_option_are_runs(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
-    runs = [str(fake_run(tmp_path / name)) for name in ("a", "b")]
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", runs[0]]) == 0
-    assert (tmp_path / "a" / "report.html").is_file()
-    assert main(["report", runs[0], "--embed_megabytes", "5", "--watch", "false", runs[1]]) == 0
-    assert "Report: report.html" in capsys.readouterr().out
-    assert main(["report", runs[1], "--out", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").is_file()
-    assert loose_words(["--watch", "a", "--port", "1", "b"], "runs", Options) == [
-        "--runs",
-        '["a", "b"]',
-        "--watch",
-        "--port",
-        "1",
-    ]
-    assert loose_words(["--runs", "a", "b"], "runs", Options) == ["--runs", "a", "b"]
 
 
 def test_watch_prints_an_address_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from sage_grpo.cli import main
@@ -121,22 +120,21 @@ def test_evaluations_of_a_run_are_repeated_to_the_bit(kind: str, finished: Run, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_pairs_are_two_plain_evaluations(kind: str, finished: Run, evaluated, tmp_path: Path) -> None:
-    found = evaluated(finished(kind), "--pairs", "true", "--out", str(tmp_path))
-    assert found["base"] == own(finished(kind), 0)  # which are those of plain evaluations, as the test above says
-    assert found["tuned"] == own(finished(kind), 2)
+def test_pairs_are_two_plain_evaluations(finished: Run, evaluated, tmp_path: Path) -> None:
+    found = evaluated(finished("lora"), "--pairs", "true", "--out", str(tmp_path))
+    assert found["base"] == own(finished("lora"), 0)  # which are those of plain evaluations, as the test above says
+    assert found["tuned"] == own(finished("lora"), 2)
     total = found["differences"]["total"]
     assert (total["prompts"], total["pairs"]) == (2, 4)
     assert total["change"] == pytest.approx(found["tuned"]["total"] - found["base"]["total"], abs=1e-6)
     assert total["change"] != 0
     assert json.loads((tmp_path / "pairs.json").read_text()) == found
     assert (tmp_path / "pairs.png").is_file()
-    if kind == "lora":  # an adapter alone, on the run's base
-        words = ["--lora", str(finished(kind) / "final"), "--pairs", "true"]
-        assert evaluated(finished(kind), *words)["base"] == found["base"]
+    words = ["--lora", str(finished("lora") / "final"), "--pairs", "true"]  # an adapter alone, on the run's base
+    assert evaluated(finished("lora"), *words)["base"] == found["base"]
 
 
+@pytest.mark.slow
 def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
     run = finished("lora")
     config, options = read_config(run), EvaluateSpec.of_run(str(run))
@@ -166,26 +164,6 @@ def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated,
 
 
 @pytest.mark.slow
-def test_options_from_a_file_stand_on_the_run_too(finished: Run, evaluated, tmp_path: Path, capsys) -> None:
-    run = finished("lora")
-    (tmp_path / "options.yaml").write_text(yaml.safe_dump({"run": str(run), "settings": {"seed": 6}, "json": True}))
-    assert main(["evaluate", "--config", str(tmp_path / "options.yaml"), "--settings.seed", "5"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == own(run, 2)
-
-
-@pytest.mark.slow
-def test_training_prompts_are_scored_only_when_asked_for(copied: Run, finished: Run, evaluated, capsys) -> None:
-    run = copied("lora")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["data"]["eval_prompts"] = None
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert main(["evaluate", "--run", str(run)]) == 2
-    assert "trained without held-out prompts. Give --prompts FILE, or --prompts train" in capsys.readouterr().err
-    file = finished("lora").parent / "train.txt"
-    assert evaluated(run, "--prompts", "train") == evaluated(finished("lora"), "--prompts", str(file))
-
-
-@pytest.mark.slow
 def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated, capsys) -> None:
     run = copied("lora")
     best = max((0, 1, 2), key=lambda iteration: own(run, iteration)["total"])
@@ -201,12 +179,6 @@ def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated
 
 
 @pytest.mark.slow
-def test_exported_weights_of_a_full_run_are_found(copied: Run, evaluated) -> None:
-    run = copied("full")
-    shutil.rmtree(run / "checkpoints")
-    assert evaluated(run) == own(run, 2)
-
-
 def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -> None:
     run, file = finished("full"), "transformer/diffusion_pytorch_model.safetensors"
     for words in (["--ema"], []):
@@ -216,6 +188,7 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
         assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_refused(copied: Run, capsys, tmp_path: Path) -> None:
     run = copied("full")
     file = next((run / "checkpoints" / "000001").glob("*.safetensors"))
@@ -225,6 +198,7 @@ def test_damaged_checkpoints_are_refused(copied: Run, capsys, tmp_path: Path) ->
         assert "000001 is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
@@ -243,21 +217,6 @@ def test_weights_that_are_not_there_are_refused(choice: Choice, says: str, finis
         replace(choice, run=str(run), lora=lora).find(read_config(run).model).load()
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"train": False}, "Use the run's own model, LoRA and model.train settings"),
-        ({"lora": None}, "holds the weights of another model"),
-        ({"lora": LoraSpec(rank=2, targets=["to_q"])}, "only the checkpoint trains"),
-        ({"lora": LoraSpec(rank=3)}, "does not fit this configuration"),
-    ],
-)
-def test_weights_do_not_go_into_another_model(change: dict, says: str, finished: Run) -> None:
-    run = finished("lora")
-    with pytest.raises(ValueError, match=says):
-        Choice(run=str(run)).find(replace(read_config(run).model, **change)).load()
-
-
 @pytest.fixture
 def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, float]]:
     """The clip that `generate` writes for one prompt, and its frame rate."""
@@ -273,11 +232,10 @@ def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_generate_makes_the_clip_that_was_evaluated(kind: str, finished: Run, generated) -> None:
+def test_generate_makes_the_clip_that_was_evaluated(finished: Run, generated) -> None:
     """The same weights, sizes, frame rate, guidance and shift; a prompt's own seed is the same noise in both."""
-    run, clips = finished(kind), []
-    for words in ([], ["--checkpoint", "1"] if kind == "lora" else ["--weights", "base"]):
+    run, clips = finished("lora"), []
+    for words in ([], ["--checkpoint", "1"]):
         assert main(["evaluate", "--run", str(run), *words, "--rewards", '[{"name": "test_run_folder:watch"}]']) == 0
         (clip, fps), (evaluated, evaluated_fps) = generated("--run", str(run), *words), SEEN["the sea"]
         assert clip.shape == (5, 16, 32, 3)
@@ -287,24 +245,7 @@ def test_generate_makes_the_clip_that_was_evaluated(kind: str, finished: Run, ge
     assert (clips[0].int() - clips[1].int()).abs().max() > 1
 
 
-def test_written_config_reads_back_as_the_same_run(finished: Run) -> None:
-    run = finished("lora")
-    written = yaml.safe_load((run / "config.yaml").read_text())
-    assert json.loads(json.dumps(asdict(read_config(run)))) == written
-    assert written["model"]["lora"]["rank"] == 2
-
-
-def test_evaluate_scores_existing_files(finished: Run, tmp_path: Path) -> None:
-    run = finished("lora")
-    prompts = tmp_path / "prompts.txt"
-    files = sorted((run / "videos").glob("*.mp4"))
-    prompts.write_text("a cat\n" * len(files))
-    reward = json.dumps([{"name": "video_stats", "weights": {"brightness": 1.0}}])
-    arguments = ["--videos", str(run / "videos"), "--prompts", str(prompts), "--rewards", reward]
-    assert main(["evaluate", *arguments, "--out", str(tmp_path / "out")]) == 0
-    assert len((tmp_path / "out" / "scores.csv").read_text().splitlines()) == len(files) + 1
-
-
+@pytest.mark.slow
 def test_export_writes_a_lora_and_a_merged_model(finished: Run, tmp_path: Path) -> None:
     run = finished("lora")
     assert main(["export", "--run", str(run), "--out", str(tmp_path / "lora")]) == 0
@@ -318,6 +259,7 @@ def test_export_writes_a_lora_and_a_merged_model(finished: Run, tmp_path: Path) 
     assert main(["export", "--run", str(run), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.slow
 def test_export_lists_what_it_sends_and_says_what_was_trained(
     finished: Run, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +297,7 @@ def test_export_lists_what_it_sends_and_says_what_was_trained(
     assert len(sent) == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn(finished: Run, tmp_path: Path) -> None:
     run = finished("lora")
     from sage_grpo.report.picture import draw_run

@@ -23,7 +23,6 @@ from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes import methods
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.telling.terminal import iteration_line
 from sage_grpo.training import inputs
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
@@ -88,15 +87,18 @@ def test_groups_that_go_different_ways_come_back_in_order(config, make_trainer, 
 
 @pytest.mark.parametrize("scores", ["workers", "trainer"])
 def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
-    trainer = employing(monkeypatch, on_ray(config, scores=scores), "a", "b")
+    trainer, ticks = employing(monkeypatch, on_ray(config, scores=scores), "a", "b"), []
+    monkeypatch.setattr(trainer.studio.clock, "ticker", lambda total: lambda: ticks.append(total))
     assert_alike(run(trainer), alone)
+    assert ticks.count(3) >= 3 * ITERATIONS, "a tick for every part"
     assert {worker for worker, _ in trainer.crew.hands.done} == {"a", "b"}
     assert len(trainer.crew.hands.done) == ITERATIONS * 3
-    assert trainer.crew.row["crew/gap"] == 0.0
+    wanted = {"crew/gap": 0.0, "crew/lost": 0, "crew/refused": 0, "crew/queue": 3, "crew/workers": 2}
+    assert {name: trainer.crew.row[name] for name in wanted} == wanted
     assert list(trainer.crew.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
 
 
-@pytest.mark.parametrize("method", [methods.nft, methods.awm, methods.dpo, methods.rft, methods.adjoint])
+@pytest.mark.parametrize("method", [methods.nft, methods.adjoint])
 def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, monkeypatch, method) -> None:
     """There is no ratio to check a worker by: it says how probable a target is, and the trainer asks its own weights."""
     steps = replace(config.rollout, steps=4)
@@ -186,17 +188,6 @@ def test_one_that_joins_late_gets_work(config, alone, monkeypatch) -> None:
     assert any(worker == "late" for worker, _ in trainer.crew.hands.done)
 
 
-def test_a_continued_run_is_the_whole_run(config, alone, monkeypatch, tmp_path) -> None:
-    first = employing(monkeypatch, on_ray(config), "a", "b")
-    rows = [figures(first.step())]
-    first.save(tmp_path / "kept")
-    first.writer.finish()
-    second = employing(monkeypatch, on_ray(config), "c")
-    resume(second, tmp_path / "kept")
-    rows += [figures(second.step()) for _ in range(ITERATIONS - 1)]
-    assert same(weights_of(second), alone[1])
-
-
 @pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a liar", "fail"), ("a", "warn")])
 def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> None:
     asked = replace(on_ray(config), batch=BatchConfig(prompts=1, group_size=2, micro_batch=2))
@@ -249,7 +240,7 @@ def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatc
     trainer.close()
 
 
-@pytest.mark.parametrize("where", ["here", "workers"])
+@pytest.mark.parametrize("where", ["here", pytest.param("workers", marks=pytest.mark.slow)])
 def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, monkeypatch, where, tmp_path) -> None:
     config = replace(config, iterations=5)
     whole = make_trainer(stale(config, 2))
@@ -266,15 +257,7 @@ def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, mon
     assert_alike((found, weights_of(second)), (rows, weights_of(whole)))
 
 
-def test_the_terminal_says_who_sampled() -> None:
-    row = {"reward/total": 1.0, "gradient/norm": 0.1, "time/total": 2.0}
-    crew = {"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 5.0, "crew/staleness": 0.0}
-    assert "  3 workers 25% idle  queue 5  kl" in iteration_line(1, 4, row | crew, 6.0)
-    alone = iteration_line(1, 4, row | {"crew/staleness": 1.0}, 6.0)
-    assert "  1 old  " in alone
-    assert "workers" not in alone
-
-
+@pytest.mark.slow
 def test_clips_to_start_from_travel_with_the_job(make_config, make_trainer, monkeypatch, tmp_path) -> None:
     write_mp4(tmp_path / "dog.mp4", torch.stack([tiny.image(frame, 16, 16) for frame in range(5)]), 8.0)
     (tmp_path / "rows.csv").write_text("prompt,source_video\na dog,dog.mp4\na cat,dog.mp4\n")

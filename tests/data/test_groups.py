@@ -50,12 +50,6 @@ def test_fewer_clips_than_ranks_keeps_everyone_in_step() -> None:
     assert {len(share) for share in shares} == {1}
 
 
-@pytest.mark.parametrize("arguments", [(0, 4, 1), (2, 0, 1), (2, 4, 0)])
-def test_impossible_batches_are_refused(arguments: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1 prompt, groups of at least 1"):
-        deal(*arguments)
-
-
 @given(steps=st.lists(st.integers(0, 99), min_size=1, max_size=30, unique=True), updates=st.integers(1, 30))
 @example(list(range(8)), 3)
 def test_steps_are_dealt_out_evenly_and_in_order(steps: list[int], updates: int) -> None:

@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from sage_grpo.data.prompts import SETS, Prompt, load_prompts
+from sage_grpo.data.prompts import load_prompts
 from sage_grpo.session.preflight import check_files
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
-
-SMALL = {
-    "a",
-    "an",
-    "the",
-    "of",
-    "in",
-    "on",
-    "at",
-    "to",
-    "and",
-    "with",
-    "from",
-    "its",
-    "it",
-    "is",
-    "as",
-    "while",
-    "that",
-    "by",
-}
-
-
-def words(prompt: Prompt) -> set[str]:
-    return set(re.findall(r"[a-z]+", prompt.text.lower())) - SMALL
-
-
-def test_the_two_sets_have_all_categories_and_nothing_in_common() -> None:
-    train, held_out = (load_prompts(name) for name in SETS)
-    counts = [Counter(prompt.metadata["category"] for prompt in prompts) for prompts in (train, held_out)]
-    assert (set(counts[0].values()), set(counts[1].values())) == ({16}, {4})
-    assert counts[0].keys() == counts[1].keys()
-    assert len(counts[0]) == 10
-    texts = [prompt.text for prompt in (*train, *held_out)]
-    assert len(set(texts)) == len(texts) == 200
-    for one, other in product(train, held_out):  # nor the same scene in other words
-        shared = words(one) & words(other)
-        assert len(shared) < 0.4 * min(len(words(one)), len(words(other))), (one.text, other.text)
 
 
 def test_names_stand_for_the_sets_and_bring_their_held_out_part() -> None:
@@ -67,9 +26,7 @@ def test_names_stand_for_the_sets_and_bring_their_held_out_part() -> None:
         DataConfig(prompts="starter", eval_prompts="starter")
 
 
-@pytest.mark.parametrize(
-    ("name", "near"), [("startr", "starter"), ("starter-eval", "starter_eval"), ("shape", "shapes")]
-)
+@pytest.mark.parametrize(("name", "near"), [("starter-eval", "starter_eval")])
 def test_misspelt_names_are_pointed_out(name: str, near: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"Did you mean '{near}'"):
         prompts_from(name)
@@ -107,13 +64,9 @@ def test_lists_of_public_suites_are_read(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("[", "is not JSON"),
-        ('{"prompt": "a"}\n{"prompt": "b"}', r"One object a line is \.jsonl"),
         ("3", "must hold a list of prompts"),
         ("[3]", "entry 1: expected an object"),
-        ('{"0001": null}', "'0001': expected an object"),
         ('[{"text": "a"}]', "entry 1: there is no column prompt"),
-        ('[{"prompt_en": " "}]', "entry 1: the prompt is empty"),
-        ("[]", "holds no prompts"),
     ],
 )
 def test_documents_that_are_no_lists_of_prompts_are_refused(text: str, says: str, tmp_path: Path) -> None:

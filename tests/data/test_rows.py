@@ -12,19 +12,6 @@ import pytest
 from sage_grpo.data.prompts import Prompt, load_prompts, prompts_of
 
 
-class Dataset:
-    """What a Hugging Face dataset is to us: rows as dictionaries, columns by name, a length."""
-
-    def __init__(self, **columns: list[Any]) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({name: values[row] for name, values in self.columns.items()} for row in range(len(self)))
-
-
 class Frame:
     """What a pandas data frame is to us: iterated, it gives the names of its columns."""
 
@@ -54,12 +41,6 @@ def test_strings_prompts_and_mappings_may_be_mixed_and_come_from_a_generator() -
     ]
 
 
-def test_a_dataset_gives_its_rows_with_metadata() -> None:
-    cat, dog = prompts_of(Dataset(prompt=["a cat", "a dog"], seed=[1, None], worth=[0.5, 2.0]))
-    assert (cat.text, cat.seed, dict(cat.metadata)) == ("a cat", 1, {"worth": 0.5})
-    assert (dog.text, dog.seed, dict(dog.metadata)) == ("a dog", None, {"worth": 2.0})
-
-
 def test_a_data_frame_gives_rows_not_columns_and_its_gaps_are_no_values() -> None:
     frame = Frame(
         [
@@ -86,25 +67,12 @@ def test_images_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("a cat", r"held_out must be rows, got 'a cat': give a list of prompts"),
         ({"train": ["a cat"], "test": []}, r"with the keys train, test: choose a split, such as dataset\['train'\]"),
-        ([], "held_out: there is no row"),
         (7, "held_out must be rows, got a int, which gives none"),
         (["a cat", 7], "held_out, row 1 is a int: give strings, mappings"),
         ([{"text": "a cat", "promt": "x"}], r"held_out, row 0: there is no column prompt, only text, promt\. Call 'promt' prompt"),
-        ([{"prompt": "a cat"}, {"prompt": " "}], "held_out, row 1: the prompt is empty"),
-        ([{"prompt": "a cat", "seed": 1.5}], "held_out, row 0: seed must be a whole number, got 1.5"),
         ([{"prompt": "a cat", "image": np.zeros(3)}], "row 0: image must be the path of a file, got a ndarray"),
     ],
 )  # fmt: skip
 def test_what_is_no_prompt_is_refused_by_its_row(rows: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         prompts_of(rows, "held_out")
-
-
-def test_a_missing_image_names_its_row() -> None:
-    with pytest.raises(FileNotFoundError, match=r"prompts, row 0: there is no image gone.png \(.*the current folder\)"):
-        prompts_of([{"prompt": "a cat", "image": "gone.png"}])
-
-
-def test_a_misspelt_column_is_pointed_out() -> None:
-    with pytest.warns(UserWarning, match="prompts: column 'sed' is metadata for rewards. Did you mean 'seed'"):
-        prompts_of([{"prompt": "a cat", "sed": 1}])

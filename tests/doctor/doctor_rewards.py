@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,12 +9,9 @@ from torch import Tensor
 
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.built_in.video_stats import Clip, brightness
-from sage_grpo.training.inputs import prompts_from
 from sage_grpo.worlds.shapes.judge import ShapesJudge
 
-CALLS = itertools.count()
 JUDGE = ShapesJudge()
-ANY = prompts_from("shapes", split="train")[0].text
 
 
 def pattern(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
@@ -32,34 +28,6 @@ def judged(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 def constant(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     """The same for every clip."""
     return torch.full((len(videos),), 0.3)
-
-
-def swapped(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Looks at the prompt of another group of the same call."""
-    names = list(dict.fromkeys(prompts))
-    other = {name: names[(place + 1) % len(names)] for place, name in enumerate(names)}
-    return judged(videos, [other[prompt] for prompt in prompts], fps)
-
-
-def of_batch(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Normalised over its batch."""
-    scores = judged(videos, prompts, fps)
-    return (scores - scores.mean()) / (scores.std(correction=0) + 0.1)
-
-
-def of_place(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Later clips of a call score higher."""
-    return judged(videos, prompts, fps) + torch.linspace(0, 2, len(videos))
-
-
-def noisy(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Other scores in every call."""
-    return judged(videos, prompts, fps) + keyed_noise((len(videos),), "call", next(CALLS))
-
-
-def blind(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Does not read the prompt."""
-    return judged(videos, [ANY] * len(videos), fps)
 
 
 def luma(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:

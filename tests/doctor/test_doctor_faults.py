@@ -29,7 +29,6 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models import ModelError, family, lora
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
-from sage_grpo.models.families.hunyuan15 import Hunyuan15
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
@@ -37,7 +36,6 @@ from sage_grpo.probe.estimate import Estimate
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session.preflight import preflight
@@ -45,11 +43,9 @@ from sage_grpo.training import update
 from sage_grpo.training.anchor import Anchor, Old
 from sage_grpo.training.config import OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.training.inputs import build
-from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Storage
 from sage_grpo.training.trainer import Trainer
-from slowly import slow_but
 
 SMALL = DoctorSpec(prompts=2, members=2, probe=False)
 EXACT = KernelSpec(name="sage_exact", eta=0.7)
@@ -109,6 +105,7 @@ def test_wrong_guidance_in_the_rollout(sample, monkeypatch) -> None:
     assert "scale 3" in finding.value
 
 
+@pytest.mark.slow
 def test_guidance_that_is_sampled_but_not_trained(sample) -> None:
     """Both are done right, and still what is trained is not what is sampled."""
     finding = sampling.guidance(other := sample(model={"guidance_in_training": False}), other.items())
@@ -133,32 +130,13 @@ def test_same_noise_for_every_prompt(sample, what: str, monkeypatch) -> None:
     assert status(sampling.noise(sample()), "noise") == "fail"
 
 
-def test_members_that_should_share_their_start_do_not(sample, monkeypatch) -> None:
-    start = NoiseKeys.start
-    monkeypatch.setattr(
-        NoiseKeys, "start", lambda self, g, m, shape: start(replace(self, same_start=False), g, m, shape)
-    )
-    finding = sampling.noise(sample(rollout={"steps": 3, "same_noise": True, "share": False}))
-    assert status(finding, "noise") == "fail"
-    assert "different noise" in finding.value
-
-
 def test_noise_of_the_wrong_size(sample, monkeypatch) -> None:
     start = NoiseKeys.start
     monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: 1.5 * start(self, g, m, shape))
     assert status(sampling.noise(sample()), "noise") == "fail"
 
 
-def test_vae_scaled_twice(sample, monkeypatch) -> None:
-    model = sample().trainer.model
-    latents = checkpoint.start(model)
-    assert status(checkpoint.vae(model, latents), "vae") == "pass"
-    once = Hunyuan15._to_vae
-    monkeypatch.setattr(Hunyuan15, "_to_vae", lambda self, latents: once(self, once(self, latents)))
-    assert status(checkpoint.vae(model, latents), "vae") == "fail"
-
-
-@pytest.mark.parametrize("fault", slow_but(["grid", "guidance", "timestep"], "guidance"))
+@pytest.mark.parametrize("fault", ["grid", pytest.param("timestep", marks=pytest.mark.slow)])
 def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> None:
     model = sample().trainer.model
     finding, _ = checkpoint.pipeline(model, "a cat", None)
@@ -167,8 +145,6 @@ def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> 
     if fault == "grid":
         sigmas = true.stock_sigmas
         monkeypatch.setattr(true, "stock_sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
-    elif fault == "guidance":
-        monkeypatch.setattr(true, "_scale", lambda self, sigma, guidance=None: 1.0)
     else:
         monkeypatch.setattr(true, "_timestep", lambda self, sigma: torch.as_tensor(sigma) * 1.0)
     finding, _ = checkpoint.pipeline(model, "a cat", None)
@@ -193,19 +169,6 @@ def test_padding_that_is_attended(sample, monkeypatch) -> None:
     assert status(checkpoint.padding(model, x, [None]), "padding") == "fail"
 
 
-def test_padding_that_stays_in_the_encoding(sample, monkeypatch) -> None:
-    model, text = sample().trainer.model, Hunyuan15._text
-
-    def padded(self: Hunyuan15, prompt: str) -> Tensor:
-        valid = text(self, prompt)
-        return F.pad(valid, (0, 0, 0, 200 - len(valid)))
-
-    monkeypatch.setattr(Hunyuan15, "_text", padded)
-    monkeypatch.setattr(model, "_cache", EncodingCache(None, "padded"))
-    model._conditions.clear()
-    assert status(checkpoint.padding(model, checkpoint.start(model), [None]), "padding") == "fail"
-
-
 def test_empty_tokenizer(sample, monkeypatch) -> None:
     from transformers import Qwen2Tokenizer
 
@@ -214,19 +177,6 @@ def test_empty_tokenizer(sample, monkeypatch) -> None:
     empty = Qwen2Tokenizer(vocab={"<|endoftext|>": 0}, merges=[], unk_token="<|endoftext|>")
     monkeypatch.setattr(model.pipe, "tokenizer", empty)
     assert status(checkpoint.tokenizer(model, texts), "tokenizer") == "fail"
-
-
-def test_prompt_that_does_not_reach_the_network(sample, monkeypatch) -> None:
-    model = sample().trainer.model
-    x, conditions = checkpoint.start(model), model.encode(["a cat", "a red dog"])
-    assert status(checkpoint.prompt(model, x, conditions), "prompt") == "pass"
-    true = family.FamilyModel.velocity
-    monkeypatch.setattr(
-        family.FamilyModel,
-        "velocity",
-        lambda self, x, sigma, given, **more: true(self, x, sigma, conditions[:1], **more),
-    )
-    assert status(checkpoint.prompt(model, x, conditions), "prompt") == "fail"
 
 
 def test_stale_encoding_cache(sample, monkeypatch) -> None:
@@ -243,21 +193,6 @@ def test_stale_encoding_cache(sample, monkeypatch) -> None:
 # Schedule -----------------------------------------------------------------------------------------------------------
 
 
-def test_negative_variance(sample, monkeypatch) -> None:
-    config = {"kernel": KernelSpec(name="sage"), "kind": "toy", "rollout": {"steps": 20, "shift": 50.0}}
-    healthy = sample(**config)
-    assert named(examine.of_schedule(healthy.trainer, healthy), "variance") == "pass"
-
-    def one_end(self: kernels.Sage, sigma: Tensor, sigma_next: Tensor) -> kernels.Transition:
-        p, q, dtype = kernels._pair(sigma, sigma_next)
-        end = p.clamp(max=self.sigma_max)
-        length = end - q
-        return kernels._ito(p, q, self.eta**2 * (torch.log1p(length / (1 - end)) - length), dtype)
-
-    monkeypatch.setattr(kernels.Sage, "__call__", one_end)
-    assert named(examine.of_schedule(healthy.trainer, healthy), "variance") == "fail"
-
-
 def test_noise_in_the_last_step(sample, monkeypatch) -> None:
     sage = {"kernel": KernelSpec(name="sage"), "kind": "toy"}
     healthy = sample(**sage)
@@ -270,11 +205,6 @@ def test_noise_in_the_last_step(sample, monkeypatch) -> None:
     monkeypatch.setattr(kernels.Sage, "leaves_noise", False)
     planted = sample(**sage)
     assert named(examine.of_schedule(planted.trainer, planted), "last step") == "warn"
-
-
-def test_unstable_step(sample) -> None:
-    wild = sample(kernel=KernelSpec(name="dance", eta=1.5), kind="toy", rollout={"steps": 20})
-    assert named(examine.of_schedule(wild.trainer, wild), "stability") == "warn"
 
 
 # Learning -----------------------------------------------------------------------------------------------------------
@@ -299,40 +229,6 @@ def test_replay_of_what_was_not_sampled(sample, monkeypatch) -> None:
 def _after_ratio(sample: Sample) -> Trainer:
     learning.ratio(sample, sample.items())
     return sample.trainer
-
-
-def test_modules_without_a_gradient(sample) -> None:
-    trainer = _after_ratio(sample())
-    assert status(learning.gradients(trainer), "gradients") == "pass"
-    for name, p in trainer.state.params.items():
-        p.grad = None if "blocks.0." in name else p.grad
-    assert status(learning.gradients(trainer), "gradients") in ("warn", "fail")
-
-
-def test_gradient_below_epsilon(sample) -> None:
-    trainer = _after_ratio(sample(optimizer=OptimizerConfig(eps=1e3)))
-    assert status(learning.gradients(trainer), "gradients") == "warn"
-
-
-def test_bf16_weights_too_small_to_move(sample, monkeypatch) -> None:
-    slow = {"kind": "toy", "optimizer": OptimizerConfig(lr=1e-5, weight_decay=0.0)}
-    assert status(learning.update_moves(_after_ratio(sample(**slow))), "update") == "pass"
-    step = Optimizer.step
-
-    @torch.no_grad()
-    def rounded(self: Optimizer, number: int) -> float:
-        lr = step(self, number)
-        for p in self.params.values():
-            p.copy_(p.bfloat16())
-        return lr
-
-    monkeypatch.setattr(Optimizer, "step", rounded)
-    trainer = sample(**slow).trainer
-    with torch.no_grad():
-        for p in trainer.state.params.values():
-            p.copy_(p.bfloat16())
-    other = examine.prepare(trainer)
-    assert status(learning.update_moves(_after_ratio(other)), "update") == "fail"
 
 
 def _moved(sample: Sample) -> Check:
@@ -369,11 +265,6 @@ def test_how_far_an_update_went_is_measured(sample, monkeypatch) -> None:
     assert learning.step_size(healthy.trainer, items, before).status == "fail"
 
 
-def test_optimizer_that_does_not_step(sample, monkeypatch) -> None:
-    monkeypatch.setattr(Optimizer, "step", lambda self, number: self.config.lr)
-    assert status(learning.update_moves(_after_ratio(sample())), "update") == "fail"
-
-
 @dataclass(frozen=True)
 class Pair(World):
     """The second of two processes: its rows follow those of the first."""
@@ -405,9 +296,8 @@ def test_unsynchronised_rank(sample) -> None:
     assert "[1]" in finding.value
 
 
-@pytest.mark.parametrize("mode", ["moving", "dual"])
-def test_kl_without_a_gradient(sample, mode: str, monkeypatch) -> None:
-    region = {"trust_region": TrustRegion(mode=mode, beta_velocity=0.0), "kind": "toy"}
+def test_kl_without_a_gradient(sample, monkeypatch) -> None:
+    region = {"trust_region": TrustRegion(mode="dual", beta_velocity=0.0), "kind": "toy"}
     healthy = sample(**region)
     learning.update_moves(_after_ratio(healthy))
     assert status(learning.trust_region(healthy, healthy.items()), "trust region") == "pass"
@@ -415,11 +305,6 @@ def test_kl_without_a_gradient(sample, mode: str, monkeypatch) -> None:
     other = sample(**region)
     learning.update_moves(_after_ratio(other))
     assert status(learning.trust_region(other, other.items()), "trust region") == "fail"
-
-
-def test_kl_that_is_inert_by_configuration(sample) -> None:
-    inert = sample(kind="toy", trust_region=TrustRegion(mode="stepwise"), update=UpdateConfig(updates_per_rollout=1))
-    assert status(learning.trust_region(inert, inert.items()), "trust region") == "warn"
 
 
 def test_an_nft_whose_old_policy_is_the_policy(sample, monkeypatch) -> None:
@@ -436,18 +321,6 @@ def test_an_nft_whose_old_policy_is_the_policy(sample, monkeypatch) -> None:
     assert verdict(old_decay=0.5) == "pass"
     monkeypatch.setattr(Old, "applied", lambda self: nullcontext())
     assert verdict(old_decay=0.5) == "fail"
-
-
-def test_a_kl_to_an_old_policy_that_lags_acts_with_one_update(sample) -> None:
-    spec = ObjectiveSpec(kind="awm", levels=2, old_decay=0.5)
-    fields = {"kernel": KernelSpec(name="ode"), "surrogate": SurrogateConfig(equalize=False), "objective": spec}
-    once = UpdateConfig(updates_per_rollout=1)
-    made = sample(kind="toy", update=once, trust_region=TrustRegion(mode="stepwise"), **fields)
-    learning.update_moves(_after_ratio(made))
-    assert status(learning.trust_region(made, made.items()), "trust region") == "pass"
-    followed = replace(made.trainer.config, kl=KlCoefficient(kind="share"))  # refused where the KL has no gradient
-    with pytest.raises(ValueError, match=r"which has no gradient with update\.updates_per_rollout 1"):
-        replace(followed, objective=replace(spec, old_decay=0.0))
 
 
 def _saved(sample: Sample) -> Check:
@@ -481,18 +354,6 @@ def clips() -> tuple[Sample, Tensor]:
     return sample, sample.trainer.studio.decode(sample.rollout)
 
 
-REWARDS = [
-    ("constant", "reward spread", "fail"),
-    ("swapped", "reward prompt", "warn"),
-    ("of_batch", "reward batch", "fail"),
-    ("of_place", "reward batch", "fail"),
-    ("noisy", "reward repeats", "fail"),
-    ("blind", "reward prompt", "warn"),
-    ("luma", "reward statistics", "warn"),
-    ("broken", "reward valid", "fail"),
-]
-
-
 def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
     sample, videos = clips
     chosen = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
@@ -501,16 +362,13 @@ def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.Monke
     return {finding.name: finding for finding in examine.of_reward(sample, videos)}
 
 
-def test_healthy_reward(clips, monkeypatch) -> None:
+@pytest.mark.slow
+def test_rewards_of_a_rollout(clips, monkeypatch) -> None:
     found = _findings(clips, "judged", monkeypatch)
     assert {finding.status for finding in found.values()} == {"pass"}
-    assert {name for _, name, _ in REWARDS} == found.keys()
-
-
-@pytest.mark.parametrize(("name", "check", "verdict"), slow_but(REWARDS, *REWARDS[:5]))
-def test_faulty_reward(name: str, check: str, verdict: str, clips, monkeypatch) -> None:
-    found = _findings(clips, name, monkeypatch)
-    assert found[check].status in (verdict, "fail")
+    assert len(found) == 6
+    assert _findings(clips, "luma", monkeypatch)["reward statistics"].status in ("warn", "fail")
+    assert _findings(clips, "broken", monkeypatch)["reward valid"].status == "fail"
 
 
 # Pure functions of scores: 4 prompts, 4 clips each
@@ -583,6 +441,7 @@ def test_what_is_advised_about_equal_scores_depends_on_the_cause() -> None:
     assert status(reward.prompts(constant), "reward prompt") == "skip"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eta", "advice"), [(3.0, "lower kernel.eta (3)"), (0.5, "explore more")])
 def test_exploring_too_much_is_not_answered_with_more(eta: float, advice: str, clips, monkeypatch) -> None:
     sample, _ = clips
@@ -638,6 +497,7 @@ def test_the_signal_counts_what_a_group_leaves_of_its_members(branches: int, ind
     assert found.number == pytest.approx(math.sqrt(independent * 0.25 / 80), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
     sample, videos = clips
     score = Studio.score
@@ -668,21 +528,23 @@ def test_bfloat16_on_a_cpu() -> None:
     assert status(machine.device(ModelSpec(device="cpu", dtype="bfloat16")), "device") == "warn"
 
 
-@pytest.mark.parametrize("lost", ["tokenizer/vocab.json", "text_encoder/model.safetensors", "transformer"])
-def test_incomplete_checkpoint(lost: str, make_config, checkpoint, tmp_path) -> None:
+def test_incomplete_checkpoint(make_config, checkpoint, tmp_path) -> None:
     config = make_config(kind="hunyuan15_t2v")
     assert status(machine.files(config), "files") == "pass"
-    folder = tmp_path / "copy"
-    shutil.copytree(checkpoint("hunyuan15_t2v"), folder)
-    if lost == "transformer":
-        shutil.rmtree(folder / lost)
-    else:
-        for file in (folder / lost).parent.glob("tokenizer.json" if "tokenizer" in lost else "*.safetensors"):
-            file.unlink()
-        (folder / lost).unlink(missing_ok=True)
+    folder = shutil.copytree(checkpoint("hunyuan15_t2v"), tmp_path / "copy")
+    for name in ("vocab.json", "tokenizer.json"):
+        (folder / "tokenizer" / name).unlink(missing_ok=True)
     found = examine.examine(replace(config, model=replace(config.model, path=str(folder))), SMALL)
     assert status(found[-1], "files") == "fail"
-    assert lost.split("/")[0] in found[-1].value
+    assert "tokenizer" in found[-1].value
+
+
+def test_a_branch_after_the_last_step() -> None:
+    """A check of its own, before files are looked for."""
+    config = replace(recipe("wan/branch"), rollout=replace(recipe("wan/branch").rollout, steps=6))
+    found = examine.examine(config, SMALL)
+    assert status(found[-1], "plan") == "fail"
+    assert "rollout.window.at names step 6, but with rollout.steps 6 it may be 0 to 4" in found[-1].value
 
 
 def test_a_text_encoder_that_was_cut_short(make_config, checkpoint, tmp_path) -> None:

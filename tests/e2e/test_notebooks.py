@@ -21,10 +21,6 @@ def shape(outputs: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def test_there_is_a_notebook() -> None:
-    assert [file.name for file in notebooks.NOTEBOOKS] == ["api.ipynb"]
-
-
 @pytest.mark.parametrize("file", notebooks.NOTEBOOKS, ids=lambda file: file.name)
 def test_a_notebook_runs_and_says_what_it_holds(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = notebooks.read(file)

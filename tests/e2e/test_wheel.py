@@ -33,10 +33,8 @@ out: run
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pip put the wheel: everything that it needs is there already."""
-    folder = tmp_path_factory.mktemp("wheel")
+def install(folder: Path) -> Path:
+    """Where pip puts the wheel: everything that it needs is there already."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
@@ -63,13 +61,10 @@ sys.exit(main(["train", "--config", "mine.yaml"]))
 """One process, because its imports take longer than all that it does."""
 
 
-def test_the_program_is_installed(installed: Path, tmp_path: Path) -> None:
-    assert f"sage-grpo {sage_grpo.__version__}" in ran(
-        installed, tmp_path, str(installed / "bin" / "sage-grpo"), "--version"
-    )
-
-
-def test_from_the_wheel_to_a_lora_in_diffusers(installed: Path, tmp_path: Path) -> None:
+def test_from_the_wheel_to_a_lora_in_diffusers(tmp_path: Path) -> None:
+    installed = install(tmp_path / "wheel")
+    said = ran(installed, tmp_path, str(installed / "bin" / "sage-grpo"), "--version")
+    assert f"sage-grpo {sage_grpo.__version__}" in said
     checkpoint = tiny.build("wan_t2v", tmp_path / "checkpoint")
     (tmp_path / "my_reward.py").write_text(REWARD)
     (tmp_path / "prompts.txt").write_text("a red ball\na blue boat\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -20,11 +19,6 @@ ON_MANIFOLD: dict[Kernel, tuple[float, ...]] = {  # data variance 1, shift 1
     Cps(): (0.677, 0.758, 0.802, 0.825, 0.837, 0.844),
     SageExact(): (0.757, 0.869, 0.932, 0.965, 0.983, 0.991),
 }
-OFF_MANIFOLD: dict[Kernel, tuple[float, ...]] = {  # data variance 0, shift 5
-    Flow(): (0.0558, 0.0151, 0.0040),
-    Dance(): (0.108, 0.075, 0.062, 0.075, 0.163, 0.837),
-    Sage(): (0.0222, 0.0066, 0.0018),
-}
 
 
 def _name(kernel: Kernel) -> str:
@@ -35,13 +29,6 @@ def _name(kernel: Kernel) -> str:
 def test_final_variance_of_unit_gaussian_data(kernel: Kernel) -> None:
     found = [final_variance(kernel, grid(steps), 1.0) for steps in STEPS]
     assert found == pytest.approx(ON_MANIFOLD[kernel], abs=1e-3)
-
-
-@pytest.mark.parametrize("kernel", OFF_MANIFOLD, ids=_name)
-def test_residual_variance_normal_to_the_data_manifold(kernel: Kernel) -> None:
-    expected = OFF_MANIFOLD[kernel]
-    found = [final_variance(kernel, grid(steps, 5.0), 0.0) for steps in STEPS[: len(expected)]]
-    assert found == pytest.approx(expected, abs=6e-4 if isinstance(kernel, Dance) else 6e-5)
 
 
 @pytest.mark.parametrize("kind", COEFFICIENT_PRESERVING, ids=lambda kind: kind.__name__)
@@ -82,30 +69,3 @@ def test_first_order_convergence_to_the_data(kernel: Kernel, c: float) -> None:
     assert error[1] / error[0] == pytest.approx(0.5, abs=0.04)
     assert error[2] / error[1] == pytest.approx(0.5, abs=0.04)
     assert error[2] < 0.01 * max(c, 0.5)
-
-
-def test_cps_converges_but_not_to_the_data() -> None:
-    found = [final_variance(Cps(eta=0.5), grid(steps), 1.0) for steps in (160, 320, 640, 1280)]
-    changes = [b - a for a, b in itertools.pairwise(found)]
-    assert changes[2] < changes[1] < changes[0] < 0.01  # it settles ...
-    assert found[-1] < 0.86  # ... far from 1
-    assert final_variance(SageExact(eta=0.5), grid(1280), 1.0) == pytest.approx(1.0, abs=0.003)
-
-
-def test_dance_diverges_off_the_manifold_while_the_sage_kernels_settle() -> None:
-    dance = [final_variance(Dance(), grid(steps, 5.0), 0.0) for steps in (40, 80, 160, 320)]
-    sage = [final_variance(Sage(), grid(steps, 5.0), 0.0) for steps in (40, 80, 160, 320)]
-    assert dance == sorted(dance)
-    assert dance[-1] > 10 * dance[0]
-    assert sage == sorted(sage, reverse=True)
-    for coarse, fine in itertools.pairwise(sage):
-        assert fine / coarse == pytest.approx(0.25, abs=0.05)  # second order: the last step's own noise
-
-
-def test_sage_exact_stays_first_order_with_any_shift_and_eta() -> None:
-    for shift in (0.3, 5.0, 12.0):
-        for eta in (0.3, 1.5):
-            coarse, fine = (
-                abs(final_variance(SageExact(eta=eta), grid(steps, shift), 1.0) - 1) for steps in (400, 800)
-            )
-            assert fine / coarse == pytest.approx(0.5, abs=0.08), (shift, eta)

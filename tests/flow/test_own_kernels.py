@@ -80,14 +80,6 @@ def test_fields_are_filled_by_their_names(name: str) -> None:
     assert (alone.first, alone.second) == (0.0, 0.0)
 
 
-def test_what_a_kernel_does_not_have_is_not_given_to_it() -> None:
-    assert type(build("Plain", eta=3.0)).__name__ == "Plain"
-    with pytest.raises(
-        ValueError, match=r"kernel\.sigma_max applies to sage and sage_exact, not to kernels_of_mine:Plain"
-    ):
-        build("Plain", sigma_max=0.5)
-
-
 def test_the_range_of_eta_is_the_kernels_own() -> None:
     with pytest.raises(ValueError, match=r"^kernel\.eta must be in \[0, 1\], got 1\.25\. That is the range of kernels"):
         build("Whole", eta=1.25, sigma_max=0.5)

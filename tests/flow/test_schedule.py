@@ -88,18 +88,8 @@ def test_bad_numbers_are_refused() -> None:
         Schedule(torch.tensor([1.0, 0.6, 0.3, 0.0]), (True, False))
 
 
-def test_one_step_is_enough() -> None:
-    assert Schedule.shifted(1).sigmas.tolist() == [1.0, 0.0]
-
-
 def test_rounding_does_not_lift_the_start_above_one() -> None:
     assert float(shift_sigmas(torch.tensor([1.0]), 0.2)) == 1.0
-
-
-def test_sigmas_are_kept_in_single_precision_whatever_is_given() -> None:
-    given = torch.tensor([1.0, 0.3, 0.0], dtype=torch.float64)
-    assert torch.equal(Schedule(given).sigmas, given.float())
-    assert Schedule(given).sigmas.dtype == torch.float32
 
 
 def test_without_a_shift_the_grid_is_even_and_the_last_step_explores_if_told() -> None:

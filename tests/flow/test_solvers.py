@@ -37,20 +37,6 @@ def test_order_of_convergence(solver: str, order: int, shift: float) -> None:
         assert math.log2(coarse / fine) == pytest.approx(order, abs=0.2)
 
 
-def test_second_order_beats_first_with_half_the_steps() -> None:
-    assert abs(integrate("ab2", 10, 5.0) - 2) < abs(integrate("euler", 20, 5.0) - 2)
-
-
-def test_the_first_step_of_a_path_is_eulers() -> None:
-    x, v = torch.randn(3), torch.randn(3)
-    assert torch.equal(Stepper("ab2")(x, v, 1.0, 0.8), x)
-
-
-def test_unknown_solvers_are_refused() -> None:
-    with pytest.raises(ValueError, match="euler or ab2, got 'heun'"):
-        Stepper("heun")
-
-
 @pytest.mark.parametrize(("before", "after"), [(None, None), (3, None), (None, 2), (2, 30)])
 def test_around_keeps_the_exploring_steps_and_the_ends(before, after) -> None:
     base = Schedule.shifted(12, 5.0).exploring([5 <= index < 7 for index in range(12)])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -17,7 +18,8 @@ import pytest
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder import lock as lock_module
-from sage_grpo.folder.lock import FolderLock, FolderLocked
+from sage_grpo.folder.lock import FolderLock, FolderLocked, owned
+from sage_grpo.parallel.world import World
 from sage_grpo.session import run as train
 
 HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.folder.lock import FolderLock\n"
@@ -156,6 +158,26 @@ def test_nothing_is_left_of_a_run_that_could_not_start(make_config, tmp_path: Pa
     with pytest.raises(FileNotFoundError):
         train(config)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        ([], ""),
+        (["slurm-12.out", "train.log", ".gitignore", "logs"], ""),
+        (["notes.txt", "metrics.jsonl"], ""),
+        (["checkpoints", "analysis.ipynb"], ""),
+        (["config.yaml", "final", "videos"], ""),
+        (["holiday.jpg"], "holiday.jpg. Choose"),
+        (["config.yaml", "a", "b", "c", "d"], "a, b, c and 1 more. Choose"),
+    ],
+)
+def test_a_folder_of_other_files_is_refused_and_one_of_a_run_is_not(names, refused, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext(), owned(tmp_path, World()):
+        pass
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_by_name(make_config, tmp_path: Path) -> None:

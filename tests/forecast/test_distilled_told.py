@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 import tiny
-from sage_grpo.doctor import DoctorSpec, examine
 from sage_grpo.doctor.checkpoint import distilled
 from sage_grpo.forecast import hardware, show
 from sage_grpo.forecast.costs import forecast
@@ -45,24 +44,14 @@ def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list
     assert show.document(said, [], [])["model"].get("distilled", "") == text
 
 
-@pytest.mark.parametrize(("scale", "status"), [(None, "warn"), (1.0, "pass")])
+@pytest.mark.parametrize(
+    ("name", "scale", "status"), [("Lightning", None, "warn"), ("Lightning", 1.0, "pass"), ("2.2", None, None)]
+)
 @pytest.mark.filterwarnings("ignore:.*distilled")
-def test_the_doctor_says_so(scale: float | None, status: str, named) -> None:
-    config = named("Wan2.2-Lightning", scale, 4)
-    found = examine._checks(config, DoctorSpec(), examine.World())
-    finding = next(one for one in found if one.name == "distilled")
-    assert finding.status == status
-    assert "Wan2.2-Lightning" in finding.value
-
-
-def test_the_doctor_says_nothing_of_others(named) -> None:
-    found = examine._checks(named("Wan2.2", None, 4), DoctorSpec(), examine.World())
-    names = []
-    for one in found:
-        names.append(one.name)
-        if one.name == "trainable":
-            break
-    assert "distilled" not in names
+def test_the_doctor_says_so(name: str, scale: float | None, status: str | None, named) -> None:
+    finding = distilled(named(f"Wan2.2-{name}", scale, 4).model.load("cpu"), 4, 4)
+    assert (finding and finding.status) == status
+    assert finding is None or name in finding.value
 
 
 def test_guidance_that_is_an_input_is_not_counted(checkpoint, tmp_path) -> None:

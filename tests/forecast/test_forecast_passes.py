@@ -21,11 +21,9 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
-from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, UpdateConfig
 from sage_grpo.training.plan import Plan, Turn
 from sage_grpo.worlds.world import WORLDS
-from slowly import slow_but
 from trainer_helpers import plan_of
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
@@ -77,10 +75,16 @@ def check(config, trainer, *, rank: int = 0, ranks: int = 1, evaluate: bool = Fa
         assert seen.get(name, Counter())["forwards"] == passes.forwards, name
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("target", slow_but(TARGETS, "shapes", "hunyuan15_lora"))
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        *(("shapes", method) for method in ("sage", "branch", "nft", "draft", "dpo")),
+        *(pytest.param("shapes", method, marks=pytest.mark.slow) for method in METHODS),
+        *(pytest.param(target, "sage", marks=pytest.mark.slow) for target in TARGETS),
+    ],
+)
 def test_every_recipe(target, method, make_config, make_trainer) -> None:
-    """Every target with every method: fewer prompts and steps, on a model whose pass takes a tenth of a millisecond."""
+    """Every target and every method once: fewer prompts and steps, on a model whose pass takes a tenth of a millisecond."""
     base, small = TARGETS[target](), make_config()
     base = replace(base, iterations=8, rollout=replace(base.rollout, steps=6), batch=replace(base.batch, prompts=2))
     config = replace(
@@ -93,10 +97,8 @@ def test_every_recipe(target, method, make_config, make_trainer) -> None:
     check(config, make_trainer(config), evaluate=True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [("hunyuan15_t2v", "sage"), ("wan_t2v", "branch"), ("wan22_t2v", "sage"), ("wan22_t2v", "branch")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "method"), [("hunyuan15_t2v", "sage"), ("wan22_t2v", "branch")])
 def test_real_architectures_from_their_config_files(kind, method, make_config, make_trainer) -> None:
     """Guidance, experts and grid are read from the folder; wan22 has two networks."""
     model = {"guidance_scale": None, "guidance_scale_2": 1.0 if "wan22" in kind else None}
@@ -106,75 +108,50 @@ def test_real_architectures_from_their_config_files(kind, method, make_config, m
     check(config, make_trainer(config), evaluate=True)
 
 
-@pytest.mark.parametrize("mode", ["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"])
-@pytest.mark.parametrize("in_training", [True, False])
-def test_anchors_and_guidance(mode, in_training, make_config, make_trainer) -> None:
-    model = replace(GUIDED, guidance_in_training=in_training)
-    config = make_config(trust_region=TrustRegion(mode=mode), batch=BatchConfig(prompts=3, group_size=3, micro_batch=2))
-    config = replace(config, model=model)
-    said = forecast(config, find("h200")).passes[0]
-    assert (said["reference"].clips > 0) == (mode not in ("none", "stepwise"))
-    assert said["replay"].forwards == said["replay"].velocities * (2 if in_training else 1)
-    check(config, make_trainer(config), evaluate=True)
+UNEVEN = BatchConfig(prompts=3, group_size=3, micro_batch=2)
+CASES: dict[str, dict[str, Any]] = {
+    "a fixed anchor, guided in rollouts alone": {"trust_region": {"mode": "fixed"}, "model": {"guidance_in_training": False}},
+    "an anchor that moves": {"trust_region": {"mode": "moving"}},
+    "two anchors": {"trust_region": {"mode": "fixed_dual"}},
+    "the step is measured": {"optimizer": {"target_kl": 0.1}, "rollout": {"same_noise": True}},
+    # With one clip a pass, which of them are best does not matter.
+    "the best and the worst": {
+        "batch": {"group_size": 5, "micro_batch": 1, "trained_fraction": 0.4},
+        "optimizer": {"target_kl": 0.1},
+        "update": {"deal": "clips"},
+    },
+    "an old policy": {"method": "nft", "objective": {"levels": 4, "old_decay": 0.0, "old_ramp": 0}, "trust_region": {"mode": "fixed"}},
+    "an old policy that lags": {"method": "nft", "objective": {"levels": 4}, "trust_region": {"mode": "fixed"}},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_measuring_the_step(share, make_config, make_trainer) -> None:
-    config = make_config(optimizer=OptimizerConfig(target_kl=0.1), rollout={"steps": 5, "same_noise": share})
-    config = replace(config, model=GUIDED, batch=BatchConfig(prompts=3, group_size=3, micro_batch=2))
-    said = forecast(config, find("h200")).passes[0]
-    assert said["gauge"].velocities > 0
-    check(config, make_trainer(config))
+@pytest.mark.parametrize("name", CASES)
+def test_every_reason_for_a_pass(name, make_config, make_trainer) -> None:
+    case = dict(CASES[name])
+    config = replace(make_config(rollout={"steps": 5}), batch=UNEVEN, model=GUIDED)
+    config = METHODS[case.pop("method")](config) if "method" in case else config
+    parts = {part: replace(getattr(config, part), **changes) for part, changes in case.items()}
+    check(replace(config, **parts), make_trainer(replace(config, **parts)))
 
 
-@pytest.mark.parametrize("deal", ["steps", "clips"])
-def test_clips_that_are_not_trained(deal, make_config, make_trainer) -> None:
-    """With one clip a pass, which of them are best does not matter."""
-    batch = BatchConfig(prompts=3, group_size=5, micro_batch=1, trained_fraction=0.4)
-    config = make_config(batch=batch, optimizer=OptimizerConfig(target_kl=0.1))
-    config = replace(config, model=GUIDED, update=replace(config.update, deal=deal))
-    said = forecast(config, find("cpu")).passes[0]
-    every = forecast(replace(config, batch=replace(batch, trained_fraction=1.0)), find("cpu")).passes[0]
-    assert said["replay"].clips == 0.4 * every["replay"].clips
-    assert said["gauge"] == every["gauge"]
-    check(config, make_trainer(config))
-
-
-@pytest.mark.parametrize("old_decay", [0.0, 0.5])
-def test_the_old_policys_passes(old_decay, make_config, make_trainer) -> None:
-    """Of every update but the first, or of all where the old policy lags; beside the anchor's."""
-    config = METHODS["nft"](make_config(batch=BatchConfig(prompts=3, group_size=3, micro_batch=2)))
-    objective = replace(config.objective, levels=4, old_decay=old_decay, old_ramp=0)
-    update = replace(config.update, updates_per_rollout=2)
-    config = replace(config, model=GUIDED, objective=objective, trust_region=TrustRegion(mode="fixed"), update=update)
-    said = forecast(config, find("h200")).passes[0]
-    old = said["replay"].clips // (1 if old_decay else 2)
-    assert said["reference"].clips == old + said["replay"].clips // 2  # the fixed anchor is live in the first update
-    check(config, make_trainer(config))
-
-
-@pytest.mark.parametrize(
-    ("window", "cheap"),
-    [
-        (Window(kind="drawn", at=[2, 5], branches=2), CheapSpec(guidance=(0.1, 0.95), negative_every=3)),
-        (Window(kind="fixed", start=2, length=2), CheapSpec(guidance=(0.3, 0.8))),
-    ],
-)
-def test_given_steps_without_the_negative_branch(window, cheap, make_config, make_trainer) -> None:
+@pytest.mark.slow
+def test_given_steps_without_the_negative_branch(make_config, make_trainer) -> None:
     """Guidance in an interval and negative branches that are reused are counted exactly; what explores, is replayed or evaluated is whole."""
-    rollout = {"steps": 8, "same_noise": True, "window": window}
-    update = UpdateConfig(updates_per_rollout=1)
-    batch, evaluate = BatchConfig(prompts=2, group_size=2, micro_batch=2), EvalConfig(every=0, prompts=1, steps=1)
+    window = Window(kind="drawn", at=[2, 5], branches=2)
+    cheap = CheapSpec(guidance=(0.1, 0.95), negative_every=3)
     exact = make_config(
-        kind="wan_t2v", model={"guidance_scale": 4.0}, batch=batch, rollout=rollout, update=update, evaluate=evaluate
+        kind="wan_t2v",
+        model={"guidance_scale": 4.0},
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=2),
+        rollout={"steps": 8, "same_noise": True, "window": window},
+        update=UpdateConfig(updates_per_rollout=1),
+        evaluate=EvalConfig(every=0, prompts=1, steps=1),
     )
     config = replace(exact, rollout=replace(exact.rollout, cheap=cheap))
     check(config, make_trainer(config), evaluate=True)
     (less,), (whole,) = forecast(config, find("cpu")).passes, forecast(exact, find("cpu")).passes
     assert less["sampling"].clips < whole["sampling"].clips
     assert less["replay"] == whole["replay"]
-    with pytest.raises(ValueError, match="this run has none"):
-        forecast(replace(config, model=replace(config.model, guidance_scale=1.0)), find("cpu"))
 
 
 def place_of(plan: Plan, turn: Turn) -> float:
@@ -262,9 +239,8 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
 
 
 @pytest.mark.parametrize(
-    "name", ["every clip for itself", "side by side", "branches of one walk", "the step is measured"]
+    ("name", "ranks"), [("every clip for itself", 3), ("side by side", 1), ("the step is measured", 3)]
 )
-@pytest.mark.parametrize("ranks", [1, 3])
 def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, checkpoint) -> None:
     """Bytes, part by part and at once; where a group is one micro-batch, one step's end is the next one's start."""
     case = KINDS[name]
@@ -299,16 +275,6 @@ def test_a_plan_of_many_clips_is_as_few_kinds_as_one_of_few() -> None:
     assert number(1024) <= number(16) <= 6
 
 
-def test_small_clips_are_guided_in_one_batch(checkpoint) -> None:
-    """On CUDA: as many clips, half as many passes."""
-    config = replace(recipe("shapes/sage"), model=ModelSpec(path=str(checkpoint("hunyuan15_t2v")), guidance_scale=2.0))
-    config = replace(config, batch=BatchConfig(prompts=2, group_size=4, micro_batch=4))
-    gpu, cpu = (forecast(config, find(name)).passes[0] for name in ("h200", "cpu"))
-    for phase in PHASES:
-        assert gpu[phase].clips == cpu[phase].clips
-        assert 2 * gpu[phase].forwards == cpu[phase].forwards
-
-
 def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -> None:
     """Windows that move: later iterations too."""
     config = METHODS["mix_grpo"](make_config(model={"shift": 3.0}, rollout={"steps": 8}, iterations=8))
@@ -322,14 +288,14 @@ def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -
         assert list(plan.sampled(0)) == list(mine.sampled(0))
 
 
-@pytest.mark.parametrize(("every", "iterations", "number"), [(0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)])
-def test_evaluations_of_a_run(every, iterations, number, make_config) -> None:
-    config = make_config(evaluate=EvalConfig(every=every, prompts=2), iterations=iterations)
-    due = [n for n in range(iterations + 1) if n in (0, iterations) or (every and n % every == 0)]
-    assert evaluations(config) == number == len(due)
+def test_evaluations_of_a_run(make_config) -> None:
+    for every, iterations, number in ((0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)):
+        config = make_config(evaluate=EvalConfig(every=every, prompts=2), iterations=iterations)
+        assert evaluations(config) == number
     assert evaluations(replace(config, data=DataConfig(prompts=config.data.prompts))) == 0
 
 
+@pytest.mark.slow
 def test_dpo_refers_to_the_anchor_and_to_the_other_clip() -> None:
     """At the anchor no pass is needed, away from it the anchor's and one of the policy; the change to no anchor is not offered."""
     config = recipe("shapes/dpo")

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,7 +132,7 @@ def test_a_node_with_another_disk_has_the_configuration_from_us_and_keeps_nothin
 ) -> None:
     class Echo:
         def __init__(self, folder: Path, number: int, environment: Any) -> None:
-            self.folder = folder
+            self.folder, self.rest = folder, (number, environment)
 
         def answer(self, line: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
@@ -141,10 +143,46 @@ def test_a_node_with_another_disk_has_the_configuration_from_us_and_keeps_nothin
     (tmp_path / "logs" / cluster.MARK).write_text("this comparison" if shares else "an older one")
     place = Place(0, str(tmp_path), "this comparison", {}, "nowhere")
     assert place.facts()["shares"] is shares
+    assert (place._process.folder == tmp_path) is shares
+    assert place._process.rest == (0, {})
     (asked,) = place.answer(line, "seed: 1")
     assert Path(asked["file"]).read_text() == "seed: 1"
     assert (asked == json.loads(line)) is shares
     assert (asked["unfinished"] is None) is not shares
+
+
+@pytest.mark.parametrize(
+    ("has", "device", "needs", "room"),
+    [
+        ({"CPU": 5.0}, "cuda", 0, 5),
+        ({"CPU": 5.0, "GPU": 1.0}, "cpu", 0, 5),
+        ({"CPU": 90.0, "GPU": 2.0}, "cuda", 1 / 16, 32),
+        ({"CPU": 3.0, "GPU": 2.0}, "cuda", 1 / 16, 3),
+    ],
+)
+def test_a_cluster_has_room_for_as_many_runs_as_its_cores_and_gpus_serve(
+    has, device, needs, room, tmp_path, monkeypatch
+) -> None:
+    asked: list[dict[str, float]] = []
+
+    def remote(**resources: float) -> Callable[[type], Any]:
+        asked.append(resources)
+        return lambda kind: SimpleNamespace(remote=lambda *words: words)
+
+    ray = SimpleNamespace(
+        cluster_resources=lambda: has, remote=remote, nodes=lambda: [{"Alive": True}, {"Alive": False}]
+    )
+    monkeypatch.setattr(cluster, "connected", lambda address: nullcontext(ray))
+    config = recipe("shapes/sage")
+    configs = [replace(config, model=replace(config.model, device=device))] * 40
+    with cluster.Cluster().open(configs, tmp_path, None) as (workers, where):
+        assert (len(workers), asked) == (room, [{"num_cpus": 1, "num_gpus": needs}])
+        assert "1 node(s)" in where
+    with cluster.Cluster().open(configs, tmp_path, 2) as (workers, _):
+        assert len(workers) == 2
+    has.clear()
+    with pytest.raises(ConfigError, match="no core"), cluster.Cluster().open(configs, tmp_path, None):
+        pass
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(

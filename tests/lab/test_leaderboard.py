@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from sage_grpo.commands.compare import Options, suites_of
+from sage_grpo.configure import ConfigError
 from sage_grpo.lab import leaderboard, report, store
 from sage_grpo.lab.design import Arm, Column, Suite
+from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.summary import summarize
 from sage_grpo.printing import fixed
-from sage_grpo.version import __version__
+from sage_grpo.recipes import recipe
 
 SEEDS = leaderboard.EDITION.seeds
 RULES = dict(leaderboard.EVALUATION)
@@ -85,6 +85,7 @@ def test_an_arm_that_breaks_a_rule_is_left_out_with_the_reason() -> None:
     cases = {
         "few": (rows("few", [1.5] * 7), f"seed {SEEDS[7]} is missing"),
         "hot": ([*rows("hot", [1.5] * 7), rows("hot", [1.5] * 8, status="diverged")[7]], f"seed {SEEDS[7]} is missing"),
+        "copied": ([*rows("copied", [1.5] * 8)[:7], rows("copied", [1.5])[0]], f"seed {SEEDS[7]} is missing"),
         "own": ([*rows("own", [1.5] * 8)[1:], rows("own", [1.5], seed=1000)[0]], "seed 1000 is not one of"),
         "short": (rows("short", [1.5] * 8, budgets={"passes": 2}), "ended before 6,480 clips"),
         "easy": (rows("easy", [1.5] * 8, settings={**RULES, "evaluate.steps": 5}), "evaluate.steps must be 20"),
@@ -103,29 +104,6 @@ def test_an_arm_that_breaks_a_rule_is_left_out_with_the_reason() -> None:
         assert reason in found["left_out"][f"test: {name}"]
     assert board("a", runs=rows("a", [1.5] * 8), kind="rollout")["left_out"] == {"test: a": "nothing was trained"}
     assert "budget of passes must be" in board("a", runs=rows("a", [1.5] * 8), passes=1000)["left_out"]["test: a"]
-
-
-def test_a_run_that_is_there_twice_is_one_seed() -> None:
-    runs = rows("copied", [1.5] * 8)
-    runs[7] |= {"seed": runs[0]["seed"]}
-    assert "is missing" in board("copied", runs=runs)["left_out"]["test: copied"]
-
-
-def test_training_on_rendered_clips_is_told() -> None:
-    (entry,) = board("a", runs=rows("a", [1.5] * 8, supervised=True))["entries"]
-    assert entry["supervised"]
-    (plain,) = board("a", runs=rows("a", [1.5] * 8))["entries"]
-    assert not plain["supervised"]
-
-
-def test_every_version_has_seeds_and_noises_of_its_own() -> None:
-    assert __version__.rpartition(".")[0] in leaderboard.EDITIONS
-    editions = list(leaderboard.EDITIONS.values())
-    for place, one in enumerate(editions):
-        assert len(set(one.seeds)) == 8
-        for other in editions[:place]:
-            assert not set(one.seeds) & set(other.seeds)
-            assert one.noise != other.noise
 
 
 def test_a_hacked_reward_shows_as_a_gain_that_truth_has_not() -> None:
@@ -153,25 +131,6 @@ def test_compare_writes_the_leaderboard(tmp_path: Path, monkeypatch) -> None:
     assert written["entries"][0]["at"]["passes"]["mean"] == 1.5
 
 
-@settings(max_examples=25)
-@given(scores=st.lists(st.floats(0.5, 2.0), min_size=8, max_size=8))
-def test_the_leaderboard_keeps_what_was_measured_and_its_page_rounds_it_once(
-    scores: list[float], tmp_path_factory, benchmark_module
-) -> None:
-    (entry,) = leaderboard.board([(suite("a"), rows("a", scores, spread=None))])["entries"]
-    assert entry["final"]["Overall"]["mean"] == fmean(scores)
-    assert entry["at"]["passes"]["mean"] == fmean(scores)
-    gain = fmean(score - 1.25 for score in scores)
-    assert entry["gain_true"]["mean"] == gain
-    file = tmp_path_factory.getbasetemp() / "board.json"
-    file.write_text(json.dumps({"rules": {"budgets": leaderboard.BUDGETS}, "entries": [entry]}))
-    cells = [cell.strip() for cell in benchmark_module("views").leaderboard(file).splitlines()[-1].split("|")]
-    assert cells[7].split(" ± ")[0] == fixed(fmean(scores), 3)
-    assert cells[11].split(" ± ")[0] == fixed(gain, 3, signed=True)
-    # the page of the comparison says the same of the same runs
-    assert cells[7] in report.tables(summarize(suite("a", columns=COLUMNS), rows("a", scores, spread=None)))
-
-
 def test_a_figure_just_below_a_half_is_not_lifted_by_a_rounding_before() -> None:
     """1.23549999 is 1.235; six digits first would make 1.2355 and then 1.236 of it."""
     (entry,) = leaderboard.board([(suite("a"), rows("a", [1.23549999] * 8, spread=None))])["entries"]
@@ -195,3 +154,14 @@ def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
         if "| base" in line
     ]
     assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]
+
+
+@pytest.mark.slow
+def test_as_a_benchmark_every_arm_keeps_the_rules() -> None:
+    (suite,) = suites_of(Options(recipes=["shapes/branch"], vary=["kernel.eta=1.0,1.2"], benchmark=True))
+    assert suite.seeds == leaderboard.EDITION.seeds
+    assert {"passes": suite.passes, "clips": suite.clips} == leaderboard.BUDGETS
+    for job in prepare(suite, recipe):
+        assert {name: job.settings[name] for name in leaderboard.EVALUATION} == leaderboard.EVALUATION
+    with pytest.raises(ConfigError, match="leave out --seeds"):
+        suites_of(Options(recipes=["shapes/branch"], seeds=3, benchmark=True))

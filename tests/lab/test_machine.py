@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sage_grpo.lab import machine
 from sage_grpo.recipes import recipe
@@ -83,3 +84,21 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     places = [machine.environment(["0", "1"], number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert places == ["0", "1", "0"]
     assert machine.environment([], 0)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "found"),
+    [
+        (["cuda", "cpu"], "", ["0", "1"]),
+        (["cpu", "cpu"], "", []),
+        (["cuda"], "3, ,GPU-5", ["3", "GPU-5"]),
+        (["cuda"], None, []),  # a machine without
+    ],
+)
+def test_gpus_are_those_that_a_run_may_use(devices, visible, found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible is not None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    small = recipe("shapes/sage")
+    configs = [replace(small, model=replace(small.model, device=device)) for device in devices]
+    assert [name.strip() for name in machine.gpus(configs)] == found

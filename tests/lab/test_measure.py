@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from sage_grpo.crew.studio import Studio
 from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.prepare import Job, key_of, prepare
+from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from trainer_zoo.toy import ToyModel
@@ -75,6 +76,7 @@ def test_passes_are_the_samples_that_went_through_the_network(
     assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
 
 
+@pytest.mark.slow
 def test_a_row_has_the_curve_of_a_run_and_is_the_same_every_time(job_of: MakeJob) -> None:
     bases: dict[str, Any] = {}
     first, again = run(job_of("sage"), bases), run(job_of("sage"), bases)  # the second knows the base from the first
@@ -114,6 +116,7 @@ def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained
     assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
 
 
+@pytest.mark.slow
 def test_runs_that_start_alike_share_their_base(job_of: MakeJob) -> None:
     bases: dict[str, Any] = {}
     first = run(job_of("sage"), bases)
@@ -125,44 +128,26 @@ def test_runs_that_start_alike_share_their_base(job_of: MakeJob) -> None:
     assert list(bases) == [known]
 
 
-@pytest.mark.parametrize(
-    ("part", "field", "value"),
-    [
-        ("model", "path", "another/model"),
-        ("model", "family", "trainer_zoo.other"),
-        ("model", "guidance_scale", 3.0),
-        ("model", "frames", 5),
-        ("evaluate", "seed", 77),
-        ("evaluate", "steps", 9),
-        ("evaluate", "prompts", 1),
-        ("data", "eval_prompts", "others.txt"),
-        ("batch", "micro_batch", 2),  # other sums, in the last digits
-    ],
-)
-def test_another_model_evaluation_or_prompt_is_another_base(job_of: MakeJob, part: str, field: str, value: Any) -> None:
+def test_another_model_evaluation_or_prompt_is_another_base_and_how_a_run_learns_is_not(job_of: MakeJob) -> None:
     config = job_of("sage").config
-    changed = replace(config, **{part: replace(getattr(config, part), **{field: value})})
-    assert lab.base_key(changed) != lab.base_key(config)
 
+    def key(part: str, **fields: Any) -> str:
+        return lab.base_key(replace(config, **{part: replace(getattr(config, part), **fields)}))
 
-def test_how_a_run_learns_does_not_change_its_base(job_of: MakeJob) -> None:
-    config = job_of("sage").config
-    learns = replace(
-        config, seed=9, optimizer=replace(config.optimizer, lr=0.5), kernel=replace(config.kernel, eta=0.1)
-    )
-    assert lab.base_key(learns) == lab.base_key(config)
     (reward,) = config.rewards
-    assert lab.base_key(replace(config, rewards=[replace(reward, weights={"bright": 2.0})])) != lab.base_key(config)
-
-
-def test_gradient_norms_stand_beside_what_the_kernel_predicts(job_of: MakeJob) -> None:
-    steps = run(job_of("sage"))["steps"]
-    trained = [values for values in steps.values() if "raw" in values]
-    assert len(trained) >= 3
-    for values in trained:
-        assert values["equalized"] == pytest.approx(values["weight"] * values["raw"], rel=1e-3)
-    products = [values["weight"] * values["sensitivity"] for values in trained]
-    assert products == pytest.approx([products[0]] * len(products), rel=1e-3)  # what the equaliser is for
+    keys = [
+        lab.base_key(config),
+        *(
+            key("model", **change)
+            for change in ({"path": "a/b"}, {"family": "trainer_zoo.other"}, {"guidance_scale": 3.0}, {"frames": 5})
+        ),
+        *(key("evaluate", **change) for change in ({"seed": 77}, {"steps": 9}, {"prompts": 1})),
+        key("data", eval_prompts="others.txt"),
+        key("batch", micro_batch=2),  # other sums, in the last digits
+        lab.base_key(replace(config, rewards=[replace(reward, weights={"bright": 2.0})])),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key("optimizer", lr=0.5) == key("kernel", eta=0.1) == lab.base_key(replace(config, seed=9)) == keys[0]
 
 
 def test_a_run_that_diverges_is_a_result_with_what_it_had(job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,21 +190,46 @@ def test_long_curves_are_thinned_to_means_of_blocks() -> None:
     curve = lab.blocks(rows, most=3)
     assert curve == {"iteration": [3, 6, 7], "reward/total": [1.0, 4.0, 6.0]}
     assert lab.blocks([{"reward/total": float("nan")}])["reward/total"] == [None]
+    assert len(lab.blocks(rows * 20)["iteration"]) <= lab.BLOCKS
+
+
+def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> None:
+    scored = [("a", 1.0, 0.5), ("b", 3.0, 0.25), ("a", 2.0, 1.0), ("b", None, 0.75)]
+    rows = [
+        {"prompt": prompt, "scores": {"total": total, "drift": drift, "other": 1.0}} for prompt, total, drift in scored
+    ]
+    assert lab.by_prompt(rows) == {"total": [1.5, None], "drift": [0.75, 0.5]}
+    for one in rows:
+        one["scores"]["Overall"] = 7.0
+    assert lab.by_prompt(rows)["Overall"] == [7.0, 7.0]
+    assert lab.by_prompt([]) == {}
+
+
+def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
+    rows = [{"gradient/raw/002": 1.0, "gradient/sent/002": 5.0}, {"gradient/raw/002": 3.0, "gradient/raw/007": 9.0}, {}]
+    found = lab.by_step(rows, {2: {"std": 0.5}, 1: {"std": math.nan}})
+    assert found == {"1": {"std": None}, "2": {"std": 0.5, "raw": 2.0, "sent": 5.0}}
+    assert list(found) == ["1", "2"]
 
 
 def test_a_run_is_evaluated_after_its_last_iteration_within_a_budget(job_of: MakeJob) -> None:
     """With scores by prompt there and at the end; the budgets themselves are part of a run's key."""
-    first = run(replace(job_of("sage"), points=(0, 1, 3)))["passes"]["1"]
-    budgets = {"passes": int(1.9 * first), "clips": 10**9}
-    job = replace(job_of("sage"), points=(0, 3), budgets=budgets)
+    plain = run(replace(job_of("sage"), points=(0, 1, 2, 3)))
+    job = replace(job_of("sage"), points=(0, 3), budgets={"passes": 2 * plain["passes"]["1"] - 1, "clips": 16})
     found = run(job)
-    assert found["budgets"] == {"passes": 1}
-    assert list(found["evaluations"]) == ["0", "1", "3"]
-    assert found["passes"]["1"] == first
-    assert found["clips"]["1"] == job.config.batch.prompts * job.config.batch.group_size
-    assert list(found["by_prompt"]) == ["1", "3"]
+    assert found["budgets"] == {"passes": 1, "clips": 2}  # the second to the last clip
+    assert (found["passes"], found["evaluations"]) == (plain["passes"], plain["evaluations"])
+    assert found["clips"] == {"0": 0, "1": 8, "2": 16, "3": 24}
+    assert list(found["by_prompt"]) == ["1", "2", "3"]
     for point, scores in found["by_prompt"].items():
-        values = scores["total" if "total" in scores else "Overall"]
-        mean = found["evaluations"][point]["total" if "total" in scores else "Overall"]
-        assert sum(values) / len(values) == pytest.approx(mean, abs=1e-4)
-    assert key_of(job.config, (0,), "train", budgets) != key_of(job.config, (0,), "train")
+        assert sum(scores["total"]) / len(scores["total"]) == pytest.approx(
+            found["evaluations"][point]["total"], abs=1e-4
+        )
+
+
+def test_a_processor_without_a_name_is_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.Path, "is_file", lambda self: False)
+    monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
+    for name in ("", "a processor"):
+        monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
+        assert lab._processor() == (name or "riscv64")

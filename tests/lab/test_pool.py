@@ -45,16 +45,8 @@ for line in sys.stdin:
 
 def job(arm: str, seed: int = 0) -> Job:
     """A job."""
-    return Job(
-        arm=arm,
-        recipe="r",
-        seed=seed,
-        key=f"{arm}/{seed}",
-        config=TrainConfig(iterations=2),
-        settings={},
-        points=(),
-        kind="train",
-    )
+    given = {"recipe": "r", "settings": {}, "points": (), "kind": "train"}
+    return Job(arm=arm, seed=seed, key=f"{arm}/{seed}", config=TrainConfig(iterations=2), **given)
 
 
 def asked(job: Job) -> dict[str, Any]:
@@ -62,12 +54,12 @@ def asked(job: Job) -> dict[str, Any]:
     return request(job, Path(), weights=False)
 
 
-def work(folder: Path, jobs: list[Job], count: int = 1, **options: Any) -> tuple[Pool, list[dict[str, Any]]]:
-    """Run jobs on fake workers; the pool and the rows."""
+def work(folder: Path, jobs: list[Job], **options: Any) -> tuple[Pool, list[dict[str, Any]]]:
+    """Run jobs on a fake worker; the pool and the rows."""
     rows: list[dict[str, Any]] = []
-    workers = [Process(folder, number, {}, (sys.executable, "-c", FAKE)) for number in range(count)]
-    pool = Pool(jobs, workers, lambda job, row: rows.append(row), asked, **options)
-    pool.run(interval=0.02)
+    workers = [Process(folder, 0, {}, (sys.executable, "-c", FAKE))]
+    pool = Pool(jobs, workers, lambda job, row: rows.append(row), asked)
+    pool.run(**options, interval=0.02)
     return pool, rows
 
 
@@ -80,96 +72,96 @@ def test_one_process_makes_many_runs_in_their_order(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_or_takes_its_process_along_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     _, rows = work(tmp_path, [job("fails"), job("ok 1"), job("dies"), job("ok 2")])
-    assert [(row["arm"], row["status"]) for row in rows] == [
-        ("fails", "failed"),
-        ("ok 1", "done"),
-        ("dies", "failed"),
-        ("ok 2", "done"),
-    ]
+    ended = {"fails": "failed", "ok 1": "done", "dies": "failed", "ok 2": "done"}
+    assert [(row["arm"], row["status"]) for row in rows] == list(ended.items())
     assert rows[0]["error"] == "it broke"
     assert "ended with 9" in rows[2]["error"]
     assert "worker-00.log" in rows[2]["error"]
     assert rows[2]["key"] == "dies/0"
 
 
-def test_workers_share_the_jobs(tmp_path: Path) -> None:
-    _, rows = work(tmp_path, [job(f"ok {n}") for n in range(12)], count=3)
-    assert sorted(row["arm"] for row in rows) == sorted(f"ok {n}" for n in range(12))
-
-
 def test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failure(tmp_path: Path) -> None:
-    pool, rows = work(tmp_path, [job("ok"), job("hangs"), job("ok 2")], budget=1.5)
+    """Which is when the second run is under way."""
+
+    def look(pool: Pool) -> None:
+        if "hangs/0" in pool._heard:
+            pool.budget = 0.0
+
+    pool, rows = work(tmp_path, [job("ok"), job("hangs"), job("ok 2")], look=look)
     assert [row["arm"] for row in rows] == ["ok"]
     assert [one.arm for one in pool.waiting] == ["hangs", "ok 2"]
     assert pool.workers[0]._process is not None
     assert pool.workers[0]._process.poll() is not None
 
 
-def test_a_run_that_cannot_end_in_time_is_not_started_and_a_shorter_one_is() -> None:
-    pool = Pool([job("long"), job("short")], [], lambda job, row: None, asked, budget=100)
-    pool.estimates.learn(job("long"), 1000, 2)
-    pool.estimates.learn(job("short"), 10, 2)
-    taken = pool._take()
-    assert taken is not None
-    assert taken.arm == "short"
-    assert pool._take() is None
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is for a pool, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_kept() -> None:
-    """Ten seconds an iteration, points every four: what is done until a point is not lost."""
-
-    def long(seed: int) -> Job:
-        return replace(job("long", seed), config=TrainConfig(iterations=12), points=(0, 4, 8, 12))
-
-    def taken(kept: dict[str, int], budget: float) -> Job | None:
-        pool = Pool([long(1)], [], lambda job, row: None, asked, kept=kept, budget=budget)
-        pool.estimates.learn(long(2), 100, 10)
-        return pool._take()
-
-    assert taken({}, 60) is not None
-    assert taken({}, 30) is None
-    assert taken({"long/1": 7}, 30) is not None  # kept by time after 7: one iteration before the next point
-    assert taken({"long/1": 8}, 30) is None
+def pool_of(*jobs: Job, workers: int = 0, **options: Any) -> Pool:
+    """A pool that nobody serves."""
+    return Pool(jobs, [None] * workers, lambda job, row: None, asked, **options)  # type: ignore[list-item]
 
 
-def test_what_is_left_of_a_run_goes_by_where_it_was_kept() -> None:
-    pool = Pool([job("a", 1)], [None], lambda job, row: None, asked, kept={"a/1": 1})  # type: ignore[list-item]
-    pool.estimates.learn(job("a"), 10, 2)
-    assert pool.left() == pytest.approx(5)
-    pool._take()
-    pool._hear(job("a", 1), {"done": 0})  # it was not continued after all
-    assert pool.left() == pytest.approx(10, abs=0.1)
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("known", "waiting", "budget", "taken"),
+    [
+        ({"long": 500, "short": 5}, "long short", 100, "short"),
+        ({"long": 500}, "long", 100, None),
+        ({"a": 5}, "a", 10, "a"),  # in the last moment
+        ({"a": 5}, "a", 9.9, None),
+        ({"quick": 1, "slow": 60}, "new", 100, None),  # of unknown pace: only where the slowest would have time, not the mean of 61
+        ({"slow": 500}, "new", 120, "new"),  # runs are kept every minute: room for all of it would leave a GPU idle
+        ({"slow": 500}, "new", 119, None),
+        ({}, "new", 1, "new"),
+        ({"slow": 500}, "slow", None, "slow"),
+    ],
+)  # fmt: skip
+def test_a_run_is_begun_where_something_of_it_will_be_kept_in_time(
+    known: dict[str, float], waiting: str, budget: float | None, taken: str | None
+) -> None:
+    """Two iterations a run; what is known are seconds of one."""
+    pool = pool_of(*map(job, waiting.split()), budget=budget)
+    for arm, seconds in known.items():
+        pool.estimates.learn(job(arm), 2 * seconds, 2)
+    found = pool._take()
+    assert (found and found.arm) == taken
 
 
-def test_time_left_is_the_work_over_the_workers() -> None:
-    pool = Pool([job("a", 1), job("a", 2), job("b", 1)], [None, None], lambda job, row: None, asked)  # type: ignore[list-item]
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("kept", "budget", "begun"), [({}, 40, True), ({}, 30, False), (7, 10, True), (8, 30, False)])
+def test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_kept(kept, budget, begun) -> None:
+    """Ten seconds an iteration, points every four: what is done until a point is not lost. Kept after 7 there is one before the next."""
+    long = replace(job("long"), config=TrainConfig(iterations=12), points=(0, 4, 8, 12))
+    pool = pool_of(long, kept={long.key: kept} if kept else {}, budget=budget)
+    pool.estimates.learn(long, 100, 10)
+    assert (pool._take() is not None) == begun
+
+
+def test_time_left_is_the_work_over_the_workers_and_no_less_than_the_longest_run(clock) -> None:
+    pool = pool_of(job("a", 1), job("a", 2), job("b", 1), workers=2, kept={"a/1": 1})
     assert pool.left() is None
     pool.estimates.learn(job("a"), 10, 2)  # b is not known yet and counts as the others do
-    assert pool.left() == pytest.approx(15)
-    pool.estimates.learn(job("c"), 30, 2)
-    assert pool.left() == pytest.approx((10 + 10 + 20) / 2)
+    assert pool.left() == (5 + 10 + 10) / 2
+    pool.estimates.learn(job("c"), 20, 2)
+    assert pool.left() == (5 + 10 + 15) / 2
+    pool._take()
+    pool._hear(job("a", 1), {"done": 0})  # it was not continued after all
+    assert pool.left() == (10 + 10 + 15) / 2
+    wide = pool_of(job("a", 1), job("c", 1), workers=9)
+    wide.estimates = pool.estimates
+    assert wide.left() == 20
 
 
-def test_a_run_of_unknown_pace_is_only_begun_where_the_slowest_would_have_time() -> None:
-    pool = Pool([job("new")], [], lambda job, row: None, asked, budget=100)
-    pool.estimates.learn(job("quick"), 2, 2)
-    pool.estimates.learn(job("slow"), 120, 2)  # a mean of 61 would do
-    assert pool._take() is None
-
-
-def test_an_unknown_run_beside_slow_ones_is_begun_where_something_of_it_will_be_kept() -> None:
-    """Runs are kept every minute: waiting for room for the slowest arm left a GPU idle for half of its time."""
-    pool = Pool([job("new")], [], lambda job, row: None, asked, budget=200)
-    pool.estimates.learn(job("slow"), 1000, 2)
-    assert pool._take() is not None
-
-
-def test_the_start_of_a_run_is_no_part_of_its_pace(monkeypatch) -> None:
+def test_the_start_of_a_run_is_no_part_of_its_pace(clock) -> None:
     """An import of 40 s, and one iteration a second: 8 s are left of ten iterations, not 400."""
-    clock = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     one = replace(job("a"), config=TrainConfig(iterations=10))
-    pool = Pool([one], [None], lambda job, row: None, asked)  # type: ignore[list-item]
+    pool = pool_of(one, workers=1)
     pool._take()
     clock[0] = 40.0
     pool._hear(one, {"done": 1})
@@ -181,6 +173,20 @@ def test_the_start_of_a_run_is_no_part_of_its_pace(monkeypatch) -> None:
     assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # a whole run has its start
     pool.estimates.guess(one, 1000.0, 1)
     assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # and knows better than one under way
+    pool.estimates.learn(one, 5, 0)  # of no iteration there is no pace
+    pool.estimates.learn(replace(one, settings={"lr": 1}), 90, 1)
+    assert pool.estimates.seconds(replace(one, seed=3), 10) == pytest.approx(
+        41
+    )  # of a suite whose arm has the same name
+
+
+def test_the_pace_of_a_run_that_was_continued_is_that_of_the_rest(clock) -> None:
+    one = replace(job("a"), config=TrainConfig(iterations=10))
+    pool = pool_of(one, workers=1, kept={one.key: 6})
+    pool._take()
+    clock[0] = 12.0
+    pool._end(one, {"status": "done"})
+    assert pool.estimates.seconds(one, 10) == pytest.approx(30)
 
 
 class Elsewhere:
@@ -209,6 +215,7 @@ class Elsewhere:
 
     def close(self, *, now: bool) -> None:
         """Wait no more; the room is free."""
+        assert not now, "nothing is under way that could be ended"
         self.closed = True
         if self.has_room:
             self.has_room = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import main
-from sage_grpo.lab import machine, store, suites
+from sage_grpo.lab import machine, store, suites, worker
 from sage_grpo.lab import run as lab
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, head, prepare
@@ -97,6 +99,7 @@ def written(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two")
 def test_several_suites_share_runs_and_leave_what_single_calls_leave(
     here: type[Here], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -133,7 +136,7 @@ def test_several_suites_share_runs_and_leave_what_single_calls_leave(
     assert written(tmp_path / "both") == before
 
 
-@pytest.mark.parametrize("words", [["shapes/sage"], ["--suite", "one"], ["--seeds", "3"], ["--baseline", "a"]])
+@pytest.mark.parametrize("words", [["shapes/sage"], ["--seeds", "3"]])
 def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[str], tmp_path: Path, capsys) -> None:
     assert main(["compare", *words, "--table", str(tmp_path)]) != 0
     name = words[0].removeprefix("--") if words[0].startswith("--") else "recipes"
@@ -169,12 +172,19 @@ def test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to
     assert len(here.asked) == 2  # other takes them from one
     last = store.read_rows(both["other"] / "runs.jsonl")[-1]
     assert (last["arm"], last["suite"], last["status"]) == ("same", "other", "done")
+    anew = {name: tmp_path / f"{name} anew" for name in both}
+    assert call(jobs, two, anew) == lab.Ended(finished=6, failed=0, missing=0)
+    assert not any((folder / "weights").exists() for folder in anew.values())  # nobody asked for them
 
 
 def test_a_call_for_some_arms_leaves_the_others_missing(
-    here: type[Here], two: dict[str, Suite], tmp_path: Path
+    here: type[Here], two: dict[str, Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare("--suite", "one", "--arms", "b", "--out", str(tmp_path)) == 0
+    told = capsys.readouterr().err
+    assert "2 runs to make, 1 side by side on the CPU" in told
+    assert "1/2  b, seed 1: Overall 0." in told
+    assert "2/2  b, seed 2: Overall 0." in told
     rows = store.read_rows(tmp_path / "runs.jsonl")
     assert [row["arm"] for row in rows] == ["b", "b"]
     suite, keys, _ = store.load_suite(tmp_path)
@@ -221,13 +231,13 @@ for line in jobs():
 def test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        worker.stdin.write("long\n")
-        assert worker.stdout.readline() == "long\n"
-        assert worker.communicate() == ("", None)  # closes stdin, as a parent's end does
-        assert worker.returncode == 1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("long\n")
+        assert process.stdout.readline() == "long\n"
+        assert process.communicate() == ("", None)  # closes stdin, as a parent's end does
+        assert process.returncode == 1
 
 
 def test_a_request_says_where_a_run_is_kept(toy_suite: Suite, tmp_path: Path) -> None:
@@ -235,3 +245,41 @@ def test_a_request_says_where_a_run_is_kept(toy_suite: Suite, tmp_path: Path) ->
     lab.write_config(job, tmp_path)
     found, weights, kept = read(json.dumps(lab.request(job, tmp_path, weights=False)))
     assert (found, weights, kept) == (job, None, store.place(tmp_path, job.key))
+
+
+@pytest.mark.parametrize(("fails", "code"), [(None, 0), (RuntimeError("it broke"), 1), (BrokenPipeError(), 1)])
+def test_a_worker_says_how_far_it_is_and_what_came_of_a_run(
+    fails: Exception | None, code: int, toy_suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, *_ = prepare(toy_suite, recipe)
+    lab.write_config(job, tmp_path)
+    reading, writing = os.pipe()
+    done_once: list[Any] = []
+
+    def measure(
+        found: Job, bases: dict[str, Any], progress: Any, weights: Any, unfinished: Path, tell: Any
+    ) -> dict[str, Any]:
+        assert (found, bases, weights, unfinished) == (job, {}, None, store.place(tmp_path, job.key))
+        progress(1)
+        tell("a note")
+        if fails is not None:
+            raise fails
+        return {"key": found.key}
+
+    monkeypatch.setattr("sage_grpo.lab.measure.measure", measure)
+    monkeypatch.setattr(worker, "jobs", lambda: [json.dumps(lab.request(job, tmp_path, weights=False))])
+    monkeypatch.setattr(worker.os, "dup", lambda number: writing)
+    monkeypatch.setattr(worker.os, "dup2", lambda *numbers: done_once.append(numbers))
+    monkeypatch.setattr("torch.set_num_threads", done_once.append)
+    with warnings.catch_warnings():
+        assert worker.main() == code
+    assert done_once == [(2, 1), 1]  # what libraries print goes to the log; one thread
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        ready, done, note, *row = map(json.loads, stream)
+    assert (list(ready), done, note) == (["ready"], {"done": 1}, {"note": "a note"})
+    if fails is None:
+        assert row == [{"row": {"key": job.key}}]
+    elif code and row:
+        assert (row[0]["row"]["status"], row[0]["row"]["error"]) == ("failed", "RuntimeError: it broke")
+    assert len(row) == (not isinstance(fails, BrokenPipeError))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from lab_rows import row
 from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
 from sage_grpo.inside import CONTROL, LeadsOut
-from sage_grpo.lab import store
+from sage_grpo.lab import figures, report, store
 from sage_grpo.lab.design import Arm, Column, Suite
 from sage_grpo.lab.report import render, tables
-from sage_grpo.lab.summary import at_passes, summarize
+from sage_grpo.lab.summary import Cell, at_passes, difference, interval, summarize
+from sage_grpo.statistics import crossed_interval, mean_interval, paired_interval
 
 T1 = 12.7062047
 """97.5% quantile of t with one degree of freedom."""
@@ -67,6 +69,9 @@ def test_means_intervals_ways_and_differences() -> None:
     # t = 0.2 / 0.1 with one degree of freedom; c has one pair and is no test, so that Holm has one.
     assert summary.adjusted["b"] == pytest.approx(1 - 2 * math.atan(2.0) / math.pi)
     assert math.isnan(summary.adjusted["c"])
+    assert (a.seconds, a.steps) == ({"iteration": 1.0, "evaluate": 2.0, "total": 3.0}, {0: ROWS[0]["steps"]["0"]})
+    assert {point: value.mean for point, value in a.curves["total"].items()} == {0: 1.0, 2: 1.25, 4: 1.5}
+    assert a.passes_at == {0: 0.0, 2: 20.0, 4: 40.0}
 
 
 def test_scores_at_equal_passes_lie_on_the_curve() -> None:
@@ -82,6 +87,9 @@ def test_scores_at_equal_passes_lie_on_the_curve() -> None:
     assert a.equal_difference == {}
     assert at_passes(ROWS[0], "total", 10) == pytest.approx(1.1)
     assert at_passes(ROWS[0], "total", 41) is None
+    assert at_passes(ROWS[0], "total", 40 * (1 + 1e-12)) == 1.4  # means of costs are rounded
+    assert at_passes(row("a", 1, {0: 1.0, 2: 3.0, 4: 9.0}, cost=0), "total", 0) == 1.0
+    assert summarize(suite(), []).arms["a"].iterations == 0
 
 
 def test_points_are_numbers_and_not_words() -> None:
@@ -103,6 +111,36 @@ def test_pairs_are_seeds_whatever_the_order_of_rows() -> None:
     assert b.equal_difference["total"].half == pytest.approx(T1 * 0.15)
 
 
+def test_prompts_are_paired_only_where_no_clip_of_one_failed() -> None:
+    """Two seeds that lost a prompt each have as many, but not the same."""
+    whole = {1: Cell(2.0, (1.0, 3.0)), 2: Cell(3.0, (2.0, 4.0)), 5: Cell(9.0, (9.0, 9.0))}
+    lost = {1: Cell(3.0, (None, 3.0)), 2: Cell(1.0, (1.0, None)), 7: Cell(0.0, (0.0, 0.0))}
+    assert difference(lost, whole) == paired_interval({1: 3.0, 2: 1.0}, {1: 2.0, 2: 3.0})
+    del lost[7]
+    assert interval(lost) == mean_interval([3.0, 1.0])
+    other = {1: Cell(5.0, (4.0, 6.0)), 2: Cell(3.5, (2.0, 5.0))}
+    assert difference(other, whole) == crossed_interval([[3.0, 3.0], [0.0, 1.0]])
+    assert interval(other) == crossed_interval([[4.0, 6.0], [2.0, 5.0]])
+    fewer = {seed: Cell(cell.mean, cell.by_prompt[:1]) for seed, cell in other.items()}  # of other prompts
+    assert difference(fewer, whole) == paired_interval({1: 5.0, 2: 3.5}, {1: 2.0, 2: 3.0})
+
+
+@pytest.mark.parametrize(
+    ("more", "costs", "budget"),
+    [
+        ({}, (10, 5), 20),
+        ({}, (10, 10), None),  # all have cost the same: their ends are the comparison
+        ({"passes": 12}, (10, 10), 12),
+        ({"kind": "rollout"}, (10, 5), None),
+        ({}, (0, 5), None),
+    ],
+)
+def test_equal_passes_are_those_of_the_cheapest_arm_or_of_the_suite(more, costs, budget) -> None:
+    rows = [row(arm, seed, {0: 1.0, 4: 1.5}, cost=cost) for arm, cost in zip("ab", costs) for seed in (1, 2)]
+    found = summarize(suite(**more), rows).budget
+    assert (None if math.isnan(found) else found) == budget
+
+
 def base_rows(lines: list[str]) -> list[list[str]]:
     """The first cells of the rows of what is there before training: of whom, total, drift."""
     cells = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines if line.startswith("| base")]
@@ -111,57 +149,14 @@ def base_rows(lines: list[str]) -> list[list[str]]:
 
 def test_a_base_that_scatters_from_process_to_process_is_one_row_with_its_range() -> None:
     """a and b have bases in common; c, of another model, has none with them, although it scatters, too."""
-    starts = {"a": (1.0, 1.02), "b": (1.01, 1.03), "c": (1.04, 1.05)}
+    starts = {"a": (1.0, 1.03), "b": (1.01, 1.02), "c": (1.04, 1.05)}
     runs = [row(arm, seed, {0: start, 4: 1.5}) for arm, both in starts.items() for seed, start in enumerate(both, 1)]
     summary = summarize(suite(), runs)
     assert base_rows(tables(summary).splitlines()) == [
         ["base of a, b", "1.000 to 1.030", "0.100 to 0.103"],
         ["base of c", "1.040 to 1.050", "0.104 to 0.105"],
     ]
-    assert summary.arms["a"].base["total"] == pytest.approx(1.01)
-
-
-def test_names_with_commas_are_told_apart_in_a_row_of_bases() -> None:
-    arms = tuple(Arm(name=f"{name}, hot", recipe="shapes/sage") for name in "abc")
-    named = suite(arms=arms, baseline="a, hot")
-    other = [row("c, hot", seed, {0: 0.4, 4: 1.2}) for seed in (1, 2)]
-    found = summarize(named, [*({**one, "arm": f"{one['arm']}, hot"} for one in ROWS[:4]), *other])
-    assert [name for name, _, _ in base_rows(tables(found).splitlines())] == [
-        "base of a, hot; b, hot",
-        "base of c, hot",
-    ]
-
-
-def test_every_model_has_a_base_of_its_own() -> None:
-    """Arms of two models: two rows before training, and each run's way begins at its own base."""
-    other = [row("b", seed, {0: 0.4, 4: 1.2}) for seed in (1, 2)]
-    summary = summarize(suite(), [*ROWS[:2], *other, *ROWS[4:]])
-    assert [arm.base["total"] for arm in summary.arms.values()] == pytest.approx([1.0, 0.4, 1.0])
-    found = tables(summary).splitlines()
-    assert [line[: line.index("|", 2)].strip("| ") for line in found if line.startswith("| base")] == [
-        "base of a, c",
-        "base of b",
-    ]
-    assert "| base of b |  | 0 | 0.400 | 0.0400 |" in found[3]
-    way = summary.arms["b"].way
-    assert way is not None
-    assert way.mean == pytest.approx(0.5)
-
-
-def test_seeds_without_a_run_are_counted() -> None:
-    summary = summarize(suite(), [*ROWS[:3], row("b", 2, {}, status="failed", iterations=4)])
-    assert summary.arms["b"].counts == {"done": 1, "diverged": 0, "failed": 1, "missing": 0}
-    assert summary.arms["c"].counts["missing"] == 2
-    assert summary.arms["b"].difference["total"].count == 1
-
-
-def test_the_suite_refuses_what_cannot_be_compared() -> None:
-    with pytest.raises(ConfigError, match=r"baseline 'sagee'.*Did you mean 'sage'"):
-        suite(arms=(Arm(name="sage", recipe="x"),), baseline="sagee")
-    with pytest.raises(ConfigError, match="two arms are called 'a'"):
-        suite(arms=(Arm(name="a", recipe="x"), Arm(name="a", recipe="y")))
-    with pytest.raises(ConfigError, match="seed is there twice"):
-        suite(seeds=(1, 1))
+    assert summary.arms["a"].base["total"] == pytest.approx(1.015)
 
 
 FIGURES = ("curves", "steps", "bars")
@@ -173,47 +168,89 @@ def _write(folder: Path, rows: list[dict[str, Any]], figures: tuple[str, ...] = 
         store.append(folder / store.ROWS, one)
 
 
-def test_the_report_has_tables_figures_settings_faults_and_machine(tmp_path: Path) -> None:
-    _write(tmp_path, ROWS)
+def test_the_report_has_tables_settings_faults_and_machine(tmp_path: Path) -> None:
+    _write(tmp_path, [*ROWS[:5], {**ROWS[5], "machine": {"device": "another"}}], ())
     render(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| a | 2 | 4 | 1.500 ± 1.271 | 0.150 ± 0.127 | 50% ± 127% | 1.250 ± 0.635 | 40 | 8 |" in text
     assert "| base |  | 0 | 1.000 | 0.100 | 0% |  | 0 | 0 |" in text
     assert "| b | 2 | +0.200 ± 1.271 | +0.020 ± 0.127 | 0.295 | +0.450 ± 1.906 | +0.045 ± 0.191 |" in text
-    assert "| c | 1 (1 diverged) |" in text
+    assert "| c | 1 (1 diverged) | 4 | 9.000 |" in text
+    assert "| c | 1 | +7.600 | +0.760 | – | +3.800 | +0.380 |" in text
     assert "- c, seed 2: diverged. why" in text
-    for part in ("the command", "Q?", "`optimizer.lr` 0.001", "device a machine", "torch 2", "commit: abc"):
+    for part in (
+        "the command",
+        "Q?",
+        "`optimizer.lr` 0.001",
+        "device a machine",
+        "torch 2",
+        "commit: abc",
+        "| a | 1.000 | 3 |",
+    ):
         assert part in text
-    for name in ("curves", "steps", "bars"):
-        assert f"]({name}.png)" in text
-        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+    assert text.count("runs differ in this") == 1
     numbers = json.loads((tmp_path / "table.json").read_text())
     assert numbers["arms"]["a"]["final"]["total"]["mean"] == 1.5
+    assert numbers["arms"]["b"]["way"]["mean"] == pytest.approx(0.7)
     assert numbers["arms"]["c"]["difference"]["total"]["low"] is None
 
 
-@pytest.mark.slow
-def test_tables_do_not_depend_on_times_or_on_the_order_in_which_runs_ended(tmp_path: Path) -> None:
-    for place, rows in (
-        ("one", ROWS),
-        ("two", [{**r, "seconds": {"iteration": 9, "evaluate": 9, "total": 99}} for r in ROWS[::-1]]),
-    ):
-        (tmp_path / place).mkdir()
-        _write(tmp_path / place, rows)
-        render(tmp_path / place)
-    for name in ("table.md", "table.json", "curves.png"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _write(tmp_path, ROWS)
+    with pytest.warns(UserWarning, match="No figures: matplotlib cannot be imported.*pip install matplotlib"):
+        render(tmp_path)
+    assert {"table.md", "table.json", "report.md"} <= {file.name for file in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("*.png"))
+    assert ".png" not in (tmp_path / "report.md").read_text()
 
 
-def test_runs_of_several_machines_are_marked(tmp_path: Path) -> None:
-    _write(tmp_path, [*ROWS[:1], {**ROWS[1], "machine": {"device": "another"}}], ())
-    render(tmp_path)
-    assert "runs differ in this" in (tmp_path / "report.md").read_text()
+def test_small_numbers_are_printed_for_readers() -> None:
+    assert [report._p(value) for value in (None, math.nan, 0.0009, 0.001, 0.05)] == [
+        "–",
+        "–",
+        "< 0.001",
+        "0.001",
+        "0.050",
+    ]
+    assert (report._whole(math.nan), report._whole(12345.6)) == ("–", "12,346")
+    assert report.percent(None) == report.plus_minus(None) == report.plus_minus(mean_interval([])) == "–"
+    assert report.percent(mean_interval([0.5])) == "50%"
 
 
-def test_a_folder_before_its_first_run_has_a_table(tmp_path: Path) -> None:
-    _write(tmp_path, [])
-    assert render(tmp_path).arms["a"].counts["missing"] == 2
+def test_figures_show_the_numbers_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import pyplot
+
+    drawn: dict[str, Any] = {}
+
+    def saved(figure: Any, axes: Any, path: Path, title: str, **more: Any) -> Path:
+        drawn[path.stem] = [
+            [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines] for axis in axes.flat
+        ]
+        drawn[f"{path.stem} names"] = [text.get_text() for text in axes.flat[0].get_yticklabels()]
+        drawn[f"{path.stem} bands"] = [len(axis.collections) for axis in axes.flat]
+        pyplot.close(figure)
+        return path
+
+    monkeypatch.setattr(figures, "_save", saved)
+    summary = summarize(suite(figures=FIGURES), ROWS)
+    assert [file.stem for file in figures.draw(summary, tmp_path)] == list(FIGURES)
+    by_iteration, by_passes, drift, _ = drawn["curves"]
+    assert by_iteration[0] == ([0, 2, 4], pytest.approx([1.0, 1.25, 1.5]))
+    assert by_passes[0] == ([0, 20, 40], pytest.approx([1.0, 1.25, 1.5]))
+    assert by_passes[1] == ([0, 20], pytest.approx([1.0, 1.7]))
+    assert by_passes[-1][0] == [20, 20]  # where all have cost as much
+    assert drift[1] == ([0, 4], pytest.approx([0.1, 0.17]))
+    assert drawn["curves bands"] == [3] * 4
+    assert [panel[0] for panel in drawn["steps"]] == [([0], [2.0]), ([0], [4.0]), ([0], [1.0])]
+    overall, _ = drawn["bars"]
+    assert next(line for line in overall if line[1] == [2]) == (pytest.approx([1.5]), [2])
+    assert drawn["bars names"] == ["a", "b", "c"]
+    looks = [tuple(figures._look(place)[part] for part in ("color", "ls")) for place in range(20)]
+    assert len(set(looks)) == 20
+    assert figures.draw(summarize(suite(figures=FIGURES), []), tmp_path) == []
+    assert len(figures.draw(summarize(suite(figures=("curves",)), ROWS[:4]), tmp_path)) == 1  # c has none yet
+    assert "\n![curves](curves.png)\n" in report.text(summary, ROWS, [tmp_path / "curves.png"], "")
 
 
 def test_half_a_last_line_is_cut_off_and_other_damage_is_named(tmp_path: Path) -> None:
@@ -239,17 +276,6 @@ def test_the_finished_row_counts_and_not_a_fault_before_or_after() -> None:
     for rows in ([bad, good], [good, bad]):
         assert store.latest(rows, [good["key"]])[good["key"]]["status"] == "done"
     assert not store.latest(rows, ["another"])
-
-
-def test_a_suite_survives_its_file(tmp_path: Path) -> None:
-    asked = suite(points=(1, 2), options={"kernel.eta": 0.5})
-    store.save_suite(tmp_path, asked, ["k"], "words")
-    assert store.load_suite(tmp_path) == (asked, ["k"], "words")
-    (tmp_path / store.SUITE).write_text("{}")
-    with pytest.raises(ConfigError, match="damaged"):
-        store.load_suite(tmp_path)
-    with pytest.raises(FileNotFoundError, match="not the folder of a comparison"):
-        store.load_suite(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("name", ["suite.json", "runs.jsonl"])
@@ -336,7 +362,18 @@ def test_at_a_budget_scores_are_those_measured_there_with_intervals_over_seeds_a
     assert b.equal_difference["total"].mean == pytest.approx(0.6)  # seed 1 alone, prompt by prompt
     assert b.equal_difference["drift"].mean == pytest.approx(0.06)  # no scores by prompt: seed by seed
     assert a.clips["total"].mean == pytest.approx(1.2)
+    assert b.clips_difference["total"].mean == pytest.approx(0.0)
     assert c.equal["total"].count == 0
     heads = tables(summary).splitlines()[0]
     assert "Overall at 12 passes" in heads
     assert "Overall at 8 clips" in heads
+    gaps = [
+        [cell.strip() for cell in line.split("|")]
+        for line in tables(summary).splitlines()
+        if line.startswith(("| minus", "| b"))
+    ][-2:]
+    told = {head: cell for head, cell in zip(*gaps) if " at equal " in head}
+    assert {head: cell[:6] for head, cell in told.items()} == {
+        "Overall at equal passes": "+0.600", "drift at equal passes": "+0.060",
+        "Overall at equal clips": "+0.000", "drift at equal clips": "+0.000",
+    }  # fmt: skip

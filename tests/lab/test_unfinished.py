@@ -22,12 +22,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "nft": ("nft", {}),
     "rollback": (
         "sage",
-        {
-            "sentinel.action": "rollback",
-            "sentinel.patience": 1,
-            "sentinel.window": 5,
-            "evaluate.every": 2,
-        },
+        {"sentinel.action": "rollback", "sentinel.patience": 1, "sentinel.window": 5, "evaluate.every": 2},
     ),
 }
 POINTS = (2, 4, 6)
@@ -103,6 +98,7 @@ def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
     assert notes == (["goes on after iteration 0.", *said] if arm == "rollback" else said)
 
 
+@pytest.mark.slow
 def test_a_point_between_evaluations_is_kept_when_the_last_is_long_ago(
     job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +112,7 @@ def test_a_point_between_evaluations_is_kept_when_the_last_is_long_ago(
     assert len(notes) == 1  # where nothing is kept there is nothing to say
 
 
+@pytest.mark.slow
 def test_what_would_lead_elsewhere_is_made_anew_and_that_is_said(
     job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ def test_known_tensors_are_where_the_authors_have_them(weights) -> None:
         assert torch.equal(original[theirs], weights[ours]), theirs
 
 
-def test_names_that_training_wraps_are_understood(weights) -> None:
+def test_names_that_training_wraps_are_understood_and_others_refused(weights) -> None:
     original = to_original(weights)
     wrapped = {
         "module." + name.replace("double_blocks.0.", "double_blocks.0._checkpoint_wrapped_module."): tensor
@@ -64,21 +64,12 @@ def test_names_that_training_wraps_are_understood(weights) -> None:
     }
     assert to_diffusers(wrapped).keys() == weights.keys()
 
-
-@pytest.mark.parametrize("convert", [to_diffusers, to_original])
-def test_an_unknown_name_is_refused(convert) -> None:
-    with pytest.raises(ModelError, match=r"double_blocks\.0\.img_attn_quality\.weight"):
-        convert({"double_blocks.0.img_attn_quality.weight": torch.zeros(2)})
-
-
-def test_a_tensor_that_comes_twice_is_refused(weights) -> None:
-    original = to_original(weights)
+    for convert in (to_diffusers, to_original):
+        with pytest.raises(ModelError, match=r"double_blocks\.0\.img_attn_quality\.weight"):
+            convert({"double_blocks.0.img_attn_quality.weight": torch.zeros(2)})
     original["module.img_in.proj.bias"] = original["img_in.proj.bias"]
     with pytest.raises(ModelError, match="which another tensor gave already"):
         to_diffusers(original)
-
-
-def test_half_of_a_fused_matrix_is_refused(weights) -> None:
     del weights["context_embedder.token_refiner.refiner_blocks.0.attn.to_k.weight"]
     with pytest.raises(ModelError, match=r"lack its attn\.to_k"):
         to_original(weights)
@@ -98,6 +89,27 @@ def test_the_command_writes_a_checkpoint_that_is_the_same_model(
     assert all(torch.equal(after[name], before[name] + 1) for name in before)
     assert main(words) == 2  # it is there already
     assert "exists already" in capsys.readouterr().err
+
+
+def dtypes(folder: Path) -> set[torch.dtype]:
+    return {tensor.dtype for file in folder.glob("*.safetensors") for tensor in load_file(file).values()}
+
+
+def test_a_dtype_is_the_one_that_is_asked_for_or_that_of_most_numbers(checkpoint, tmp_path: Path, weights) -> None:
+    """Both ways; most numbers are in few matrices, and most tensors are vectors."""
+    base, mixed = str(checkpoint(KIND)), tmp_path / "mixed"
+    mixed.mkdir()
+    original = {name: tensor.bfloat16() if tensor.ndim > 1 else tensor for name, tensor in to_original(weights).items()}
+    assert sum(tensor.ndim > 1 for tensor in original.values()) < len(original) / 2
+    save_file(original, mixed / "model.safetensors")
+    for asked, stored in (([], torch.bfloat16), (["--dtype", "float32"], torch.float32)):
+        out = tmp_path / f"back {stored}"
+        assert main(["convert", str(mixed), "--base", base, "--out", str(out), *asked]) == 0
+        assert dtypes(out / "transformer") == {stored}
+    for asked, stored in (([], torch.float32), (["--dtype", "bfloat16"], torch.bfloat16)):
+        out = tmp_path / f"there {stored}"
+        assert main(["convert", base, "--to", "original", "--out", str(out), *asked]) == 0
+        assert dtypes(out) == {stored}
 
 
 def test_what_does_not_fit_is_refused(checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], weights) -> None:

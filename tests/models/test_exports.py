@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from safetensors.torch import load_file
 from sage_grpo.commands import export as command
 from sage_grpo.folder import saved
 from sage_grpo.models import ModelError
-from sage_grpo.models.lora import FILE, load_lora
+from sage_grpo.models.experts import save_trained
+from sage_grpo.models.lora import FILE, Merge, load_lora, merged_weights
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 
 LORA = LoraSpec(rank=2)
@@ -50,12 +52,16 @@ def base(checkpoint, tmp_path) -> Path:
     (folder / "LICENSE.txt").write_text("yes")
     for stray in (
         "vae/.config.json.tmp",
-        ".cache/huggingface/x.lock",
+        "vae/.cache/huggingface/x.json",
         "runs/other/big.safetensors",
         "text_encoder/a.partial",
     ):
         (folder / stray).parent.mkdir(parents=True, exist_ok=True)
         (folder / stray).touch()
+    blob = tmp_path / "blob"  # a hub's snapshot is a folder of links into its blobs, which are not to be written
+    shutil.move(folder / "vae" / "config.json", blob)
+    blob.chmod(0o444)
+    (folder / "vae" / "config.json").symlink_to(blob)
     return folder
 
 
@@ -65,32 +71,12 @@ def test_editing_an_export_changes_nothing_else(base: Path, tmp_path) -> None:
     ours.save(tmp_path / "out")
     for path in (tmp_path / "out").rglob("*"):
         if path.is_file():
-            assert os.access(path, os.W_OK)
+            assert os.stat(path).st_mode & 0o200
+            assert not path.is_symlink()
             assert path.stat().st_nlink == 1, path
             with path.open("r+b") as stream:  # in place: a link would carry it to the source
                 stream.write(b"edited")
     assert files_of(base) == before
-
-
-def test_the_installed_package_is_never_linked_to(tmp_path) -> None:
-    ours = ModelSpec(cache=None).load("cpu")
-    ours.save(tmp_path / "out")
-    links = {path.name: path.stat().st_nlink for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert set(links.values()) == {1}
-    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
-
-
-def test_files_of_a_hub_cache_are_copied_through_their_links(base: Path, tmp_path) -> None:
-    """A hub's snapshot is a folder of links into its blobs."""
-    blob = tmp_path / "blob"
-    shutil.move(base / "vae" / "config.json", blob)
-    blob.chmod(0o444)
-    (base / "vae" / "config.json").symlink_to(blob)
-    ModelSpec(path=str(base), cache=None).load("cpu").save(tmp_path / "out")
-    copied = tmp_path / "out" / "vae" / "config.json"
-    assert not copied.is_symlink()
-    assert not copied.samefile(blob)
-    assert os.stat(copied).st_mode & 0o200
 
 
 def test_an_export_holds_the_checkpoint_and_nothing_that_lies_beside_it(base: Path, tmp_path) -> None:
@@ -100,7 +86,7 @@ def test_an_export_holds_the_checkpoint_and_nothing_that_lies_beside_it(base: Pa
     assert set(files_of(tmp_path / "out")) == set(files_of(base / "runs" / "final"))
     names = {path.as_posix() for path in files_of(tmp_path / "out")}
     assert {"model_index.json", "video.json", "LICENSE.txt", "README.md", "tokenizer/tokenizer_config.json"} <= names
-    assert not [name for name in names if name.endswith((".tmp", ".partial", ".lock")) or "runs" in name]
+    assert not [name for name in names if name.endswith((".tmp", ".partial")) or ".cache" in name or "runs" in name]
 
 
 def test_saving_again_copies_only_what_changed(base: Path, tmp_path) -> None:
@@ -110,13 +96,13 @@ def test_saving_again_copies_only_what_changed(base: Path, tmp_path) -> None:
     large, edited = (out / "text_encoder" / name for name in ("model.safetensors", "config.json"))
     inode = large.stat().st_ino
     edited.write_text("{}")
-    linked = out / "vae" / "config.json"
+    linked = out / "tokenizer" / "tokenizer_config.json"
     linked.unlink()
-    os.link(base / "vae" / "config.json", linked)  # what an earlier version left
+    os.link(base / "tokenizer" / "tokenizer_config.json", linked)  # what an earlier version left
     ours.save(out)
     assert large.stat().st_ino == inode
     assert edited.read_bytes() == (base / "text_encoder" / "config.json").read_bytes()
-    assert not linked.samefile(base / "vae" / "config.json")
+    assert not linked.samefile(base / "tokenizer" / "tokenizer_config.json")
 
 
 def test_a_save_that_fails_leaves_no_temporary_files(base: Path, tmp_path, monkeypatch) -> None:
@@ -161,9 +147,10 @@ def test_a_bfloat16_export_keeps_float32_where_the_family_does(lora, fresh_model
     assert fine  # so rounding would have been seen
 
 
-def test_a_family_without_such_modules_is_stored_in_one_dtype(fresh_model, tmp_path) -> None:
-    fresh_model("hunyuan15_t2v", dtype="bfloat16").save(tmp_path)
-    assert {tensor.dtype for tensor in weights_of(tmp_path).values()} == {torch.bfloat16}
+def drawn(model) -> dict[str, torch.Tensor]:
+    """Weights in the place of the trained ones."""
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(p.shape, generator=generator) for name, p in model.trainable().items()}
 
 
 @pytest.fixture
@@ -174,18 +161,13 @@ def exported(checkpoint, tmp_path, monkeypatch):
     from sage_grpo.training.config import TrainConfig
 
     def run(fields: dict, **options: object) -> Path:
-        spec = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, device="cpu", **fields)
+        spec = ModelSpec(**{"path": str(checkpoint("wan_t2v")), "cache": None, "device": "cpu", **fields})
         source = tmp_path / "run"
         (source / "checkpoints" / "000001").mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(saved, "read_config", lambda folder, **options: TrainConfig(model=spec))
         monkeypatch.setattr(checkpoints, "newest_good", lambda root: root / "000001")
         monkeypatch.setattr(checkpoints, "find_fault", lambda folder: None)
-        torch.manual_seed(0)
-        monkeypatch.setattr(
-            state,
-            "load_weights",
-            lambda folder, model, **options: {n: torch.randn_like(p) for n, p in model.trainable().items()},
-        )
+        monkeypatch.setattr(state, "load_weights", lambda folder, model, **options: drawn(model))
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
         assert command.run(command.Options(run=str(source), out=str(out), **options)) == 0
@@ -197,8 +179,7 @@ def exported(checkpoint, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("run", "asked", "stored"),
     [
-        ("float32", None, torch.float32),
-        ("float32", "bfloat16", torch.bfloat16),
+        pytest.param("float32", "bfloat16", torch.bfloat16, marks=pytest.mark.slow),
         ("bfloat16", None, torch.bfloat16),
         ("bfloat16", "float32", torch.float32),
     ],
@@ -208,14 +189,81 @@ def test_export_stores_what_was_asked_for(run, asked, stored, exported) -> None:
     assert {tensor.dtype for name, tensor in full.items() if not kept(name)} == {stored}
     merged = weights_of(exported({"dtype": run, "lora": LORA}, dtype=asked, merged=True))
     assert {tensor.dtype for name, tensor in merged.items() if not kept(name)} == {stored}
+    query = merged["blocks.0.attn1.to_q.weight"]  # not through bfloat16 on the way
+    assert torch.equal(query, query.bfloat16().to(stored)) == (stored == torch.bfloat16)
     adapter = load_file(exported({"dtype": run, "lora": LORA}, dtype=asked) / FILE)
     assert {tensor.dtype for tensor in adapter.values()} == {torch.float32 if asked is None else stored}
 
 
-def test_a_float32_merge_does_not_pass_through_bfloat16(exported) -> None:
-    merged = weights_of(exported({"dtype": "bfloat16", "lora": LORA}, dtype="float32", merged=True))
-    name = "blocks.0.attn1.to_q.weight"
-    assert not torch.equal(merged[name], merged[name].bfloat16().float())
+# ---- what an export reads, needs and keeps
+
+
+def loras_of(folder: Path) -> dict[Path, object]:
+    """Tensors and metadata of each file, or its text."""
+    content: dict[Path, object] = {}
+    for path, data in files_of(folder).items():
+        if path.suffix == ".safetensors":
+            with safe_open(folder / path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name).tolist() for name in file.keys()}  # noqa: SIM118
+                content[path] = tensors, file.metadata()
+        else:
+            content[path] = data
+    return content
+
+
+@pytest.mark.parametrize(
+    ("kind", "expert"),
+    [
+        ("wan22_t2v", "both"),
+        *(pytest.param(kind, "high", marks=pytest.mark.slow) for kind in ("wan_i2v", "hunyuan15_i2v", "ltx2", "flux2")),
+        pytest.param("wan22_t2v", "low", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lora_is_exported_without_the_weights_of_its_base(kind, expert, checkpoint, exported, tmp_path) -> None:
+    base = shutil.copytree(checkpoint(kind), tmp_path / "base")
+    fields = {"path": str(base), "lora": LORA, "expert": expert, "dtype": "bfloat16"}
+    ours = ModelSpec(**fields, cache=None).load("cpu")
+    ours.save(tmp_path / "loaded", weights=drawn(ours))
+    for file in base.rglob("*.safetensors"):
+        file.unlink()
+    assert loras_of(exported(fields)) == loras_of(tmp_path / "loaded")
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "merged"])
+def test_a_whole_export_knows_before_loading_what_it_will_take(lora, exported, tmp_path, monkeypatch) -> None:
+    def on_a_disk_with(free: int) -> Path:
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+        return exported({"dtype": "bfloat16", "lora": lora}, merged=True)
+
+    out = on_a_disk_with(2**60)
+    with (out / "transformer" / "diffusion_pytorch_model.safetensors").open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+    size = sum(len(data) for data in files_of(out).values()) - len((out / "README.md").read_bytes()) - header
+    on_a_disk_with(size)
+    monkeypatch.setattr(ModelSpec, "load", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ModelError, match=r"needs .* has .* free"):
+        on_a_disk_with(size - 1)
+
+
+@pytest.mark.parametrize(("scale", "kept"), [(1e-6, False), (2e-3, False), (1.0, True)])
+def test_a_merge_says_how_much_of_the_update_is_in_it(scale, kept, fresh_model, tmp_path, recwarn) -> None:
+    """By the part of the change along the update: at the second scale the norm of the change is whole, and a third of the update is lost."""
+    ours = fresh_model("wan_t2v", dtype="bfloat16", lora=LORA)
+    weights = {name: tensor * (scale if "lora_B" in name else 0.1) for name, tensor in drawn(ours).items()}
+    before = merged_weights(ours.transformer, {}, Merge())
+    states, merge = save_trained(ours.experts, tmp_path, weights, whole=True)
+    layers = [name.partition(".lora_A")[0] for name in weights if ".lora_A" in name]
+    halves = [[weights[f"{layer}.lora_{side}.default.weight"].double() for side in "BA"] for layer in layers]
+    update = torch.cat([(up @ down).flatten() for up, down in halves])
+    names = [f"{layer}.weight" for layer in layers]
+    change = torch.cat([(states["transformer"][n].double() - before[n].double()).flatten() for n in names])
+    assert merge.share == pytest.approx(float(change @ update / (update @ update)), rel=1e-4, abs=1e-6)
+    assert merge.distance == pytest.approx(float((change - update).norm() / update.norm()), rel=1e-4)
+    assert (merge.share >= 0.9) == kept
+    assert (change.norm() / update.norm() >= 0.9) == (scale > 1e-6)
+    ours.save(tmp_path / "out", weights=weights, merged=True)
+    assert any("rounds small updates away" in str(one.message) for one in recwarn) != kept
+    assert ours.choices["merged"] in (tmp_path / "out" / "README.md").read_text()
 
 
 # ---- experts
@@ -238,7 +286,7 @@ def test_the_file_names_its_expert(loras) -> None:
             assert "lora_alpha" in file.metadata()["lora_adapter_metadata"]
 
 
-@pytest.mark.parametrize(("own", "other"), [("high", "low"), ("low", "high")])
+@pytest.mark.parametrize(("own", "other"), [("high", "low"), pytest.param("low", "high", marks=pytest.mark.slow)])
 def test_a_lora_is_refused_by_the_other_expert(own: str, other: str, loras, fresh_model) -> None:
     fresh_model("wan22_t2v", train=False, expert=own).load_lora(loras[own])
     message = rf'LoRA of the {other}-noise expert.*into the {own}-noise expert\. Set model.expert to "{other}"'
@@ -246,37 +294,16 @@ def test_a_lora_is_refused_by_the_other_expert(own: str, other: str, loras, fres
         fresh_model("wan22_t2v", train=False, expert=own).load_lora(loras[other])
     with pytest.raises(ModelError, match=message):
         fresh_model("wan22_t2v", expert=own, lora=LoraSpec(rank=2, path=str(loras[other])))
+    with pytest.raises(ModelError, match="this checkpoint has one network"):
+        fresh_model("wan_t2v", train=False).load_lora(loras[own])
 
 
 def test_a_stock_pipeline_gets_it_into_the_right_network(loras, fresh_model) -> None:
     pipe = fresh_model("wan22_t2v", train=False).pipe
     load_lora(pipe, loras["low"])
-    assert [
-        any("lora" in name for name, _ in net.named_parameters()) for net in (pipe.transformer, pipe.transformer_2)
-    ] == [
-        False,
-        True,
-    ]
+    adapted = (any("lora" in name for name in net.state_dict()) for net in (pipe.transformer, pipe.transformer_2))
+    assert [*adapted] == [False, True]
     with pytest.raises(ModelError, match="low-noise expert"):
         load_lora(pipe, loras["low"], component="transformer")
     load_lora(pipe, loras["high"], component="transformer")
     load_lora(pipe, loras["single"], component="transformer_2", adapter="elsewhere")  # it does not say: as asked
-
-
-def test_a_model_with_one_network_refuses_an_experts_lora(loras, fresh_model) -> None:
-    with pytest.raises(ModelError, match="this checkpoint has one network"):
-        fresh_model("wan_t2v", train=False).load_lora(loras["high"])
-    fresh_model("wan_t2v", train=False).load_lora(loras["single"])
-
-
-def test_generate_and_evaluate_refuse_it(loras, checkpoint, tmp_path, capsys) -> None:
-    from sage_grpo.cli import main
-
-    model = ["--model.path", str(checkpoint("wan22_t2v")), "--model.device", "cpu", "--lora", str(loras["low"])]
-    reward = '[{"name": "video_stats", "weights": {"brightness": 1.0}}]'
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("a cat\n")
-    out = ["--out", str(tmp_path / "out")]
-    for argv in (["generate", "--prompts", "a cat"], ["evaluate", "--prompts", str(prompts), "--rewards", reward]):
-        assert main([*argv, *model, *out]) == 2
-        assert "low-noise expert, but would be loaded into the high-noise expert" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from sage_grpo.cli import main
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 
@@ -42,11 +40,6 @@ def toy(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
-def test_a_family_takes_under_65_lines(toy) -> None:
-    assert isinstance(toy, VelocityModel)
-    assert len((HERE / "toy_family.py").read_text().splitlines()) < 65
-
-
 def test_it_samples_its_data(toy) -> None:
     conditions = toy.encode(["four"])
     x = torch.randn(1, *toy.latent_shape())
@@ -57,6 +50,7 @@ def test_it_samples_its_data(toy) -> None:
     assert torch.equal(toy.decode(torch.full_like(x, 7.0)), torch.full((1, 1, 2, 2, 3), 7, dtype=torch.uint8))
 
 
+@pytest.mark.slow
 def test_it_trains_keeps_its_best_and_is_exported(monkeypatch, tmp_path: Path) -> None:
     """As a file of the current folder, named without a dot; what a run leaves is loaded as any checkpoint is."""
     (tmp_path / "toy_in_one_file.py").write_text((HERE / "toy_family.py").read_text())
@@ -79,17 +73,9 @@ def test_it_trains_keeps_its_best_and_is_exported(monkeypatch, tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("written", ["toy_in_a_file.py", "toy_in_a_file:Toy", "toy_in_a_file:load"])
-def test_a_family_in_another_spelling_is_told_what_to_write(written: str) -> None:
-    with pytest.raises(ModelError, match=r"a family is a module.* Write toy_in_a_file$"):
-        ModelSpec(family=written)
-
-
 def test_a_family_that_is_not_there(tmp_path: Path, monkeypatch) -> None:
     """A name near a family of the package is taken for it at once; any other may be a module, which is looked for where it is needed."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r'"wann" is unknown: .*Did you mean .wan'):
-        ModelSpec(family="wann")
     with pytest.raises(ModelError, match=r"there is no module nowhere_at_all, .* Families that ship .*hunyuan15"):
         ModelSpec(family="nowhere_at_all").load()
     (tmp_path / "wann.py").write_text("def load(spec, device=None): ...")
@@ -103,10 +89,3 @@ def test_it_learns_through_the_policy(toy) -> None:
     step = policy.step(1, x, conditions)
     step.gaussian.log_prob(step.gaussian.sample(torch.randn_like(x)).detach()).sum().backward()
     assert toy.network.bias.grad is not None
-
-
-def test_the_guide_names_all_of_the_protocol() -> None:
-    guide = (HERE.parents[1] / "docs" / "extending.md").read_text()
-    members = {name for name in vars(VelocityModel) if not name.startswith("_")} | set(VelocityModel.__annotations__)
-    missing = {name for name in members if not re.search(rf"`{name}\b", guide)}
-    assert not missing

@@ -43,11 +43,6 @@ def test_branches_one_after_another_give_the_same_gradient() -> None:
     assert len(arrivals) == 2  # the first branch's gradient is in its place before the second's begins
 
 
-def test_without_gradients_nothing_happens() -> None:
-    x = torch.randn(2)
-    assert one_after_another(x, x)[0] is x
-
-
 def test_guided_velocities_use_it(model) -> None:
     """A weight that both branches read gets its gradient in two portions."""
     ours = model("hunyuan15_t2v", guidance_scale=3.0)
@@ -66,7 +61,9 @@ def test_small_batches_on_a_gpu_run_together() -> None:
     assert [runs_together(torch.device(place), tokens) for place, tokens in asked] == [True, False, False, False]
 
 
-@pytest.mark.parametrize(("negative", "forwards"), [("a dog", [4]), ("blurred and shaken", [2, 2])])
+@pytest.mark.parametrize(
+    ("negative", "forwards"), [("a dog", [4]), pytest.param("blurred and shaken", [2, 2], marks=pytest.mark.slow)]
+)
 def test_branches_in_one_batch_are_the_two_passes(negative, forwards, model, monkeypatch) -> None:
     """Velocity and gradients, for texts of equal and of unequal lengths."""
     ours = model("hunyuan15_t2v", guidance_scale=3.0, negative_prompt=negative)
@@ -91,11 +88,14 @@ def test_branches_in_one_batch_are_the_two_passes(negative, forwards, model, mon
         torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-FAMILIES = ("hunyuan15_t2v", "hunyuan15_i2v", "wan_t2v", "wan_i2v")
-OTHERS = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")
-
-
-@pytest.mark.parametrize("kind", [*FAMILIES, "wan_flf2v", *OTHERS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "hunyuan15_i2v",
+        "wan_t2v",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wan_flf2v", "flux2", "sd3", "z_image")),
+    ],
+)
 def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> None:
     """Also those whose gradient is exactly zero: the last block may compute what nothing reads. And no other is left out."""
     ours = fresh_model(kind, guidance_scale=1.0)
@@ -169,8 +169,7 @@ def test_what_was_traced_is_kept_for_equal_networks_and_inputs_only() -> None:
         assert ("extra.weight" in dead(3, False, read=read, name=None)) != read
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
+@pytest.mark.parametrize(("kind", "together"), [("hunyuan15_t2v", False), ("wan_t2v", True)])
 def test_without_the_negatives_gradient_it_is_a_constant(kind: str, together: bool, model, monkeypatch) -> None:
     """The same velocity to the bit, with and without a graph; the gradient is that of autograd with the negative velocity detached."""
     monkeypatch.setattr(family, "runs_together", lambda device, tokens: together)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -11,7 +13,6 @@ import tiny
 from sage_grpo.models import ModelError
 from sage_grpo.models.lora import load_lora
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from slowly import slow_but
 
 SIGMA = torch.tensor(0.9)
 LORA = LoraSpec(rank=3, alpha=5.0)
@@ -45,11 +46,7 @@ def reloaded(ours, folder, component: str = "transformer"):
 
 @pytest.mark.parametrize(
     ("kind", "expert"),
-    slow_but(
-        [("hunyuan15_t2v", "high"), ("hunyuan15_i2v", "high"), ("wan_t2v", "high"), ("wan22_t2v", "low")],
-        ("hunyuan15_t2v", "high"),
-        ("wan22_t2v", "low"),
-    ),
+    [("wan22_t2v", "low"), pytest.param("hunyuan15_t2v", "high", marks=pytest.mark.slow)],
 )
 def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, fresh_model, tmp_path) -> None:
     ours = fresh_model(kind, lora=LORA, guidance_scale=1.0, expert=expert)
@@ -141,49 +138,6 @@ def test_full_weights_of_the_low_noise_expert(fresh_model, tmp_path) -> None:
     assert not stale.exists()
 
 
-def test_adapter_is_float32_on_a_bfloat16_base(fresh_model) -> None:
-    ours = fresh_model("wan_t2v", lora=LORA, dtype="bfloat16", guidance_scale=1.0)
-    assert {p.dtype for p in ours.trainable().values()} == {torch.float32}
-    assert ours.transformer.blocks[0].attn1.to_q.base_layer.weight.dtype == torch.bfloat16
-    v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a cat"]))
-    v.sum().backward()
-    assert {p.grad.dtype for p in ours.trainable().values()} == {torch.float32}
-
-
-def test_every_adapter_weight_gets_a_gradient(fresh_model) -> None:
-    """The last block's text projections never do, so the adapter leaves them out."""
-    ours = fresh_model("hunyuan15_t2v", lora=LORA, guidance_scale=1.0)
-    train_a_step(ours)
-    assert all(parameter.grad is not None for parameter in ours.trainable().values())
-    names = set(ours.trainable())
-    assert any("transformer_blocks.0.ff_context" in name for name in names)
-    assert not any("transformer_blocks.1.ff_context" in name for name in names)
-
-
-def test_a_lora_with_adapters_that_nothing_reads_still_loads(fresh_model, tmp_path) -> None:
-    """Earlier versions also adapted the last block's text queries, which stayed at zero."""
-    ours = fresh_model("hunyuan15_t2v", lora=LORA, guidance_scale=1.0)
-    x, conditions = train_a_step(ours)
-    ours.save(tmp_path)
-    file = tmp_path / "pytorch_lora_weights.safetensors"
-    saved = load_file(file)
-    like = "transformer.transformer_blocks.0.attn.add_q_proj.lora_{}.weight"
-    more = {like.replace(".0.", ".1.").format(half): saved[like.format(half)].clone() for half in "AB"}
-    assert not saved.keys() & more.keys()
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    save_file({**saved, **more}, file, metadata=metadata)
-    with torch.no_grad():
-        trained = ours.velocity(x, SIGMA, conditions)
-        lora = LoraSpec(rank=3, alpha=5.0, path=str(tmp_path))
-        for train in (True, False):
-            again = fresh_model("hunyuan15_t2v", lora=lora, guidance_scale=1.0, train=train)
-            assert torch.equal(again.velocity(x, SIGMA, conditions), trained)
-        inference = fresh_model("hunyuan15_t2v", train=False, guidance_scale=1.0)
-        inference.load_lora(tmp_path)
-        assert torch.equal(inference.velocity(x, SIGMA, conditions), trained)
-
-
 def test_targets_stay_out_of_the_token_refiner_unless_asked(fresh_model) -> None:
     inside = fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_q"]))
     assert {name.split(".")[0] for name in inside.trainable()} == {"transformer_blocks"}
@@ -191,10 +145,22 @@ def test_targets_stay_out_of_the_token_refiner_unless_asked(fresh_model) -> None
     assert {name.split(".")[0] for name in asked.trainable()} == {"transformer_blocks", "context_embedder"}
 
 
-@pytest.mark.parametrize("target", ["attn.to_qq", "transformer_blocks.9.attn.to_q", "norm1"])
-def test_lora_that_binds_to_nothing_is_an_error(target: str, fresh_model) -> None:
-    with pytest.raises(ModelError, match=r"binds to no Linear module.*attn\.to_q"):
-        fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_k", target]))
+def test_a_loaded_lora_drops_nothing_out(fresh_model, tmp_path) -> None:
+    """Its configuration may say with what dropout it was trained."""
+    ours = fresh_model("wan_t2v", lora=LORA, guidance_scale=1.0)
+    x, conditions = train_a_step(ours)
+    ours.save(tmp_path)
+    file = tmp_path / "pytorch_lora_weights.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    config = {**json.loads(metadata["lora_adapter_metadata"]), "transformer.lora_dropout": 0.5}
+    save_file(load_file(file), file, metadata={**metadata, "lora_adapter_metadata": json.dumps(config)})
+    inference = fresh_model("wan_t2v", train=False, guidance_scale=1.0)
+    inference.load_lora(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            inference.velocity(x, SIGMA, conditions), ours.velocity(x, SIGMA, conditions), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_adapters_start_alike_everywhere(fresh_model) -> None:

@@ -66,7 +66,9 @@ def stock(folder, ours, x: torch.Tensor, given=(), steps: int = 3, **call) -> to
         return torch.cat([sampled(prompt, row[None]) for prompt, row in zip(PROMPTS, x)])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case == "a clip in the middle" else pytest.mark.slow) for case in CASES]
+)
 @pytest.mark.usefixtures("in_double")
 def test_frames_that_are_given_are_the_pipelines(case: str, checkpoint, model) -> None:
     ours = model(KIND, guidance_scale=4.0, negative_prompt="blurry", train=False, **FORMAT)
@@ -89,7 +91,7 @@ def test_a_picture_alone_is_a_condition_at_the_first_frame(model) -> None:
     assert torch.equal(ours.velocity(x, sigma, one), ours.velocity(x, sigma, other))
 
 
-@pytest.mark.parametrize("case", ["a clip in the middle", "several"])
+@pytest.mark.parametrize("case", ["several", pytest.param("a clip in the middle", marks=pytest.mark.slow)])
 def test_given_frames_stay_and_the_rest_is_learned(case: str, model) -> None:
     """Whatever explores: the clip ends in what is part of it, and the replay of two prompts in one batch is exact."""
     ours = model(KIND, guidance_scale=1.0, **FORMAT)
@@ -110,6 +112,7 @@ def test_given_frames_stay_and_the_rest_is_learned(case: str, model) -> None:
     torch.testing.assert_close(y[0][:, at], held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [[], CASES["a picture in the middle"]], ids=["alone", "with a picture"])
 @pytest.mark.usefixtures("in_double")
 def test_a_clip_to_start_from_is_the_pipelines(given, checkpoint, model) -> None:
@@ -146,7 +149,7 @@ def test_a_checkpoint_that_names_the_older_pipeline_can_be_run_in_this_one(check
     assert "LTXConditionPipeline.from_pretrained(" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_what_does_not_fit_is_refused(model, fresh_model) -> None:
+def test_what_does_not_fit_is_refused(model) -> None:
     ours = model(KIND, train=False, **FORMAT)
     for given, message in (
         (Placed(frames(1), 33), "frame 33 is outside of a clip of 33 frames"),
@@ -158,7 +161,10 @@ def test_what_does_not_fit_is_refused(model, fresh_model) -> None:
             ours.encode_placed("a cat", [given])
     assert isinstance(ours, TakesPlaced)
     assert not any(isinstance(model(kind, train=False), TakesPlaced) for kind in ("ltx", "wan_t2v"))
-    with pytest.raises(ModelError, match="above 0 and is at most 1"):
-        fresh_model(KIND, options={"denoise_strength": 2.0})
-    with pytest.raises(ModelError, match='no option "denoise_strength"'):
-        fresh_model("ltx", options={"denoise_strength": 0.5})
+    with pytest.raises(ModelError, match="leave last_image out"):
+        ours.encode(["a cat"], [torch.stack([tiny.image()] * 2)])
+    with pytest.raises(ModelError, match="guidance_rescale is for clips from text"):
+        model(KIND, train=False, options={"guidance_rescale": 0.5}).encode(["a cat"], [tiny.image()])
+    with pytest.raises(ModelError, match="at least 1, got 0"):
+        ours.sigmas(0)
+    torch.testing.assert_close(ours.sigmas(6, 3.0), 3 * ours.sigmas(6) / (1 + 2 * ours.sigmas(6)))

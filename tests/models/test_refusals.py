@@ -1,114 +1,256 @@
-"""Checkpoints whose sampling we cannot reproduce are refused by name, before any weights load."""
+"""What cannot be loaded or sampled as its pipeline would is refused by name, before any weights load."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 
 import diffusers
 import pytest
+import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 import tiny
 from sage_grpo.models import ModelError
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.checkpoints.checkpoint import read_defaults
+from sage_grpo.models.checkpoints.from_configs import adapter_alone
+from sage_grpo.models.policy import build_solver
+from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
+from sage_grpo.training.config import EvalConfig, RolloutConfig, TrainConfig
 
 
 @pytest.fixture
-def unloadable(checkpoint, tmp_path):
-    """A variant of a checkpoint whose transformer cannot be read: an error about anything else came before."""
+def copy(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint("wan_t2v"), tmp_path / "wan")
 
-    def make(kind: str, **components):
-        folder = tiny.variant(checkpoint(kind), tmp_path / kind, **components)
-        for file in folder.glob("transformer*/*.safetensors"):
-            file.unlink()
-            file.touch()
-        return folder
 
-    return make
+def load(folder, **fields):
+    return ModelSpec(path=str(folder), cache=None, **fields).load("cpu")
+
+
+LTX = "LTXConditionPipeline"
+SCHEDULER, INDEX, VAE = "scheduler/scheduler_config.json", "model_index.json", "vae/config.json"
+PART = "scheduler"
+
+
+def dpm(kind: str):
+    plain = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+    return diffusers.DPMSolverMultistepScheduler(**plain, algorithm_type=kind)
+
+
+SAID = [
+    ("wan_t2v", PART, diffusers.FlowMatchHeunDiscreteScheduler(), "supported are FlowMatchEuler"),
+    ("wan_t2v", SCHEDULER, {"use_dynamic_shifting": True}, "sets use_dynamic_shifting to True"),
+    ("wan_t2v", SCHEDULER, {"stochastic_sampling": True}, "sets stochastic_sampling to True"),
+    ("wan_unipc_t2v", SCHEDULER, {"use_flow_sigmas": False}, "sets use_flow_sigmas to False"),
+    ("wan_unipc_t2v", SCHEDULER, {"prediction_type": "epsilon"}, "sets prediction_type to 'epsilon'"),
+    ("hunyuan15_t2v", PART, dpm("dpmsolver++"), "is a DPMSolverMultistepScheduler; supported are FlowMatch"),
+    ("wan_t2v", PART, dpm("sde-dpmsolver++"), r"algorithm_type to 'sde-dpmsolver\+\+'.*only 'dpmsolver' or"),
+    ("flux", PART, tiny.unipc(), "is a UniPCMultistepScheduler; supported are"),
+    ("ltx_condition", SCHEDULER, {"shift": 3.0}, "shift to 3.0"),
+    ("ltx_condition", SCHEDULER, {"shift_terminal": 0.1}, "shift_terminal to 0.1"),
+    ("ltx_condition", SCHEDULER, {"use_dynamic_shifting": True}, "use_dynamic_shifting to True"),
+    ("ltx_condition", PART, tiny.unipc(), f"supported with an {LTX}"),
+    ("hunyuan15_t2v", INDEX, {"guider": ["diffusers", "AdaptiveProjectedGuidance"]}, "supported is Classifier"),
+    ("hunyuan15_t2v", "guider/guider_config.json", {"start": 0.2}, "start 0.*to stop"),
+    ("hunyuan15_t2v", "guider/guider_config.json", {"stop": 0.8}, "start 0.*to stop"),
+    ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step_distilled"),
+    ("sana_720p", VAE, {"decoder_inject_noise": [False, True, False, False]}, "neither a timestep nor noise"),
+    ("sana_720p", VAE, {"timestep_conditioning": True}, "neither a timestep nor noise"),
+    ("ltx2", VAE, {"decoder_inject_noise": [False, True, False, False]}, "would add noise of its own"),
+    ("sana_720p", INDEX, {"vae": ["diffusers", "AutoencoderDC"]}, "is a AutoencoderDC; supported are AutoencoderKLWan"),
+    (
+        "wan_t2v",
+        INDEX,
+        {"_class_name": "KandinskyPipeline"},
+        "KandinskyPipeline; supported are .*HunyuanVideo15Pipeline",
+    ),
+    ("wan_t2v", INDEX, {"vae": [None, None]}, r'"vae" \(model_index.json does not list it'),
+    ("wan_i2v", INDEX, {"image_encoder": [None, None]}, 'lacks its component "image_encoder"'),
+    ("flux", INDEX, {"tokenizer_2": [None, None]}, 'lacks its component "tokenizer_2"'),
+    ("sd3", INDEX, {"tokenizer_3": [None, None]}, 'lacks its component "tokenizer_3"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "file", "entries", "message"), SAID)
+def test_what_a_checkpoint_says_of_itself(kind: str, file: str, entries, message: str, checkpoint, tmp_path) -> None:
+    """Before its transformer is read, whose file is empty here."""
+    folder = tiny.variant(checkpoint(kind), tmp_path / kind, **({file: entries} if file == PART else {}))
+    for weights in folder.glob("transformer*/*.safetensors"):
+        weights.unlink()
+        weights.touch()
+    if file != PART:
+        tiny.write(folder / file, {**json.loads((folder / file).read_text()), **entries})
+    refused(folder, message)
+
+
+ASKED = [
+    ("wan_t2v", {"frames": 6}, r"frames must be 4k \+ 1.*got 6: use 5 or 9"),
+    ("wan_t2v", {"width": 8}, "width must be a multiple of 16 here, got 8: use 16"),
+    ("flux", {"frames": 5}, r"model\.frames must be 1 for a model of images, got 5"),
+    ("flux", {"family": "ltx"}, "holds a FluxPipeline, but this family serves LTXPipeline"),
+    ("sana_video", {"height": 48, "width": 64}, "height must be a multiple of 32 here, got 48: use 32 or 64"),
+    ("sd3", {"attention": "_native_math"}, "this network knows PyTorch's own choice only"),
+    ("hunyuan15_t2v", {"attention": "_native_cudnn", "deterministic": True}, r"model\.deterministic"),
+    ("wan_t2v", {"guidance_scale_2": 3.0}, "guidance_scale_2 is 3, but .* has no second expert"),
+    ("flux2_distilled", {"guidance_scale": 4.0}, "guidance_scale is 4, but .* was distilled"),
+    (
+        "ltx_timestep",
+        {"options": {"decode_timestp": 0.1}},
+        "no option .decode_timestp.. Did you mean .decode_timestep.",
+    ),
+    ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
+    ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
+    ("ltx", {"options": {"denoise_strength": 0.5}}, 'no option "denoise_strength"'),
+    ("ltx_condition", {"options": {"denoise_strength": 2.0}}, "above 0 and is at most 1"),
+    ("sana_video", {"options": {"motion_score": 2.5}}, "motion_score is a whole number from 1"),
+    ("sana_video", {"options": {"motion_score": 0}}, "motion_score is a whole number from 1"),
+    ("flux_plain", {"options": {"text_tokens": 513}}, "text_tokens is a whole number from 1 to 512, got 513"),
+    ("qwen_image_edit", {"options": {"picture_pixels": 0.5}}, "picture_pixels is a whole number from 1024"),
+    ("hunyuan15_t2v", {"options": {"pad_text": -1}}, "pad_text is a whole number from 0, got -1"),
+    ("hunyuan15_t2v", {"options": {"pad_text": 8}, "packed": False}, r"pad_text is for model\.packed"),
+    ("wan22_t2v", {"options": {"strength": 0.5}}, "two networks"),
+    ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
+    ("wan22_5b_t2v", {"options": {"strength": 0.5}}, "the VAE of 2.2"),
+    ("wan_t2v", {"options": {"strength": 0.0}}, "above 0 and is at most 1"),
+    ("wan_t2v", {"options": {"strength": 1.5}}, "above 0 and is at most 1"),
+    ("wan_t2v", {"options": {"strength": 0.5}, "sigmas": [0.9, 0.5]}, r"model\.sigmas states another"),
+    ("hunyuan15_t2v", {"lora": LoraSpec(targets=["to_k", "attn.to_qq"])}, r"binds to no Linear module.*attn\.to_q"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "message"), ASKED)
+def test_what_is_asked_of_a_model(kind: str, fields, message: str, checkpoint) -> None:
+    refused(checkpoint(kind), message, **fields)
 
 
 def refused(folder, message: str, **fields) -> None:
     with pytest.raises(ModelError, match=message):
-        ModelSpec(path=str(folder), cache=None, **fields).load("cpu")
-
-
-def edit(file, **values) -> None:
-    tiny.write(file, {**json.loads(file.read_text()), **values})
-
-
-def flow_euler(**config):
-    return diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)
-
-
-def dpm(**config):
-    plain = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-    return diffusers.DPMSolverMultistepScheduler(**{**plain, **config})
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "message"),
-    [
-        (diffusers.FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler; supported are FlowMatchEuler"),
-        (flow_euler(use_dynamic_shifting=True), "sets use_dynamic_shifting to True"),
-        (flow_euler(invert_sigmas=True), "sets invert_sigmas to True"),
-        (flow_euler(stochastic_sampling=True), "sets stochastic_sampling to True"),
-        (tiny.unipc(use_dynamic_shifting=True), "sets use_dynamic_shifting to True"),
-        (tiny.unipc(use_flow_sigmas=False), "sets use_flow_sigmas to False"),
-        (tiny.unipc(prediction_type="epsilon"), "sets prediction_type to 'epsilon'"),
-        (tiny.unipc(final_sigmas_type="sigma_min"), "sets final_sigmas_type to 'sigma_min'"),
-        (tiny.unipc(use_karras_sigmas=True), "sets use_karras_sigmas to True"),
-        (tiny.unipc(use_exponential_sigmas=True), "sets use_exponential_sigmas to True"),
-        (dpm(algorithm_type="sde-dpmsolver++"), r"algorithm_type to 'sde-dpmsolver\+\+'.*only 'dpmsolver' or 'dpm"),
-    ],
-)
-def test_schedulers(scheduler, message: str, unloadable) -> None:
-    refused(unloadable("wan_t2v", scheduler=scheduler), message)
-
-
-def test_beta_sigmas_without_scipy(monkeypatch, unloadable) -> None:
-    module = "diffusers.schedulers.scheduling_flow_match_euler_discrete"
-    monkeypatch.setattr(f"{module}.is_scipy_available", lambda: False)
-    folder = unloadable("wan_t2v")
-    edit(folder / "scheduler" / "scheduler_config.json", use_beta_sigmas=True)
-    refused(folder, "a package that is not installed: .*scipy")
-
-
-def test_schedulers_that_hunyuans_pipeline_cannot_hand_sigmas_to(unloadable) -> None:
-    refused(unloadable("hunyuan15_t2v", scheduler=dpm()), "is a DPMSolverMultistepScheduler; supported are FlowMatch")
-
-
-def test_guiders(unloadable) -> None:
-    folder = unloadable("hunyuan15_t2v", guider=diffusers.AdaptiveProjectedGuidance())
-    refused(folder, "is a AdaptiveProjectedGuidance; supported is ClassifierFreeGuidance")
-
-
-@pytest.mark.parametrize("part", [{"start": 0.2}, {"stop": 0.8}])
-def test_guidance_of_a_part_of_the_steps(part, unloadable) -> None:
-    refused(unloadable("hunyuan15_t2v", guider=diffusers.ClassifierFreeGuidance(**part)), "start 0.*to stop")
-
-
-def test_guidance_of_an_expert_that_is_not_there(unloadable) -> None:
-    refused(unloadable("wan_t2v"), "guidance_scale_2 is 3, but .* has no second expert", guidance_scale_2=3.0)
-
-
-def test_first_guidance_off_and_second_on() -> None:
-    with pytest.raises(ModelError, match=r"guidance off for both experts.*guidance_scale_2 is 3"):
-        ModelSpec(guidance_scale=1.0, guidance_scale_2=3.0)
-    ModelSpec(guidance_scale=1.0, guidance_scale_2=1.0)
-
-
-def test_meanflow_models(unloadable) -> None:
-    folder = unloadable("hunyuan15_i2v")
-    edit(folder / "transformer" / "config.json", use_meanflow=True)
-    refused(folder, "is a MeanFlow model .*step_distilled")
+        load(folder, **fields)
 
 
 def test_solver_that_a_model_does_not_bring() -> None:
     from toy_family import Toy
-
-    from sage_grpo.models.policy import build_solver
 
     toy = Toy(ModelSpec(), "cpu")
     with pytest.raises(ModelError, match='solver "checkpoint" needs a model that brings one, and Toy has no'):
         build_solver(toy, "checkpoint", 4)
     with pytest.raises(ModelError, match='"heun" is unknown: use euler, ab2 or checkpoint'):
         build_solver(toy, "heun", 4)  # type: ignore[arg-type]
+
+
+def test_wrong_folder(checkpoint, tmp_path) -> None:
+    folder = checkpoint("wan_t2v")
+    refused(folder.parent / "wan_t2", r'is not a folder. Did you mean ".*wan_t2v"')
+    refused(folder / "transformer", r"no model_index.json.*give its parent folder")
+    refused(tmp_path, "save_pretrained")
+
+
+def test_a_hub_id_is_fetched_as_safetensors_or_told_to_be_unreachable(monkeypatch, checkpoint) -> None:
+    """Where it is not in the cache, or the connection is lost, whatever the hub's HTTP client calls that."""
+    calls, lost = [], [LocalEntryNotFoundError, HfHubHTTPError.__bases__[0]]
+
+    def fetch(name, **options):
+        calls.append((name, options))
+        if lost:
+            raise lost.pop()("no network")
+        return checkpoint("wan_t2v")
+
+    monkeypatch.setattr(diffusers.DiffusionPipeline, "download", fetch)
+    for _ in range(2):
+        refused("nobody/nothing", r"neither a folder here.*Check the spelling")
+    assert load("somebody/wan", revision="abc", family="wan").latent_shape() == (16, 2, 4, 4)
+    assert calls[2:] == [("somebody/wan", {"revision": "abc", "use_safetensors": True})]
+
+
+def test_a_lora_needs_only_the_config_files_of_a_hub_id(monkeypatch, checkpoint, tmp_path) -> None:
+    asked = []
+    fetched = lambda *names, **how: asked.append(how) or str(checkpoint("wan_t2v"))  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    monkeypatch.setattr(diffusers.DiffusionPipeline, "download", lambda *_, **__: pytest.fail("weights were fetched"))
+    ours = adapter_alone(ModelSpec(path="owner/name", cache=None, lora=LoraSpec(rank=2)))
+    ours.save(tmp_path, weights={name: torch.zeros(weight.shape) for name, weight in ours.trainable().items()})
+    assert [how["allow_patterns"] for how in asked] == [["*.json"]]
+
+
+@pytest.mark.parametrize("wrong", ['"5"', "null", "{}", "true", "0", "1e999", "NaN", "1" + "0" * 30])
+def test_video_defaults_are_positive_numbers(wrong: str, tmp_path) -> None:
+    (tmp_path / "video.json").write_text('{"frame": 5}')
+    with pytest.raises(ModelError, match="unknown entries"):
+        read_defaults(tmp_path)
+    for key in ("frames", "height", "fps", "shift"):
+        (tmp_path / "video.json").write_text(f'{{"{key}": {wrong}}}')
+        with pytest.raises(ModelError, match=rf"video.json: '{key}' must be"):
+            read_defaults(tmp_path)
+
+
+def test_parts_that_are_not_there(copy) -> None:
+    index = (copy / "model_index.json").read_text()
+    (copy / "model_index.json").write_text(index.replace("WanTransformer3DModel", "SanaVideoCausalTransformer3DModel"))
+    refused(copy, "SanaVideoCausalTransformer3DModel")  # a class that diffusers lacks
+    (copy / "model_index.json").write_text(index)
+    tokenizer = (copy / "tokenizer").rename(copy / "elsewhere")
+    refused(copy, r'lacks its component "tokenizer".*Download it again')
+    tokenizer.rename(copy / "tokenizer")
+    file = copy / "transformer" / "diffusion_pytorch_model.safetensors"
+    file.rename(file.with_suffix(".bin"))
+    refused(copy, r"Pickled weights are never loaded")
+
+
+def test_wrong_latents_and_conditions(model) -> None:
+    ours = model("wan_t2v", guidance_scale=1.0)
+    conditions, x, sigma = ours.encode(["a cat"]), torch.zeros(2, *ours.latent_shape()), torch.tensor(0.5)
+    with pytest.raises(ModelError, match=r"need \(batch, 16, 2, 4, 4\)"):
+        ours.velocity(torch.zeros(1, 16, 2, 4, 5), sigma, conditions)
+    with pytest.raises(ModelError, match=r"need \(batch, 16, 2, 4, 4\)"):
+        ours.decode(torch.zeros(1, 16, 3, 4, 4))
+    with pytest.raises(ModelError, match="2 samples but 1 conditions"):
+        ours.velocity(x, sigma, conditions)
+    with pytest.raises(ModelError, match=r"guidance 3 needs encoded negative prompts"):
+        ours.velocity(x[:1], sigma, conditions, guidance=3.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "message"),
+    [
+        (ModelSpec, {"family": "hunyuan_15"}, "Did you mean 'hunyuan15'"),
+        (ModelSpec, {"guidance_scale": 0.5}, "at least 1"),
+        (ModelSpec, {"guidance_scale": 1.0, "guidance_scale_2": 3.0}, r"off for both experts.*guidance_scale_2 is 3"),
+        (ModelSpec, {"sigmas": [1.0, 1.0, 0.5]}, "fall strictly"),
+        (ModelSpec, {"sigmas": [1.1, 0.5]}, r"must be in \(0, 1\]"),
+        (ModelSpec, {"sigmas": [1.0, 0.0]}, r"must be in \(0, 1\]"),
+        (ModelSpec, {"sigmas": [1.0, 0.5], "shift": 3.0}, "leave one"),
+        (ModelSpec, {"family": "wann"}, '"wann" is unknown: .*Did you mean .wan'),
+        (ModelSpec, {"family": "toy_in_a_file.py"}, r"a family is a module.* Write toy_in_a_file$"),
+        (ModelSpec, {"family": "toy_in_a_file:load"}, r"a family is a module.* Write toy_in_a_file$"),
+        (AdapterSpec, {"path": "somewhere", "file": "weights.bin"}, "safetensors file"),
+        (ModelSpec, {"shift": -1.0}, "shift must be positive"),
+        (LoraSpec, {"rank": 0}, "rank"),
+        (LoraSpec, {"alpha": 0.0}, "alpha"),
+    ],
+)
+def test_specs_check_themselves(spec, fields, message) -> None:
+    with pytest.raises((ModelError, ValueError), match=message):
+        spec(**fields)
+
+
+def test_cuda_that_is_not_there(monkeypatch, checkpoint) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="sees no CUDA device"):
+        ModelSpec(path=str(checkpoint("wan_t2v"))).load("cuda")
+
+
+def test_a_run_whose_steps_are_others_is_refused_before_anything_is_loaded() -> None:
+    spec = ModelSpec(sigmas=[1.0, 0.875, 0.75, 0.5])
+    whole = TrainConfig(model=spec, rollout=RolloutConfig(steps=4), evaluate=EvalConfig(steps=4))
+    for change, why in (
+        ({"rollout": RolloutConfig(steps=5)}, r"rollout\.steps 5"),
+        ({"evaluate": EvalConfig(steps=40)}, r"evaluate\.steps 40"),
+        ({"rollout": RolloutConfig(steps=4, shift=2.0)}, r"rollout\.shift"),
+        ({"evaluate": EvalConfig(steps=4, solver="checkpoint")}, "solver"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            replace(whole, **change)
+    with pytest.raises(ModelError, match="does not know them"):
+        replace(spec, family="trainer_zoo.toy").load("cpu")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from sage_grpo.documents import DocumentError
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.files import check_index
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.pretrained import from_pretrained, load_config
 
 
 @pytest.fixture
@@ -32,10 +36,8 @@ def change(file: Path, **entries: object) -> None:
     [
         ["evil_component", "Scheduler"],
         ["subprocess", "Popen"],
-        ["transformers", "AutoModel"],
         ["transformers", "utils.logging"],
         ["diffusers", 3],
-        ["diffusers"],
         ["diffusers", "UniPCMultistepScheduler", "x"],
     ],
 )
@@ -58,45 +60,165 @@ def test_the_pipeline_is_a_name(copy, name) -> None:
 
 
 def test_a_text_encoder_is_a_model(copy) -> None:
-    for kind in ("pipeline", "PretrainedConfig", "NoSuchThing"):
+    kinds = {
+        "pipeline": "no part",
+        "PretrainedConfig": "no part",
+        "NoSuchThing": "does not have",
+        "T5Tokenizer": "no model",
+    }
+    for kind, fault in kinds.items():
         change(copy / "model_index.json", text_encoder=["transformers", kind])
-        with pytest.raises(ModelError, match="no model of transformers"):
+        with pytest.raises(ModelError, match=fault):
             load(copy).encode(["a cat"])
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": ' * 100_000, "\udcff", "{'a': 1}"])
-def test_an_index_that_is_no_json_object_is_refused(copy, text) -> None:
-    (copy / "model_index.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ModelError, match=r"model_index\.json"):
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("transformer", ["diffusers", "WanPipeline"]),
+        ("vae", ["diffusers", "ConfigMixin"]),
+        ("scheduler", ["diffusers", "WanPipeline"]),
+        ("tokenizer", ["transformers", "Trainer"]),
+        ("tokenizer", ["transformers", "UMT5EncoderModel"]),
+    ],
+)
+def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, tmp_path, monkeypatch) -> None:
+    """A pipeline would follow the index in its folder, which may name any module."""
+    mark = tmp_path / "mark"
+    (tmp_path / "evil_part.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (copy / name / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline", "vae": ["evil_part", "X"]}))
+    change(copy / "model_index.json", **{name: entry})
+    with pytest.raises(ModelError, match=name):
         load(copy)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("value", ["x", 3, [], {"a": 1}, [None], None, "x" * 10**6])
+def test_an_entry_of_another_kind_is_refused(copy, value) -> None:
+    """(A second transformer, which this model has not, may be null.)"""
+    index = json.loads((copy / "model_index.json").read_text())
+    for name in ("transformer", "tokenizer") if value is None else ("transformer", "transformer_2", "tokenizer"):
+        (copy / "model_index.json").write_text(json.dumps({**index, name: value}))
+        with pytest.raises(ModelError):
+            load(copy)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/", ""])
+def test_a_component_lies_in_the_checkpoint(copy, name) -> None:
+    change(copy / "model_index.json", **{name: ["diffusers", "AutoencoderKLWan"]})
+    with pytest.raises(ModelError, match="names of components are words"):
+        load(copy)
+
+
+CONFIGS = ("transformer/config.json", "vae/config.json", "text_encoder/config.json", "scheduler/scheduler_config.json")
+
+
+@pytest.mark.parametrize("file", CONFIGS)
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", '{"a": ' * 100_000, '{"num_layers": "x", "shift": "x", "base_dim": {}}']
+)
+def test_a_configuration_that_is_none_is_refused(copy, file, text) -> None:
+    (copy / file).write_text(text)
+    with pytest.raises(ModelError, match=file.partition("/")[0]):
+        load(copy).encode(["a cat"])
+
+
+@pytest.mark.parametrize("file", ["model_index.json", *CONFIGS])
+def test_a_pipe_is_not_waited_for(copy, file) -> None:
+    (copy / file).unlink()
+    os.mkfifo(copy / file)
+    with pytest.raises(ModelError, match="json"):
+        load(copy).encode(["a cat"])
 
 
 @pytest.mark.parametrize(
-    "shard", ["../../elsewhere.safetensors", "/etc/x.safetensors", "..", "a\\b.safetensors", "x.bin", 3]
+    ("component", "entry"),
+    [
+        ("transformer", {"num_layers": 9000}),
+        ("transformer", {"rope_max_seq_len": 10**12}),
+        ("vae", {"base_dim": 10**7}),
+        ("text_encoder", {"num_layers": 10**18}),
+        ("text_encoder", {"d_ff": 10**12}),
+    ],
 )
-@pytest.mark.parametrize("component", ["text_encoder", "transformer"])
-def test_shards_lie_beside_their_index(copy, shard, component) -> None:
-    (file,) = (copy / component).glob("*.safetensors")
-    (copy / component / f"{file.stem}.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": {"a": file.name, "b": shard}})
-    )
-    with pytest.raises(ModelError, match="beside the index"):
-        load(copy)
+def test_a_network_is_no_larger_than_its_weights(copy, component, entry) -> None:
+    """Refused while it is built, where a tensor has no memory yet."""
+    change(copy / component / "config.json", **entry)
+    with pytest.raises(ModelError, match=r"larger network than its weights|networks have at most"):
+        load(copy).encode(["a cat"])
 
 
-def test_real_sharded_weights_load(copy) -> None:
+@pytest.fixture
+def encoder(copy, monkeypatch) -> Path:
+    """A folder with a text encoder; a kernel that is asked for from the hub fails the test."""
+    from transformers.integrations import hub_kernels
+
+    def fetch(name: str, *args: object, **options: object) -> None:
+        raise AssertionError(f"{name} would be fetched")
+
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", fetch)
+    return copy / "text_encoder"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"attn_implementation": "kernels-community/flash-attn2"},
+        {"_attn_implementation": "a/b@c:d"},
+        {"attn_implementation": {"": "a/b"}},
+        {"text_config": {"inner": [{"attn_implementation": "a/b"}]}},
+        {"experts_implementation": "a/b"},
+        {"quantization_config": {"quant_method": "mxfp4"}},
+    ],
+)
+def test_a_configuration_fetches_no_code(encoder, entry) -> None:
+    from transformers import AutoConfig, UMT5EncoderModel
+
+    change(encoder / "config.json", **entry)
+    for read in (lambda: from_pretrained(UMT5EncoderModel, encoder), lambda: load_config(AutoConfig, encoder)):
+        with pytest.raises(DocumentError, match=r"config\.json: \w+ is "):
+            read()
+    with pytest.raises(ModelError, match=r"config\.json: \w+ is "):
+        load(encoder.parent).encode(["a cat"])
+
+
+def test_the_attention_of_encoders_is_ours(encoder) -> None:
+    """A plain name may be a kernel as well ("flash_attention_2"), and the library's default takes its place; what PyTorch has stays."""
     from transformers import UMT5EncoderModel
 
-    whole = load(copy)
-    expected = whole.encode(["a cat"])[0].tensors["text"]
-    encoder = UMT5EncoderModel.from_pretrained(copy / "text_encoder")
-    for file in (copy / "text_encoder").glob("*.safetensors"):
-        file.unlink()
-    encoder.save_pretrained(copy / "text_encoder", max_shard_size="20KB")
-    assert list((copy / "text_encoder").glob("*.index.json"))
-    assert load(copy).encode(["a cat"])[0].tensors["text"].equal(expected)
+    default = from_pretrained(UMT5EncoderModel, encoder).config._attn_implementation
+    for name, used in {"flash_attention_2": default, "flex_attention": default, "eager": "eager"}.items():
+        change(encoder / "config.json", attn_implementation=name)
+        assert from_pretrained(UMT5EncoderModel, encoder).config._attn_implementation == used
 
 
-def test_what_pipelines_write_is_accepted() -> None:
-    index = {"_class_name": "X", "boundary_ratio": None, "vae": ["diffusers", "Y"], "image_encoder": [None, None]}
-    check_index(Path("model_index.json"), index)
+def test_a_text_encoder_is_no_adapter_of_another_model(encoder) -> None:
+    (encoder / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "a/b", "megatron_core": "evil"})
+    )
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        load(encoder.parent).encode(["a cat"])
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_make_no_clip(copy, component, value) -> None:
+    from sage_grpo.models.policy import build_solver, solve
+
+    (file,) = (copy / component).glob("*.safetensors")
+    weights = load_file(file)
+    name = next(
+        n for n in sorted(weights) if n.endswith("proj_out.weight") or "decoder.conv_in.weight" in n or "final" in n
+    )
+    weights[name] = weights[name] * value
+    save_file(weights, file, {"format": "pt"})
+
+    def sample() -> None:
+        model = load(copy)
+        conditions = model.encode(["a cat"])
+        model.decode(solve(model, build_solver(model, "euler", 2), torch.randn(1, *model.latent_shape()), conditions))
+
+    with pytest.raises(ModelError, match=f"{name} holds NaN or infinity"):
+        sample()

@@ -1,6 +1,6 @@
-"""Errors that a rule can make: every comparison, operation, number, flag, function with a twin and pair of arguments of some modules, changed once.
+"""Errors that a rule can make: every comparison, operation, number, flag, function with a twin and pair of arguments of the package, changed once.
 
-`generated.yaml` says which modules, which tests must notice, and which of the changed programs are no errors, each with its reason.
+`generated.yaml` lists the changed programs that are no errors, each with its reason. reach.py finds the tests.
 Operators of our own: mutmut (3.8) and cosmic-ray (8.7) bring runners that start the tests anew for every error, and libcst and textual
 or sqlalchemy and aiohttp with them; of a library this needs the forty lines of rules only.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,11 +19,11 @@ from pathlib import Path
 import yaml
 
 from mutants import pattern
-from mutants.error import PACKAGE, DoesNotFit, PlantedError
+from mutants.error import PACKAGE, PlantedError
 
 FILE = Path(__file__).with_name("generated.yaml")
-LIMIT = 60
-"""Seconds of a core for the tests of one error, which take ten without one: a loop that does not end is noticed by that."""
+LIMIT = 120
+"""Seconds of a core for the tests of one error: a loop that does not end is noticed by that."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -73,70 +74,77 @@ class Equivalent:
         return _meaning(self.old) == _meaning(error.old) and _meaning(self.new) == _meaning(error.new)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What generated.yaml says."""
-
-    modules: tuple[str, ...]
-    tests: tuple[str, ...]
-    equivalent: tuple[Equivalent, ...]
-
-
 @lru_cache(maxsize=4096)
 def _meaning(text: str) -> str:
     found = pattern.code(text)
     return "\n".join(map(ast.dump, found)) if isinstance(found, list) else ast.dump(found)
 
 
-def read(path: Path = FILE) -> Plan:
-    """The file's plan."""
-    said = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+def read(path: Path = FILE) -> tuple[Equivalent, ...]:
+    """The generated programs that are no errors."""
     equivalent = []
-    for entry in said["equivalent"]:
+    for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):
         if set(entry) - {"which"} != {"in", "from", "to", "why"} or not entry["why"]:
             raise ValueError(
                 f"{path.name}: an equivalent needs in, from, to and why (and which of several), not {entry}."
             )
         file, _, symbol = entry["in"].partition("::")
         equivalent.append(Equivalent(file, symbol, entry["from"], entry["to"], entry.get("which", ""), entry["why"]))
-    return Plan(tuple(said["modules"]), tuple(said["tests"]), tuple(equivalent))
+    return tuple(equivalent)
 
 
-def generated(root: Path, plan: Plan | None = None) -> list[PlantedError]:
-    """All errors, without those that are none."""
-    plan = read() if plan is None else plan
-    return [error for error in everything(root, plan) if not any(one.fits(error) for one in plan.equivalent)]
+def room(file: str) -> str:
+    """The folder of a file of the package; the modules of its first level are one room."""
+    return file.rpartition("/")[0].partition("/")[0] or "(first level)"
 
 
-def everything(root: Path, plan: Plan) -> Iterator[PlantedError]:
-    """All errors, with those that are none."""
-    own = {path.relative_to(root / "tests").as_posix() for path in (root / "tests").rglob("test_*.py")}
-    for module in plan.modules:
-        files = sorted((root / PACKAGE).glob(module))
-        if not files:
-            raise DoesNotFit(f"{FILE.name}: there is no {module} under {PACKAGE}.")
-        for path in files:
-            file = path.relative_to(root / PACKAGE)
-            first = (file.parent / f"test_{file.name}").as_posix()
-            tests = [*([first] if first in own else []), *plan.tests]
-            yield from of_source(file.as_posix(), path.read_text(encoding="utf-8"), tests)
+def drawn(
+    root: Path, seed: int, count: int, rooms: str = "", equivalent: Sequence[Equivalent] | None = None
+) -> list[PlantedError]:
+    """Up to `count` errors of every room whose name holds `rooms`, drawn by the seed, without those that are none.
+
+    A room's draw does not depend on the other rooms.
+    """
+    none = read() if equivalent is None else equivalent
+    files: dict[str, list[Path]] = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        files.setdefault(room(path.relative_to(root / PACKAGE).as_posix()), []).append(path)
+    chosen = []
+    for name, paths in files.items():
+        if rooms in name:
+            changes = [change for path in paths for change in changes_of(path.read_text(encoding="utf-8"), path)]
+            random.Random(f"{seed} {name}").shuffle(changes)
+            errors = (change.error(root / PACKAGE) for change in changes)
+            chosen += itertools.islice((one for one in errors if not any(no.fits(one) for no in none)), count)
+    return chosen
 
 
-def of_source(file: str, source: str, tests: Sequence[str]) -> Iterator[PlantedError]:
-    """The errors of one file."""
-    tree = pattern.parsed(source)
-    holders = pattern.symbols(source)
-    for way, node in _looked_at(tree, ()):
-        errors = [ast.unparse(ast.fix_missing_locations(new)) for new in changed(node)]
-        if not errors:
-            continue
-        name, old = pattern.holder(holders, way), ast.unparse(node)
-        spots = pattern.places(source, name, old) or []
-        here = pattern.Spot((*way, ("value", None)) if isinstance(node, ast.Expr) else way)
+@dataclass(frozen=True)
+class Change:
+    """One node of a file, and what could stand there instead."""
+
+    path: Path
+    source: str
+    way: tuple[pattern.Step, ...]
+    node: ast.AST
+    new: ast.AST
+
+    def error(self, root: Path) -> PlantedError:
+        """The error that it is, with the symbol that holds it; `root` is the package's folder."""
+        name, old = pattern.holder(pattern.symbols(self.source), self.way), ast.unparse(self.node)
+        new = ast.unparse(ast.fix_missing_locations(self.new))
+        spots = pattern.places(self.source, name, old) or []
+        here = pattern.Spot((*self.way, ("value", None)) if isinstance(self.node, ast.Expr) else self.way)
         which = f"{spots.index(here) + 1} of {len(spots)}" if len(spots) > 1 else ""
-        for new in errors:
-            what = f"generated: {old} -> {new}{f' ({which})' if which else ''}"
-            yield PlantedError(what, file, name, old, new, tuple(tests), True, which, FILE.name, LIMIT)
+        what = f"generated: {old} -> {new}{f' ({which})' if which else ''}"
+        file = self.path.relative_to(root).as_posix()
+        return PlantedError(what, file, name, old, new, (), True, which, FILE.name, LIMIT)
+
+
+def changes_of(source: str, path: Path) -> list[Change]:
+    """All changes of one file."""
+    tree = pattern.parsed(source)
+    return [Change(path, source, way, node, new) for way, node in _looked_at(tree, ()) for new in changed(node)]
 
 
 def _looked_at(node: ast.AST, way: tuple[pattern.Step, ...]) -> Iterator[tuple[tuple[pattern.Step, ...], ast.AST]]:

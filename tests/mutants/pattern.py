@@ -30,7 +30,7 @@ class Spot:
     def block(self, tree: ast.AST) -> tuple[ast.AST, str, int | None]:
         """The node above, its field, and the place in that field."""
         for step in self.way[:-1]:
-            tree = _child(tree, step)
+            tree = child(tree, step)
         return tree, *self.way[-1]
 
     def nodes(self, tree: ast.AST) -> list[ast.AST]:
@@ -39,7 +39,8 @@ class Spot:
         return [getattr(above, name)] if index is None else getattr(above, name)[index : index + self.count]
 
 
-def _child(node: ast.AST, step: Step) -> ast.AST:
+def child(node: ast.AST, step: Step) -> ast.AST:
+    """The node at one step below."""
     value = getattr(node, step[0])
     return value if step[1] is None else value[step[1]]
 
@@ -229,7 +230,7 @@ def _put(node: ast.AST, way: tuple[Step, ...], count: int, new: list[ast.AST]) -
     """A tree with other nodes at the end of a way; all that is not on the way is shared."""
     (name, index), rest = way[0], way[1:]
     above, value = copy.copy(node), getattr(node, way[0][0])
-    put = [_put(_child(node, way[0]), rest, count, new)] if rest else new
+    put = [_put(child(node, way[0]), rest, count, new)] if rest else new
     if index is None:
         setattr(above, name, put[0])
     else:

@@ -1,6 +1,6 @@
-"""Plant every error, those of the tables and those that are generated, one at a time, and run the tests that should see it.
+"""Plant errors, those of the tables and generated ones that are drawn by a seed, one at a time, and run the tests that should see it.
 
-    python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--list]
+    python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--draw 10] [--seed 7] [--rooms models] [--unlisted] [--list]
 
 Errors are planted in temporary copies of the tree, never in the tree itself. Libraries are imported once, in this process, and every
 try is a fork of it that imports the package anew. First the same tests run on the tree as it is: where one of them fails, or the
@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import py_compile
+import random
 import resource
 import shutil
 import signal
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from mutants.error import PACKAGE, PlantedError  # noqa: E402
-from mutants.generate import generated  # noqa: E402
+from mutants.generate import drawn, room  # noqa: E402
+from mutants.reach import OTHERS, Measure, Reach  # noqa: E402
 from mutants.swap import Swaps, can_be_swapped  # noqa: E402
 from mutants.tables import MUTANTS  # noqa: E402
 
@@ -56,12 +58,17 @@ COPIED = (
     "Makefile",
     "constraints.txt",
 )
-WORDS = {0: "SURVIVED", 1: "noticed"}
+SURVIVED, NOTICED, LATE_WORD = "SURVIVED", "noticed", "TIMED OUT"
+WORDS = {0: SURVIVED, 1: NOTICED}
 """Exit codes of pytest; all others mean that the tests did not run."""
+UNIMPORTABLE = (2, 4)
+"""Exit codes of pytest where a generated error keeps the package from being imported."""
 LATE = (-1, -signal.SIGXCPU)
 """Exit codes of a try that ran into a limit."""
-GROUP = 60
+GROUP = 12
 """Errors that are planted in one process."""
+PARTS = 6
+"""Into how many parts a job's tests are cut when they are measured: a part that takes long keeps the others waiting."""
 
 
 @dataclass
@@ -72,6 +79,8 @@ class Try:
     error: PlantedError | None = None
     group: Sequence[PlantedError] = ()
     """Errors that are planted one after the other in forks of the fork (swap.py)."""
+    measures: str = ""
+    """Only measure which lines the tests run (reach.py): "quick" ones, or "all"."""
     folder: Path = Path()
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
@@ -84,6 +93,11 @@ class Try:
     def answers(self) -> Path:
         """What became of the errors of a group."""
         return self.folder.with_suffix(".jsonl")
+
+    @property
+    def reach(self) -> Path:
+        """What was measured."""
+        return self.folder.with_suffix(".reach")
 
     @property
     def output(self) -> Path:
@@ -114,9 +128,11 @@ class Try:
     def _run(self) -> int:
         """In the fork: the exit code of pytest."""
         enter(self.folder, self.output)
+        if self.measures:
+            return run_tests(self.folder, [self.tests], Measure(self.folder, self.reach, self.measures == "all"))
         if self.group:
             return run_tests(self.folder, [self.tests], Swaps(self.group, self.folder, self.answers))
-        if self.error is None:
+        if self.error is None or self.error.cpu_limit:
             return run_tests(self.folder, [self.tests])
         return run_tests(self.folder, [[test] for test in self.tests])  # later ones are collected where they are needed
 
@@ -206,21 +222,27 @@ def enter(folder: Path, output: Path) -> None:
     os.chdir(folder)
 
 
-def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: Swaps | None = None) -> int:
+def run_tests(folder: Path, parts: Sequence[Sequence[str]], plugin: Swaps | Measure | None = None) -> int:
     """In the fork: pytest on a copy of the tree, part by part up to the first that fails; returns its exit code."""
     package = importlib.import_module("sage_grpo")
     if not str(package.__file__).startswith(str(folder)):
         print(f"The package came from {package.__file__}, not from the copy.")
         return 3
     import pytest
-    from hypothesis import Phase, settings
+    from hypothesis import HealthCheck, Phase, settings
 
     # The same examples every time, and none made smaller: that an error is noticed is enough.
-    settings.register_profile("planted", phases=(Phase.explicit, Phase.generate), derandomize=True, deadline=None)
+    settings.register_profile(
+        "planted",
+        phases=(Phase.explicit, Phase.generate),
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("planted")
     order = Order(folder, parts[0][0])
-    if swaps is not None:
-        swaps.seconds = order.seconds
+    if isinstance(plugin, Swaps):
+        plugin.seconds = order.seconds
     scratch = folder.with_suffix(".tmp") / "pytest"
     options = [
         "-q",
@@ -231,10 +253,11 @@ def run_tests(folder: Path, parts: Sequence[Sequence[str]], swaps: Swaps | None 
         "no:cacheprovider",
         f"--basetemp={scratch}",
     ]
-    options += [] if order.measures else ["-x"]
+    plugins = [plugin] if isinstance(plugin, Measure) else [order, *([plugin] if plugin else [])]
+    options += [] if order.measures or isinstance(plugin, Measure) else ["-x"]
     for part in parts:
         paths = [f"tests/{test}" for test in part]
-        code = int(pytest.main([*options, *paths], plugins=[order, *([swaps] if swaps else [])]))
+        code = int(pytest.main([*options, *paths], plugins=plugins))
         if code not in (0, 5) or (code == 5 and not order.done):  # 5: all of them have run before
             return code
     return 0
@@ -285,8 +308,9 @@ def copies(root: Path, jobs: int) -> Iterator[list[Path]]:
     """One copy of the tree for every job, and none afterwards."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         folders = [Path(place) / f"copy{number}" for number in range(jobs)]
-        for folder in folders:
-            copy_tree(root, folder)
+        copy_tree(root, folders[0])
+        for folder in folders[1:]:
+            shutil.copytree(folders[0], folder)
         yield folders
 
 
@@ -330,43 +354,86 @@ def check_baseline(errors: Sequence[PlantedError], folders: list[Path]) -> list[
     return wrong
 
 
-def swapped(errors: Sequence[PlantedError], folders: list[Path]) -> Iterator[tuple[PlantedError, str, float]]:
-    """Try errors within functions in groups (swap.py): those that were noticed, with the test that failed and the seconds of a core."""
-    groups: dict[tuple[str, tuple[str, ...]], list[PlantedError]] = {}
-    for error in errors:
-        groups.setdefault((error.file, error.tests), []).append(error)
-    parts = [(tests, group[n : n + GROUP]) for (_, tests), group in groups.items() for n in range(0, len(group), GROUP)]
-    for one, _ in finished(iter([Try(tests, group=group) for tests, group in parts]), list(folders)):
+def measured(root: Path, folders: list[Path], tests: str, kept: Path | None = None) -> Reach:
+    """The tests that run each line, of "quick" or "all" tests on the tree as it is."""
+    files = [path.relative_to(root / "tests").as_posix() for path in sorted((root / "tests").rglob("test_*.py"))]
+    files = [file for file in files if file.partition("/")[0] not in OTHERS]
+    count = PARTS * len(folders)
+    reach = Reach()
+    if kept is not None and kept.exists():
+        reach.add(kept)
+        files = []
+    parts = [part for number in range(count) if (part := files[number::count])]
+    for one, code in finished(iter([Try(part, measures=tests) for part in parts]), list(folders)):
+        if one.reach.exists():
+            reach.add(one.reach)
+            one.reach.unlink()
+        if code != 0:
+            print(f"Some tests fail on the tree as it is and are not used: {one.first_failure()}", flush=True)
+    if kept is not None:
+        reach.write(kept)
+    (folders[0].parent / "seconds.json").write_text(json.dumps(reach.seconds))
+    return reach
+
+
+def swapped(groups: Iterable[Sequence[PlantedError]], folders: list[Path]) -> Iterator[tuple[PlantedError, str, float]]:
+    """Try errors within functions in groups (swap.py): each with the test that failed, if any, and the seconds of a core."""
+    tries = [Try(sorted({test for error in group for test in error.tests}), group=group) for group in groups]
+    for one, _ in finished(iter(tries), list(folders)):
         for line in one.answers.read_text().splitlines() if one.answers.exists() else ():
             number, failed, seconds = json.loads(line)
-            if failed:
-                yield one.group[number], failed, seconds
+            yield one.group[number], failed, seconds
         one.answers.unlink(missing_ok=True)
 
 
-def plant(errors: Sequence[PlantedError], folders: list[Path]) -> list[str]:
-    """Plant each error and print what became of it; returns the lines of those that were not noticed."""
-    bad = []
-    quick = [error for error in errors if error.cpu_limit and can_be_swapped(error, folders[0])]
-    noticed = set()
-    for number, (error, failed, seconds) in enumerate(swapped(quick, folders), 1):
-        noticed.add(error)
-        print(f"{number:3}/{len(errors)} {_line(WORDS[1], seconds, error, failed)}", flush=True)
-    waiting = iter([Try(error.tests, error) for error in errors if error not in noticed])
-    for number, (one, code) in enumerate(finished(waiting, list(folders)), len(noticed) + 1):
-        error = one.error
-        assert error is not None
-        one.restore()
-        word = "TIMED OUT" if code in LATE else WORDS.get(code, f"BROKEN (pytest {code})")
-        line = _line(word, one.cpu, error, one.first_failure() if code else ", ".join(error.tests))
+def plant(errors: Sequence[PlantedError], folders: list[Path], reach: Reach | None = None) -> list[str]:
+    """Plant each error and print what became of it; returns the lines of those that were not noticed.
+
+    Generated errors have the tests that `reach` gives them.
+    """
+    bad, rooms = [], {}
+    tries = outcomes(errors, folders, reach)
+    for number, (error, word, test, seconds) in enumerate(tries, 1):
+        line = f"{word:9} {seconds:5.1f} s  {error.place}: {error.what}  [{test}]"
         print(f"{number:3}/{len(errors)} {line}", flush=True)
-        if not (code == 1 or (code in LATE and error.hangs)):
-            bad.append(line)
+        noticed = word == NOTICED or (word == LATE_WORD and error.hangs)
+        bad += [] if noticed else [line]
+        if error.cpu_limit:
+            counts = rooms.setdefault(room(error.file), [0, 0])
+            counts[0] += noticed
+            counts[1] += 1
+    for name, (noticed, count) in sorted(rooms.items()):
+        print(f"{name}: {noticed} of {count} drawn errors noticed ({noticed / count:.0%})")
     return bad
 
 
-def _line(word: str, seconds: float, error: PlantedError, tests: str) -> str:
-    return f"{word:9} {seconds:5.1f} s  {error.place}: {error.what}  [{tests}]"
+def outcomes(
+    errors: Sequence[PlantedError], folders: list[Path], reach: Reach | None
+) -> Iterator[tuple[PlantedError, str, str, float]]:
+    """Every error with what became of it, the test that failed (or those that did not), and seconds of a core."""
+    left = list(errors)
+    if reach is not None:
+        quick = [
+            one
+            for one in left
+            if one.tests and can_be_swapped(one, folders[0]) and not reach.on_import(one, folders[0])
+        ]
+        for error, failed, seconds in swapped([quick[n : n + GROUP] for n in range(0, len(quick), GROUP)], folders):
+            left.remove(error)
+            yield error, NOTICED if failed else SURVIVED, failed or _few(error.tests), seconds
+        for error in [one for one in left if not one.tests]:
+            left.remove(error)
+            yield error, SURVIVED, "no test runs it", 0.0
+    for one, code in finished(iter([Try(error.tests, error) for error in left]), list(folders)):
+        assert one.error is not None
+        one.restore()
+        fails_on_import = code in UNIMPORTABLE and one.error.cpu_limit
+        word = LATE_WORD if code in LATE else NOTICED if fails_on_import else WORDS.get(code, f"BROKEN (pytest {code})")
+        yield one.error, word, one.first_failure() if code else _few(one.tests), one.cpu
+
+
+def _few(tests: Sequence[str]) -> str:
+    return ", ".join(tests[:2]) + (f" and {len(tests) - 2} others" if len(tests) > 2 else "")
 
 
 def main(
@@ -375,31 +442,50 @@ def main(
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="how many errors are tried at a time")
-    parser.add_argument("--only", default="", help="only errors whose place or description holds this text")
+    parser.add_argument("--only", default="", help="only listed errors whose place or description holds this text")
+    parser.add_argument("--draw", type=int, default=0, help="how many generated errors of every room are drawn")
+    parser.add_argument("--seed", type=int, help="by which they are drawn; a random one is printed")
+    parser.add_argument(
+        "--rooms", default="", help="draw only in rooms (folders of the package) whose name holds this text"
+    )
+    parser.add_argument(
+        "--tests", choices=["quick", "all"], default="quick", help="which tests shall notice the drawn ones"
+    )
+    parser.add_argument(
+        "--reach", type=Path, help="keep what the tests run in this file, and read it where it is there"
+    )
+    parser.add_argument("--unlisted", action="store_true", help="leave the listed errors out")
     parser.add_argument("--list", action="store_true", help="only list the errors")
     options = parser.parse_args(arguments)
-    known = [*MUTANTS, *generated(root)] if errors is None else errors
-    chosen = [error for error in known if options.only.lower() in f"{error.place}: {error.what}".lower()]
-    stale = [fault for error in chosen if (fault := error.fault(root))]
-    if stale or not chosen:
+    listed = [] if options.unlisted else list(MUTANTS if errors is None else errors)
+    listed = [error for error in listed if options.only.lower() in f"{error.place}: {error.what}".lower()]
+    seed = random.randrange(10**6) if options.seed is None else options.seed
+    sample = drawn(root, seed, options.draw, options.rooms) if options.draw else []
+    stale = [fault for error in listed if (fault := error.fault(root))]
+    if stale or not (listed or sample):
         print("\n".join(["The tables do not fit the source any more:", *stale] if stale else ["No such error."]))
         return 2
     if options.list:
-        print("\n".join(f"{error.place}: {error.what}" for error in chosen))
+        print("\n".join(f"{error.place}: {error.what}" for error in [*listed, *sample]))
         return 0
     start, before = time.monotonic(), _cpu()
     import_libraries(root)
     with copies(root, max(1, options.jobs)) as folders:
-        wrong = check_baseline(chosen, folders)
+        wrong = check_baseline(listed, folders)
         if wrong:
             print(
                 "The tests do not pass on the tree as it is, so they would say nothing about errors:", *wrong, sep="\n"
             )
             return 2
         print(f"The tree as it is passes ({_cpu() - before:.0f} s of a core).", flush=True)
-        bad = plant(chosen, folders)
+        bad = plant(listed, folders)
+        if sample:
+            print(f"Drawn by --seed {seed} --draw {options.draw}:", flush=True)
+            reach = measured(root, folders, options.tests, options.reach)
+            print(f"{len(reach.seconds)} tests measured ({time.monotonic() - start:.0f} s).", flush=True)
+            bad += plant(list(reach.aim(sample, root)), folders, reach)
     took = f"{time.monotonic() - start:.0f} s, {_cpu() - before:.0f} s of a core"
-    print(f"{len(chosen)} errors planted, {len(bad)} not noticed, {took}.")
+    print(f"{len(listed) + len(sample)} errors planted, {len(bad)} not noticed, {took}.")
     print(*bad, sep="\n", end="\n" if bad else "")
     return 1 if bad else 0
 

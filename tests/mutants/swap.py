@@ -1,7 +1,7 @@
 """Errors within functions, planted in a process that has the package and the tests already: each is a fork in which one function has other code.
 
-That costs a tenth of a second where a process that imports the package anew takes half a second, and generated errors are many. What
-is not noticed here is tried again with the package imported anew: values that were made on import are of the code as it was.
+That costs a tenth of a second where a process that imports the package anew takes half a second, and generated errors are many. Code that
+runs on import is not tried here (reach.py): what it made would be of the code as it was.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import itertools
 import json
 import os
 import signal
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -22,6 +24,8 @@ from _pytest.runner import runtestprotocol
 from mutants import pattern
 from mutants.error import PACKAGE, PlantedError
 
+BROKEN = 3
+"""Exit code of a fork in which the error could not be planted."""
 SECONDS, TIMES = 3.0, 5.0
 """A test has this long, and this many times as long as without an error."""
 
@@ -41,7 +45,7 @@ def can_be_swapped(error: PlantedError, root: Path) -> bool:
 
 def swap(file: str, symbol: str, source: str) -> None:
     """Give a function of the loaded package the code that it has in another source."""
-    name = ".".join(["sage_grpo", *Path(file).with_suffix("").parts])
+    name = ".".join(["sage_grpo", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
     found: object = importlib.import_module(name)
     for part in symbol.split("."):
         found = vars(found)[part]
@@ -59,7 +63,7 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 class Swaps:
-    """A plugin for pytest: instead of running the collected tests once, run them for every error of a group, up to the first that fails."""
+    """A plugin for pytest: instead of running the collected tests once, run for every error of a group its own, up to the first that fails."""
 
     def __init__(self, group: Sequence[PlantedError], folder: Path, output: Path) -> None:
         """Lines of JSON go to `output`: the error's number, the test that failed and the seconds of a core."""
@@ -72,16 +76,24 @@ class Swaps:
         for number, error in enumerate(self.group):
             pid = os.fork()
             if pid == 0:
+                code = BROKEN
                 try:
                     place, source = error.planted(self.folder)
                     swap(place.relative_to(PACKAGE).as_posix(), error.symbol, source)
-                    self._run(session.items)
+                    items = {item.nodeid.removeprefix("tests/"): item for item in session.items}
+                    self._run([items[test] for test in error.tests])
+                    code = 0
                 finally:
-                    os._exit(0)
+                    if sys.exc_info()[0]:
+                        traceback.print_exc()
+                    sys.stdout.flush()
+                    os._exit(code)
             _, status, used = os.wait4(pid, 0)
+            if os.waitstatus_to_exitcode(status) == BROKEN:
+                continue  # tried again with the package imported anew
             failed = self._failed.read_text() if self._failed.exists() else ""
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-                failed = "a test that does not end"
+            if os.WIFSIGNALED(status):
+                failed = failed or f"a test that ends the process ({signal.Signals(os.WTERMSIG(status)).name})"
             self._failed.unlink(missing_ok=True)
             with self.output.open("a") as stream:
                 print(json.dumps([number, failed, used.ru_utime + used.ru_stime]), file=stream)

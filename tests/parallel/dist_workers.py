@@ -8,6 +8,8 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from unittest import mock
 
 import torch
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from crew.in_process import InProcess
@@ -46,22 +47,25 @@ PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a 
 
 
 def configure(
-    checkpoint: Path, folder: Path, *, lora: bool = False, guidance: float = 2.0, **changes: Any
+    checkpoint: Path | None, folder: Path, *, lora: bool = False, guidance: float = 2.0, **changes: Any
 ) -> c.TrainConfig:
     """Two prompts of different lengths x 3 members: groups span 2 ranks, and 4 ranks have unequal shares.
 
     AdamW's epsilon is above the rounding error of gradients that are zero in exact arithmetic (a bias on attention keys);
-    with 1e-8 AdamW would blow their noise up to steps of the size of the learning rate.
+    with 1e-8 AdamW would blow their noise up to steps of the size of the learning rate. Without a checkpoint it is a toy, whose two blocks are
+    sharded like any network's.
     """
+    adapter = LoraSpec(rank=4) if lora else None
+    model = ModelSpec(family="trainer_zoo.toy", lora=adapter)
+    if checkpoint is not None:
+        model = ModelSpec(path=str(checkpoint), cache=None, guidance_scale=guidance, lora=adapter)
     prompts = folder / "prompts.txt"
     if not prompts.exists():
         prompts.write_text("\n".join(PROMPTS))
     base = c.TrainConfig(
         out=str(folder / "run"),
         iterations=2,
-        model=ModelSpec(
-            path=str(checkpoint), cache=None, guidance_scale=guidance, lora=LoraSpec(rank=4) if lora else None
-        ),
+        model=model,
         rewards=[RewardSpec(name="video_stats", weights={"brightness": 1.0, "saturation": 0.5})],
         data=c.DataConfig(prompts=str(prompts), eval_prompts=str(prompts)),
         batch=c.BatchConfig(prompts=2, group_size=3, micro_batch=2),
@@ -95,16 +99,39 @@ def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool 
     if resume:
         trainer.state.load(checkpoint.newest_good(root), world)
     record = Recorder(trainer)
-    rows = []
+    rows, passes = [], {}
     while trainer.state.iteration < config.iterations:
-        rows.append(trainer.step())
+        with counted(trainer) as seen:
+            rows.append(trainer.step())
+        passes.setdefault("iteration", seen)
         if save:
             trainer.save(root)
     trainer.writer.finish()
     if save:
         trainer.export(Path(config.out) / "final")
-    evaluation = trainer.evaluate().metrics
-    return {"rows": rows, "evaluation": evaluation, "state": whole(trainer), **record.records()}
+    with counted(trainer) as passes["evaluation"]:
+        evaluation = trainer.evaluate().metrics
+    return {"rows": rows, "evaluation": evaluation, "state": whole(trainer), "passes": passes, **record.records()}
+
+
+@contextmanager
+def counted(trainer: Trainer) -> Iterator[dict[bool, tuple[int, int]]]:
+    """Forward passes and their clips on this rank, by whether they keep a graph; filled when this ends."""
+    seen: list[tuple[bool, int]] = []
+
+    def note(module, arguments, named):
+        x = named.get("hidden_states", arguments[0] if arguments else None)
+        seen.append((torch.is_grad_enabled(), len(x)))
+
+    networks = (trainer.model.network, *trainer.model.others)
+    handles = [network.register_forward_pre_hook(note, with_kwargs=True) for network in networks]
+    found: dict[bool, tuple[int, int]] = {}
+    yield found
+    for handle in handles:
+        handle.remove()
+    for graph in (False, True):
+        rows = [clips for kept, clips in seen if kept == graph]
+        found[graph] = len(rows), sum(rows)
 
 
 @in_double
@@ -134,12 +161,12 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
         figures = [{k: v for k, v in row.items() if not k.startswith(("time/", "crew/"))} for row in rows]
         return figures, whole(trainer), {} if trainer.crew is None else trainer.crew.row
 
-    found = {}
-    for old in (0, 1):
-        stale = dataclasses.replace(config.rollout, staleness=old)
-        ray = dataclasses.replace(stale, on="ray", ray=RaySpec(address="127.0.0.1:1"))
-        found["here", old] = run(dataclasses.replace(config, rollout=stale))
-        found["workers", old] = run(dataclasses.replace(config, rollout=ray), "good", "liar")
+    stale = dataclasses.replace(config.rollout, staleness=1)
+    ray = dataclasses.replace(stale, on="ray", ray=RaySpec(address="127.0.0.1:1"))
+    found = {
+        "here": run(dataclasses.replace(config, rollout=stale)),
+        "workers": run(dataclasses.replace(config, rollout=ray), "good", "liar"),
+    }
     try:
         run(dataclasses.replace(config, rollout=ray), "lazy")
     except CrewError as stopped:
@@ -239,49 +266,49 @@ def go_back(world: World, config: c.TrainConfig) -> dict[str, Any]:
 
 
 @in_double
-def count_reductions(world: World, config: c.TrainConfig, broken: bool) -> dict[str, Any]:
-    """How often gradients are reduced in one iteration; `broken` never turns synchronisation on."""
-    trainer = Trainer(config, build(config, world), world)
-    record, calls, reduce = Recorder(trainer), [], _fsdp_param_group.foreach_reduce
+def count_reductions(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[str, Any]]:
+    """How often gradients are reduced in one iteration of each run, and the weights after it."""
+    calls, reduce, found = [], _fsdp_param_group.foreach_reduce, []
 
-    def counted(*arguments, **options):
+    def counting(*arguments, **options):
         calls.append(1)
         return reduce(*arguments, **options)
 
-    if broken:
-        trainer.engine = dataclasses.replace(trainer.engine, networks=())
-        for module in trainer.model.network.modules():
-            if isinstance(module, FSDPModule):
-                module.set_requires_gradient_sync(False)
-    _fsdp_param_group.foreach_reduce = counted
-    try:
-        trainer.step()
-    finally:
-        _fsdp_param_group.foreach_reduce = reduce
-    return {"calls": len(calls), "state": whole(trainer), **record.records()}
+    for config in configs:
+        trainer = Trainer(config, build(config, world), world)
+        Recorder(trainer)
+        with mock.patch.object(_fsdp_param_group, "foreach_reduce", counting):
+            trainer.step()
+        found.append({"calls": len(calls), "state": whole(trainer)})
+        calls.clear()
+    return found
 
 
-def lose_a_rank(world: World, config: c.TrainConfig, how: str) -> str:
-    """Rank 1 dies (or hangs) in the middle of an update; returns the message that the others end with."""
-    trainer = Trainer(config, build(config, world), world)
-    apply = trainer._apply
+def lose_a_rank(world: World, config: c.TrainConfig | None, patience: float) -> str:
+    """Rank 1 dies in the middle of an update, or without a run hangs in its work; returns the message that the others end with."""
 
-    def fatal(metrics):
-        if world.number == 1 and trainer.state.updates == 1:
-            if how == "dies":
+    def work() -> None:
+        if world.number == 1:
+            time.sleep(patience)
+        world.gather(torch.zeros(1))
+
+    if config is not None:
+        trainer = Trainer(config, build(config, world), world)
+        apply, work = trainer._apply, trainer.step
+
+        def fatal(metrics):
+            if world.number == 1 and trainer.state.updates == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(11)
-        return apply(metrics)
+            return apply(metrics)
 
-    trainer._apply = fatal
+        trainer._apply = fatal
     world.note("iteration 0")
-    start = time.monotonic()
     try:
         with world.watching():
-            trainer.step()
-            trainer.step()
+            work()
+            work()
     except RuntimeError as error:
-        return f"{type(error).__name__} after {time.monotonic() - start:.0f} s: {error}"
+        return f"{type(error).__name__}: {error}"
     return "no error"
 
 
@@ -366,42 +393,46 @@ class DiesOnce:
         return {"brightness": videos.float().mean(dim=(1, 2, 3, 4)) / 255}
 
 
-def handed_over(world: World, config: c.TrainConfig, fails: bool) -> dict[str, Any]:
-    """A run with a reward and a callback of a program's own; the callback raises in the second iteration, or never."""
-    told: list[int] = []
-
-    def note(event: IterationEvent) -> None:
-        told.append(event.iteration)
-        if fails and event.iteration == 2:
-            raise ZeroDivisionError("mine")
-
+def handed_over(world: World, config: c.TrainConfig) -> list[dict[str, Any]]:
+    """A run with a reward and a callback of a program's own, which raises in the second iteration; and the same run again, without that."""
+    found = []
     config, own = adopt(config, rewards=lambda videos, prompts, fps: videos.float().mean((1, 2, 3, 4)))
-    try:
-        ended = run(config, world, own, Hooks(iteration=note)).iteration
-    except (ZeroDivisionError, CallbackFailed) as error:
-        ended = type(error).__name__
-    return {"told": told, "ended": ended}
+    for fails in (True, False):
+        told: list[int] = []
+
+        def note(event: IterationEvent, fails: bool = fails, told: list[int] = told) -> None:
+            told.append(event.iteration)
+            if fails and event.iteration == 2:
+                raise ZeroDivisionError("mine")
+
+        try:
+            ended = run(config, world, own, Hooks(iteration=note)).iteration
+        except (ZeroDivisionError, CallbackFailed) as error:
+            ended = type(error).__name__
+        found.append({"told": told, "ended": ended})
+    return found
 
 
-def failing_reward(world: World, config: c.TrainConfig) -> dict[str, Any]:
-    """One iteration with a reward that fails on rank 1."""
-    try:
-        trainer = Trainer(config, build(config, world), world)
-    except RewardConfigError as refused:
-        return {"refused": str(refused)}
-    try:
-        row = trainer.step()
-    except RewardFailure as stopped:
-        return {"stopped": str(stopped)}
-    metrics = trainer.evaluate().metrics
-    return {
-        "failed": row["reward/failed"],
-        "by_reward": row["reward/failed/FailsOnRankOne"],
-        "report": trainer.failures,
-        "norm": row["gradient/norm"],
-        "eval_failed": metrics["eval/failed"],
-        "eval_by_reward": metrics["eval/failed/FailsOnRankOne"],
-    }
+def run_whole(world: World, config: c.TrainConfig) -> None:
+    """A run as `train` makes it."""
+    run(config, world)
+
+
+def failing_reward(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[str, Any]]:
+    """One iteration of each run, with a reward that fails on rank 1."""
+    found = []
+    for config in configs:
+        try:
+            trainer = Trainer(config, build(config, world), world)
+            row = trainer.step()
+        except (RewardConfigError, RewardFailure) as refused:
+            found.append({type(refused).__name__: str(refused)})
+            continue
+        metrics = trainer.evaluate().metrics
+        names = "reward/failed", "reward/failed/FailsOnRankOne"
+        found.append({"report": trainer.failures, "failed": [row[name] for name in names]})
+        found[-1]["eval"] = [metrics[name.replace("reward", "eval", 1)] for name in names]
+    return found
 
 
 @in_double
@@ -437,7 +468,7 @@ def attend(world: World, tokens: int, text: int, heads: int) -> dict[str, Any]:
 
 @in_double
 def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
-    """Velocities at high and low noise, and a gradient, of checkpoints of several kinds."""
+    """Velocities at high and low noise, a gradient, and the tokens that every network's first block sees, of checkpoints of several kinds."""
     import tiny
 
     results = {}
@@ -445,6 +476,10 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
         small = {"picture_pixels": 4096} if kind in tiny.EDITS else {}
         model = ModelSpec(path=path, cache=None, guidance_scale=1.0, options=small).load("cpu")
         engine = distribute(model, ParallelSpec(), world)
+        seen: list[int] = []
+        for network in (model.network, *model.others):
+            blocks = getattr(getattr(network, "transformer", network), next(iter(model.traits.blocks)))
+            blocks[0].register_forward_pre_hook(partial(_tokens, seen), with_kwargs=True)
         image = tiny.image() if model.takes_images else None
         conditions = model.encode(["a cat"], [image])
         x = keyed_noise((1, *model.latent_shape()), "x")
@@ -452,36 +487,23 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
         loss = (high * keyed_noise(tuple(x.shape), "gradient")).sum()
         (loss * engine.scale).backward()
         norm = engine.clip(model.trainable().values(), 1e9)
-        results[kind] = {"high": high.detach().numpy(), "low": low.detach().numpy(), "norm": norm}
+        results[kind] = {"high": high.detach().numpy(), "low": low.detach().numpy(), "norm": norm, "tokens": seen[:2]}
     return results
 
 
-def velocity_and_gradient(world: World, config: c.TrainConfig) -> dict[str, Any]:
-    """One backward pass of the network in its own precision."""
-    trainer = Trainer(config, build(config, world), world)
-    model = trainer.model
-    x = keyed_noise((1, *model.latent_shape()), "x")
-    v = model.velocity(x, torch.tensor(0.7), model.encode(["a cat"]))
-    (v * keyed_noise(tuple(v.shape), "gradient")).sum().backward()
-    gradients = trainer.engine.whole({name: p.grad for name, p in model.trainable().items()})
-    return {"v": v.detach().numpy(), "gradients": {name: g.numpy() for name, g in gradients.items()}}
+def _tokens(seen: list[int], block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    seen.append((named["hidden_states"] if "hidden_states" in named else given[0]).shape[1])
 
 
-def count_passes(world: World, config: c.TrainConfig) -> dict[str, Any]:
-    """Forward passes and clips of one iteration and of one evaluation on this rank, with and without gradients."""
-    trainer, seen = Trainer(config, build(config, world), world), []
-
-    def note(module, arguments, named):
-        x = named.get("hidden_states", arguments[0] if arguments else None)
-        seen.append((torch.is_grad_enabled(), len(x)))
-
-    handle = trainer.model.network.register_forward_pre_hook(note, with_kwargs=True)
-    result = {}
-    for name, act in (("iteration", trainer.step), ("evaluation", trainer.evaluate)):
-        act()
-        for kind in (False, True):
-            rows = [clips for graph, clips in seen if graph == kind]
-            result[f"{name} {'graph' if kind else 'plain'}"] = (len(rows), sum(rows))
-        seen.clear()
-    handle.remove()
-    return result
+def velocities_and_gradients(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[str, Any]]:
+    """One backward pass of each network in its own precision."""
+    found = []
+    for config in configs:
+        trainer = Trainer(config, build(config, world), world)
+        model = trainer.model
+        x = keyed_noise((1, *model.latent_shape()), "x")
+        v = model.velocity(x, torch.tensor(0.7), model.encode(["a cat"]))
+        (v * keyed_noise(tuple(v.shape), "gradient")).sum().backward()
+        gradients = trainer.engine.whole({name: p.grad for name, p in model.trainable().items()})
+        found.append({"v": v.detach().numpy(), "gradients": {name: g.numpy() for name, g in gradients.items()}})
+    return found

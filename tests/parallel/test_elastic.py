@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sage_grpo import cli
+from sage_grpo.commands import launch
+from sage_grpo.configure import parse
 from sage_grpo.parallel import elastic
 
 
@@ -41,6 +43,15 @@ def test_what_failed_is_tried_again_and_what_was_refused_is_not(
     said = capsys.readouterr().err
     assert said.count("All start again") == starts - 1
     assert ("continues from the last checkpoint" in said) == (status == 1)
+
+
+def test_what_follows_the_command_is_left_alone() -> None:
+    argv = ["--nproc", "2", "--max_restarts", "1", "train", "--config", "a.yaml", "--optimizer.lr", "1e-5"]
+    options = parse(launch.Options, launch.arguments(argv, {"train", "evaluate"}), prog="launch")
+    assert (options.nproc, options.max_restarts) == (2, 1)
+    assert options.command == ["train", "--config", "a.yaml", "--optimizer.lr", "1e-5"]
+    with pytest.raises(ValueError, match="needs a command"):
+        launch.run(launch.Options(nproc=2))
 
 
 def test_processes_of_one_run_say_the_same_once(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
-import dist_workers as workers
-import numpy as np
-import processes
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sage_grpo.data.groups import deal
+from sage_grpo.parallel.context import SequenceParallel
 from sage_grpo.parallel.spec import Layout, ParallelError, ParallelSpec, lay_out
 from sage_grpo.parallel.world import World
 
@@ -63,27 +61,20 @@ def test_ranks_of_one_clip_share_the_scoring(count: int, sp: int) -> None:
     assert sorted(place for part in parts for place in part) == list(range(count))
 
 
-@pytest.mark.slow
-def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can(checkpoint, tmp_path) -> None:
-    config = workers.configure(checkpoint("hunyuan15_t2v"), tmp_path, guidance=1.0)
-    results = processes.run(workers.velocity_and_gradient, 3, config, spec=ParallelSpec(sp=3, timeout=30))
-    assert all("does not divide the 2 attention heads: use one of 1, 2" in result for result in results)
+def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can() -> None:
+    split = object.__new__(SequenceParallel)
+    split.size = 3
+    split.check(6)
+    with pytest.raises(ParallelError, match="does not divide the 4 attention heads: use one of 1, 2, 4"):
+        split.check(4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [True, False])
-def test_bfloat16_is_sharded_as_it_is_computed(lora: bool, checkpoint, tmp_path) -> None:
-    """A LoRA's bfloat16 base and float32 adapter share a group; full weights are gathered in bfloat16, reduced in float32."""
-    config = workers.configure(checkpoint("hunyuan15_t2v"), tmp_path, lora=lora, guidance=1.0)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
-    alone = processes.alone(workers.velocity_and_gradient, config)
-    result = processes.run(workers.velocity_and_gradient, 2, config)[0]
-    assert isinstance(result, dict), result
-    if lora:
-        assert np.array_equal(result["v"], alone["v"])
-    else:  # weights that autocast would leave in float32 (norms, embeddings) are rounded too
-        assert np.linalg.norm(result["v"] - alone["v"]) < 0.02 * np.linalg.norm(alone["v"])
-    error = sum(float(np.square(result["gradients"][name] - g).sum()) for name, g in alone["gradients"].items())
-    size = sum(float(np.square(g).sum()) for g in alone["gradients"].values())
-    assert (error / size) ** 0.5 < (1e-6 if lora else 0.05)
-    assert {g.dtype for g in result["gradients"].values()} == {np.dtype("float32")}
+@given(st.integers(0, 50), st.integers(1, 7))
+def test_tokens_are_split_evenly_and_in_order(total: int, size: int) -> None:
+    split = object.__new__(SequenceParallel)
+    split.size, parts = size, []
+    for split.rank in range(size):
+        parts.append(split.split(torch.arange(total)[None]).flatten())
+        assert len(parts[-1]) == split.counts(total)[split.rank]
+    assert torch.equal(torch.cat(parts), torch.arange(total))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1

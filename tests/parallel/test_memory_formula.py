@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedAttention, PackedTransformer
 from sage_grpo.models.lora import add_lora, match_targets
@@ -21,10 +19,8 @@ from sage_grpo.parallel.formulas import (
     Job,
     levels_within,
     memory,
-    tokens,
     trainable,
 )
-from sage_grpo.parallel.spec import Layout
 
 WIDTH, HEADS, RANK = 64, 4, 4
 
@@ -73,8 +69,7 @@ def saved_bytes(blocks: int, rows: int, *, lora: bool, checkpointing: bool) -> i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [True, False])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(("lora", "checkpointing"), [(True, False), (False, False), (False, True)])
 def test_activations_of_a_block(lora: bool, checkpointing: bool) -> None:
     """Two blocks more and 128 tokens more: everything else cancels."""
 
@@ -102,52 +97,11 @@ def test_parameters_of_a_block() -> None:
     assert adapters == trainable(small, job)
 
 
-def test_the_real_model() -> None:
-    assert tokens(HUNYUAN15, Job()) == 21 * 30 * 53
-    assert HUNYUAN15.parameters == 8_330_000_000
-    assert trainable(HUNYUAN15, Job(lora_rank=None)) == HUNYUAN15.parameters
-
-
-def test_every_copy_of_the_weights_counts() -> None:
-    """Anchor, average, and the weights to which updates that go too far are taken back."""
-    sizes = [
-        memory(HUNYUAN15, Job(anchor=a, ema=e, max_kl=m)).copies
-        for a, e, m in ((0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 1, 1))
-    ]
-    one = 4 * trainable(HUNYUAN15, Job())
-    assert sizes == [0, one, one, 3 * one]
-
-
-@given(st.sampled_from([None, 8, 32]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.booleans())
-def test_more_gpus_need_less_of_each(rank: int | None, data: int, sp: int, checkpointing: bool) -> None:
-    """Per GPU, shards shrink with all ranks and activations with sequence-parallel ones only."""
-    job = Job(lora_rank=rank, checkpointing=checkpointing)
-    here = memory(HUNYUAN15, dataclasses.replace(job, layout=Layout(1, data, sp)))
-    wider = memory(HUNYUAN15, dataclasses.replace(job, layout=Layout(1, 2 * data, sp)))
-    longer = memory(HUNYUAN15, dataclasses.replace(job, layout=Layout(1, data, 2 * sp)))
-    for more in (wider, longer):
-        assert more.weights == pytest.approx(here.weights / 2)
-        assert more.optimizer == pytest.approx(here.optimizer / 2)
-    assert wider.activations == here.activations
-    assert longer.activations < 0.51 * here.activations
-
-
-def test_one_gpu_is_silent_and_replicas_gather_nothing(benchmark_module) -> None:
-    traffic = benchmark_module("scale_table").traffic
-    assert traffic(HUNYUAN15, Job()) == dataclasses.replace(traffic(HUNYUAN15, Job()), gather=0, reduce=0, exchange=0)
-    replicas = traffic(HUNYUAN15, Job(layout=Layout(8, 1, 1)))
-    assert replicas.gather == 0
-    assert replicas.reduce > 0
-    every = traffic(HUNYUAN15, Job(layout=Layout(1, 8, 1), sync_every_pass=True))
-    once = traffic(HUNYUAN15, Job(layout=Layout(1, 8, 1)))
-    assert every.reduce == once.reduce * Job().trained_steps * Job(layout=Layout(1, 8, 1)).rounds / Job().updates
-
-
 def test_the_documents_table_is_the_formulas(benchmark_module) -> None:
     assert benchmark_module("scale_table").tables() in (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 
 
-@pytest.mark.parametrize("gib", [20, 40, 60, 80, 139, 400])
+@pytest.mark.parametrize("gib", [20, 60, 139, 400])
 def test_blocks_keep_as_much_as_fits(gib: int) -> None:
     job, room = Job(compiled=True), gib * GIB
     levels = levels_within(HUNYUAN15, job, room)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 
 import pytest
@@ -12,15 +12,28 @@ import torch
 import yaml
 
 from sage_grpo.cli import main
+from sage_grpo.data.groups import Member
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import Estimate
 from sage_grpo.probe.probe import Prober
 from sage_grpo.probe.spec import ProbeSpec, WaysSpec
-from sage_grpo.probe.ways import Measured, Way, choose_ways, correlation, described, recommend, spearman, ways
-from sage_grpo.training.config import BatchConfig
+from sage_grpo.probe.ways import (
+    Measured,
+    Way,
+    WayKeys,
+    choose_ways,
+    correlation,
+    described,
+    recommend,
+    spearman,
+    ways,
+    ways_document,
+)
+from sage_grpo.training.config import BatchConfig, RolloutConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 
 OWN = Way(after=3, before=2, solver="euler", cheap=CheapSpec())
@@ -33,6 +46,10 @@ def test_spearman_is_the_correlation_of_ranks() -> None:
         1 - 6 * 4 / (5 * 24)
     )  # without ties: 1 - 6 sum d^2 / n (n^2 - 1)
     assert spearman([1, 1, 2, 3], [0, 0, 5, 9]) == pytest.approx(1)
+    ties, order = [1.5, 1.5, 3, 5, 5, 5], [1, 2, 3, 4, 5, 6]
+    assert spearman([1, 1, 2, 3, 3, 3], order) == pytest.approx(
+        float(torch.corrcoef(torch.tensor([ties, order]))[0, 1])
+    )
     assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
     assert math.isnan(spearman([1, math.nan, 2], [1, 2, 3]))
 
@@ -51,6 +68,13 @@ def test_correlations_are_within_groups_and_leave_out_what_ranks_nothing() -> No
     assert correlation(some, full) == correlation(full[[38, 39]], full[[38, 39]])
     with pytest.raises(ValueError, match="Only 1 of 40 prompts have clips that a reward tells apart"):
         correlation(some.index_fill(0, torch.tensor([38]), 0.0), full)
+
+
+def test_noises_are_of_the_prompt_the_start_and_the_clip() -> None:
+    keys = WayKeys(seed=3, iteration=0, prompt=1)
+    (found,) = keys.step([Member(2, 5)], 4, (6,))
+    assert torch.equal(found, keyed_noise((6,), "ways", 3, 1, 2, 5, 4))
+    assert not torch.equal(found, replace(keys, prompt=2).step([Member(2, 5)], 4, (6,))[0])
 
 
 def test_the_cheapest_way_that_is_surely_alike_is_recommended() -> None:
@@ -81,7 +105,7 @@ def prober_of(make_config):
         config = replace(config, evaluate=replace(config.evaluate, steps=30))
         prompts = prompts_from(config.data.prompts, split="train")[:2]
         model = config.model.load()
-        reward = load_rewards(config, prompts[0], World())
+        reward = load_rewards(config, prompts, World())
         probe = ProbeSpec(prompts=2, starts=2, members=8, ways=replace(spec, measure=True))
         return Prober(config, probe, model, reward, prompts, model.encode([prompt.text for prompt in prompts]))
 
@@ -115,8 +139,58 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     assert exact[2].passes == 2 * (full.before + 1) / 4 + 2 * 1
     assert unguided[2].passes == (full.before + 2) / 4 + 1
     assert "guided 0..0.01" in described(unguided[0].way)
+    assert (found.by, found.step, found.best) == ("passes", 3, recommend(found.ways, spec.least, "passes"))
+    told = ways_document(prober, found)
+    assert (told["step"], told["least"], told["judged_by"], told["sampled"]["velocities"]) == (
+        3,
+        0.8,
+        "passes",
+        found.passes,
+    )
+    assert told["full"]["passes_per_clip"] == found.full_passes
+    row = told["ways"][3]
+    assert (row["passes_per_clip"], row["correlation"]) == (unguided[0].passes, asdict(unguided[0].correlation))
+    assert row["way"] == {
+        "solver": "euler",
+        "after_steps": full.after,
+        "before_steps": full.before,
+        "cheap": {"guidance": [0.0, 0.01]},
+    }
+    assert told["recommended"] == found.best.way.fields()
 
 
+def test_ways_of_which_one_has_other_passes_are_judged_by_seconds(prober_of, monkeypatch) -> None:
+    monkeypatch.setattr(CheapSpec, "changes_passes", property(lambda self: self.guidance is not None))
+    prober = prober_of(WaysSpec(after=[3], solvers=["euler"], cheap=[CheapSpec(guidance=(0.0, 0.5))], least=0.0))
+    monkeypatch.setattr(type(prober.model), "check_cheap", lambda self, spec: None)
+    monkeypatch.setattr(type(prober.model), "cheaply", lambda self, spec: nullcontext())
+    found = ways(prober, lambda text: None, silent)
+    assert found.by == "seconds"
+    assert found.best is recommend(found.ways, 0.0, "seconds")
+
+
+def test_words_and_fields_say_what_a_way_does_without_and_nothing_that_is_usual() -> None:
+    cases = {
+        "-": {},
+        "guided 0.2..0.9, negative 1/2": {"guidance": (0.2, 0.9), "negative_every": 2},
+        "first_block 0.3": {"cache": "first_block", "cache_threshold": 0.3},
+        "taylorseer 1/4": {"cache": "taylorseer", "cache_every": 4},
+    }
+    for words, fields in cases.items():
+        way = replace(OWN, before=0, cheap=CheapSpec(**fields))
+        assert described(way) == words
+        assert way.fields() == {
+            "solver": "euler",
+            "after_steps": 3,
+            "cheap": {k: list(v) if k == "guidance" else v for k, v in fields.items()},
+        }
+    rollout = replace(OWN, before=0).rollout(
+        RolloutConfig(before_steps=7, after_fraction=0.5, window=Window(kind="drawn"))
+    )
+    assert (rollout.before_steps, rollout.after_steps, rollout.after_fraction) == (None, 3, 1.0)
+
+
+@pytest.mark.slow
 def test_trunks_that_ways_share_change_nothing(prober_of) -> None:
     """The same figures as with every way by itself, in fewer passes."""
     prober = prober_of(WaysSpec(after=[3], cheap=[CheapSpec(negative_every=2)]))
@@ -136,8 +210,15 @@ def test_one_place_is_asked_for(prober_of) -> None:
         prober = prober_of(WaysSpec(), window=window)
         with pytest.raises(ValueError, match=r"name one, as in --probe\.steps"):
             choose_ways(prober)
-        chosen, _, _ = choose_ways(replace(prober, spec=replace(prober.spec, steps=[4])))
+        chosen, full, listed = choose_ways(replace(prober, spec=replace(prober.spec, steps=[4])))
         assert chosen.at == [4]
+        assert [(way.solver, way.before, way.after) for way in listed] == [
+            (solver, 4, after)
+            for solver in ("euler", "ab2")
+            for after in (4, 2, 1)  # all of the four that are left, and parts of them
+        ]
+        # Levels of the evaluation's 30 steps that lie before the branch at 5/9, and from 4/9 on.
+        assert (full.solver, full.before, full.after) == ("euler", 14, 13)
     with pytest.raises(ValueError, match="there is nothing to make cheap"):
         choose_ways(prober_of(WaysSpec(), window=Window(kind="fixed", start=5, length=4), deterministic_last=False))
 

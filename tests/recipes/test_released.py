@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from double import CLOSE, in_double
-from sage_grpo import recipes
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.transition import Transition
@@ -303,25 +302,22 @@ def planned(config: TrainConfig, iteration: int = 0):
     return foresee(config, planner.plan(iteration, [Prompt(str(place)) for place in range(config.batch.prompts)]))
 
 
-@pytest.mark.parametrize("steps", [10, 20])
-def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates(steps: int) -> None:
-    for target, kernel, eta, scale, clip, dims in (
-        ("hunyuan15", "flow", 0.7, "global", 1e-4, SD3),
-        ("wan", "linear", 1.0, "group", 1e-3, 16 * 9 * 30 * 52),
-    ):
-        config = preset("flow_grpo", target, steps=steps)
-        assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == (kernel, eta, scale)
-        assert clip_range(dims, config.surrogate.clip_scale) == pytest.approx(clip, rel=CLOSE)
-        assert config.surrogate.clip_range is None
-        assert not config.surrogate.equalize
-        plan = planned(config)
-        assert sorted(plan.groups[0].trained[0]) == sorted(plan.groups[0].trained[1]) == list(range(steps - 1))
-        assert [len(part) for part in plan.chosen] == [8, 8]
+@pytest.mark.parametrize(
+    ("target", "steps", "clip", "dims"), [("hunyuan15", 10, 1e-4, SD3), ("wan", 20, 1e-3, 16 * 9 * 30 * 52)]
+)
+def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates(
+    target: str, steps: int, clip: float, dims: int
+) -> None:
+    config = preset("flow_grpo", target, steps=steps)
+    assert clip_range(dims, config.surrogate.clip_scale) == pytest.approx(clip, rel=CLOSE)
+    assert config.surrogate.clip_range is None
+    plan = planned(config)
+    assert sorted(plan.groups[0].trained[0]) == sorted(plan.groups[0].trained[1]) == list(range(steps - 1))
+    assert [len(part) for part in plan.chosen] == [8, 8]
 
 
 def test_dance_grpo_trains_nine_of_fifteen_steps_of_the_best_and_the_worst_four_of_24() -> None:
     config = preset("dance_grpo", steps=16, group=24)
-    assert (config.kernel.eta, config.rollout.same_noise, config.trust_region.mode) == (0.25, True, "none")
     assert clip_range(16 * 14 * 60 * 60, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
     plan = planned(config)
     assert [len(part) for part in plan.groups[0].trained] == [int(15 * 0.6)] * 2
@@ -331,7 +327,6 @@ def test_dance_grpo_trains_nine_of_fifteen_steps_of_the_best_and_the_worst_four_
 
 def test_mix_grpos_window_is_4_of_25_and_stays_for_25_iterations() -> None:
     config = preset("mix_grpo", steps=25, group=12)
-    assert (config.kernel.name, config.kernel.eta, config.trust_region.mode) == ("flow", 0.7, "none")
     assert clip_range(16 * 90 * 90, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
     starts = [planned(config, iteration).groups[0].trained for iteration in (0, 24, 25, 50)]
     assert [sorted(parts[0]) for parts in starts] == [[0, 1, 2, 3]] * 2 + [[1, 2, 3, 4], [2, 3, 4, 5]]
@@ -350,7 +345,6 @@ def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
 
 def test_flow_dppo_explores_three_of_ten_steps_in_the_first_half() -> None:
     config = preset("flow_dppo", steps=10)
-    assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == ("flow", 0.7, "global")
     seen = set()
     for iteration in range(30):
         plan = planned(config, iteration)
@@ -364,8 +358,6 @@ def test_flow_dppo_explores_three_of_ten_steps_in_the_first_half() -> None:
 
 def test_flash_grpo_draws_one_step_of_the_first_half_for_every_prompt() -> None:
     config = preset("flash_grpo", "wan", steps=20)
-    assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == ("linear", 1.0, "global")
-    assert (config.surrogate.equalize, config.trust_region.mode) == (True, "none")
     seen = set()
     for iteration in range(12):
         plan = planned(config, iteration)
@@ -373,25 +365,3 @@ def test_flash_grpo_draws_one_step_of_the_first_half_for_every_prompt() -> None:
         assert sum(map(len, plan.chosen)) == 16  # each clip is trained once
         seen |= {group.label(group.trained[0][0]) for group in plan.groups}
     assert seen == set(range(10))
-
-
-def test_grpo_guard_is_without_a_kl_and_divides_by_the_groups_std() -> None:
-    config = preset("grpo_guard", steps=10)
-    assert (config.kernel.name, config.kernel.eta, config.advantage.scale) == ("flow", 0.7, "group")
-    assert (config.surrogate.centred, config.surrogate.equalize, config.trust_region.mode) == ("scaled", True, "none")
-
-
-RELEASED = ("flow_grpo", "dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_dppo", "grpo_guard", "flash_grpo")
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("method", RELEASED)
-def test_targets_keep_what_is_theirs(method: str, target: str) -> None:
-    """Steps, clips, learning rate, size and rewards are the target's, whoever's method it is."""
-    config, base = recipes.recipe(f"{target}/{method}"), TARGETS[target]()
-    assert config.model == base.model
-    assert config.optimizer == base.optimizer
-    assert (config.rewards, config.iterations, config.rollout.steps) == (
-        base.rewards, base.iterations, base.rollout.steps,
-    )  # fmt: skip
-    assert replace(config.batch, trained_fraction=1.0) == base.batch

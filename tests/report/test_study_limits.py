@@ -69,7 +69,7 @@ def statuses(call: Any, requests: list[Any]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("what", ["clip", "task", "results", "votes"])
+@pytest.mark.parametrize("what", ["clip", "results"])
 def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(
     what: str, store: Store, tmp_path: Path, clock: list[float]
 ) -> None:

@@ -38,6 +38,12 @@ def test_sides_and_order_are_random_and_balanced() -> None:
     flipped = {task.identity: task.left for task in other}
     assert 20 < sum(flipped.get(task.identity) == task.left for task in tasks if task.kind == "pair") < 76
     assert dealt(1) == other
+    wanted, settings = (
+        comparisons(PROMPTS, METHODS),
+        {"seen": {}, "count": None, "checks": 0, "methods": METHODS, "pool": []},
+    )
+    forth, back = (deal(order, rng=random.Random(1), **settings) for order in (wanted, wanted[::-1]))
+    assert forth == back  # whatever order they come in
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
@@ -61,6 +67,8 @@ def test_attention_checks_are_spread_and_of_both_kinds() -> None:
         assert len({task.identity for task in tasks}) == 106
         places = [place for place, task in enumerate(tasks) if task.kind != "pair"]
         assert all(max(1, 10 * k) - 1 <= place <= 11 * (k + 1) for k, place in enumerate(places))
+    firsts = Counter(next(task.kind for task in dealt(seed) if task.kind != "pair") for seed in range(40))
+    assert min(firsts["same"], firsts["degraded"]) > 8
     sides = Counter(task.left.degraded for seed in range(40) for task in dealt(seed) if task.kind == "degraded")
     assert sides.keys() == {False, True}
     assert min(sides.values()) > 60  # of 200
@@ -77,6 +85,12 @@ def test_a_part_of_the_comparisons_goes_where_votes_are_missing() -> None:
         seen.update((task.prompt, *sorted((task.left.method, task.right.method))) for task in tasks)
         assert max(seen.values()) - (min(seen.values()) if len(seen) == 96 else 0) <= 1
     assert set(seen.values()) == {2}
+    often = dict.fromkeys(list(seen)[:48], 5)
+    order = [
+        (task.prompt, *sorted((task.left.method, task.right.method)))
+        for task in dealt(9, count=96, checks=0, seen=often)
+    ]
+    assert 12 < sum(one in often for one in order[:48]) < 36  # which are chosen first does not say when they come
 
 
 WHOLE, SPOILT = Shown(0), Shown(0, degraded=True)

@@ -63,6 +63,12 @@ def call(port: int, method: str, path: str, body: bytes = b"", headers: dict[str
         connection.close()
 
 
+def metric(port: int, name: str) -> float:
+    """One of the numbers under /metrics."""
+    lines = call(port, "GET", "/metrics")[1].decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"sage_grpo_reward_{name} "))
+
+
 def wait_until_up(port: int, seconds: float = 60) -> None:
     """Until /health answers."""
     end = time.monotonic() + seconds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.ocr import OcrReward, edit_distance, quoted_text, reading_order, text_score
-from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 
 WORDS = {10: "OPEN", 20: "OPEM", 30: "nothing alike"}
@@ -51,17 +48,6 @@ def test_edit_distance_and_score_values():
     assert text_score("OPEN", "") == 0
 
 
-def test_the_options_say_which_frames_are_read():
-    read: list[int] = []
-
-    def engine(frame):
-        read.append(int(frame[0, 0, 2]))
-        return fake_engine(frame)
-
-    OcrReward(engine=engine, sample_fps=4.0, num_frames=3)(clip(*range(8)), ['"open"'], 8.0)
-    assert read == [1, 4, 6]
-
-
 def test_mean_and_best_over_frames():
     video = clip(10, 20, 0, 10)
     mean = OcrReward(engine=fake_engine)(video, ['"open"'], 1.0)["OCR"]
@@ -77,8 +63,8 @@ def box(left: float, top: float, width: float = 40, height: float = 12, tilt: fl
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tilt", [0, 2, -2, 5, -5])
-@pytest.mark.parametrize("top", [0, 4, 7, 9])
+@pytest.mark.parametrize("tilt", [0, 5, -5])
+@pytest.mark.parametrize("top", [0, 7])
 def test_reading_order_survives_a_tilt(tilt, top):
     """Two lines of three words, each word lower (or higher) than the one before."""
     words = [
@@ -95,6 +81,7 @@ def test_the_reward_reads_in_that_order():
 
     assert OcrReward(engine=engine)(clip(10), ['"open now late"'], 1.0)["OCR"].item() == 1
     assert reading_order([]) == []
+    assert reading_order([(box(0, 9.6), "lower"), (box(50, 0), "upper")]) == ["upper", "lower"]  # a fifth is no line
     assert reading_order([(box(0, 0, height=40), "BIG"), (box(50, 14), "small")]) == ["BIG", "small"]
 
 
@@ -104,16 +91,3 @@ def test_a_prompt_without_text_cannot_be_scored_and_says_why(monkeypatch):
     scores, report = composite.score(torch.cat([clip(10), clip(10)]), ['"open"', "no text"], 1.0)
     assert scores.valid.tolist() == [True, False]
     assert "quotation marks" in report.failures[0].reason
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "rapidocr_onnxruntime":
-            raise ModuleNotFoundError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(RewardConfigError, match=r"sage-grpo\[ocr\]"):
-        OcrReward()

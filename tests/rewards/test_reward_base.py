@@ -1,19 +1,20 @@
-"""Composition: weights, names, masks, batches, placement; and users' functions."""
+"""Composition: weights, names, masks, batches, placement, gradients; users' functions, and objects that a program hands over."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import dataclasses
+import functools
+from typing import Any
 
 import pytest
 import torch
 import toy_rewards
 from toy_rewards import clips, toy
 
+from sage_grpo.named import ObjectNeeded
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.types import Reward
+from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
 
 FPS = 8.0
 
@@ -35,6 +36,7 @@ def test_the_total_is_the_weighted_sum_of_the_parts():
     torch.testing.assert_close(scores.total, 2 * LEVELS - FPS + 3 * lengths)
     assert set(scores.parts) == set(composite.names) == {"level", "rate", "length", "mean_level"}
     assert composite.weights == {"level": 2.0, "rate": -1.0, "length": 3.0}
+    assert composite.watching == {"mean_level": {"mean_level": 1.0}}
     assert scores.valid.all()
     assert scores.total.dtype == torch.float32
     assert set(composite.seconds) == {"two_parts", "as_list", "mean_level"}
@@ -44,32 +46,14 @@ def test_shared_part_names_carry_the_reward():
     specs = [toy("two_parts", weights={"level": 1.0}, label="a"), toy("two_parts", weights={"level": 1.0, "rate": 0.0})]
     composite = CompositeReward(specs)
     assert composite.names == ("a/level", "two_parts/level", "rate")
+    watched = toy("two_parts", weights={"level": 2.0}, label="c", metric_only=True, judges="audio")
+    composite = CompositeReward([dataclasses.replace(specs[0], judges="audio"), specs[1], watched])
+    assert composite.weights == {"a/level": 1.0, "two_parts/level": 1.0}
+    assert composite.watching == {"c": {"c/level": 2.0}}
+    assert composite.judging("audio") == composite.weights
+    assert composite.judging("video") == {"two_parts/level": 1.0}
     with pytest.raises(RewardConfigError, match="label"):
         CompositeReward([toy("mean_level"), toy("mean_level")])
-
-
-def test_standardize_is_applied_to_parts_and_total():
-    scores = CompositeReward([toy("mean_level", standardize={"mean_level": [10.0, 4.0]})]).score(clips(), PROMPTS, FPS)[
-        0
-    ]
-    torch.testing.assert_close(scores.total, (LEVELS - 10) / 4)
-    with pytest.raises(RewardConfigError, match="std"):
-        CompositeReward([toy("mean_level", standardize={"mean_level": [0.0, 0.0]})])
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 8])
-def test_scores_do_not_depend_on_the_batch_size(size):
-    toy_rewards.CALLS.clear()
-    scores = CompositeReward([toy("mean_level", batch_size=size)]).score(clips(), PROMPTS, FPS)[0]
-    torch.testing.assert_close(scores.total, LEVELS)
-    assert sum(toy_rewards.CALLS) == 5
-    assert max(toy_rewards.CALLS) == min(size or 5, 5)
-
-
-def test_the_reward_of_a_clip_belongs_to_its_own_prompt_in_every_batch():
-    prompts = ["a", "bb", "ccc", "dddd", "eeeee"]
-    scores = CompositeReward([toy("as_list", batch_size=2)]).score(clips(), prompts, FPS)[0]
-    assert scores.total.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing():
@@ -79,47 +63,67 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing():
     assert toy_rewards.CALLS == [2, 2, 1]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("raises_on_bad", "KeyError"), ("nan_on_bad", "nan")])
-def test_only_the_clip_that_fails_is_masked_and_counted(name, reason):
-    composite = CompositeReward([toy(name), toy("as_list")])
-    scores, report = composite.score(clips(), ["a", "bad", "c", "d", "e"], FPS)
-    assert scores.valid.tolist() == [True, False, True, True, True]
-    assert scores.total[1].isnan()
-    torch.testing.assert_close(scores.total[[0, 2, 3, 4]], LEVELS[[0, 2, 3, 4]] + 1)
-    assert (report.failed, report.total, report.counts()) == (1, 5, {name: 1})
+@pytest.mark.parametrize("size", [0, 1, 2, 8])
+def test_scores_do_not_depend_on_the_batch_size(size):
+    toy_rewards.CALLS.clear()
+    composite = CompositeReward([toy("mean_level", batch_size=size), toy("as_list", batch_size=size)])
+    scores = composite.score(clips(), ["a", "bb", "ccc", "dddd", "eeeee"], FPS)[0]
+    torch.testing.assert_close(scores.parts["mean_level"], LEVELS)
+    assert scores.parts["as_list"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]  # each its own prompt's
+    assert sum(toy_rewards.CALLS) == 5
+    assert max(toy_rewards.CALLS) == min(size or 5, 5)
+
+
+@pytest.mark.parametrize("metric_only", [False, True])
+@pytest.mark.parametrize(
+    ("name", "bad", "reason"),
+    [("raises_on_bad", "bad", "KeyError"), ("nan_on_bad", "bad", "nan"), ("nan_on_bad", "bad inf", "inf")],
+)
+def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metric_only):
+    """And of a metric only its own value is lost, which is reported too."""
+    composite = CompositeReward([toy(name, metric_only=metric_only), toy("as_list")])
+    scores, report = composite.score(clips(), ["a", bad, "c", "d", "e"], FPS)
+    assert scores.valid.tolist() == [True, metric_only, True, True, True]
+    assert scores.total[1].isnan().item() is not metric_only
+    assert scores.parts[name].isfinite().tolist() == [True, False, True, True, True]
+    torch.testing.assert_close(scores.total[[0, 2, 3, 4]], LEVELS[[0, 2, 3, 4]] * (not metric_only) + 1)
+    assert (report.failed, report.total, report.counts()) == (int(not metric_only), 5, {name: 1})
     failure = report.failures[0]
-    assert (failure.reward, failure.index, failure.prompt) == (name, 1, "bad")
+    assert (failure.reward, failure.index, failure.prompt) == (name, 1, bad)
     assert reason in failure.reason
 
 
-def test_infinity_is_a_failure_too():
-    scores, report = CompositeReward([toy("nan_on_bad")]).score(clips(2), ["a", "bad inf"], FPS)
-    assert scores.valid.tolist() == [True, False]
-    assert scores.parts["nan_on_bad"][1].isnan()
-    assert report.failed == 1
-
-
-@pytest.mark.parametrize("name", ["too_few", "wrong_shape", "words", "nothing"])
-def test_a_wrong_return_masks_every_clip_with_names_and_prompts(name):
-    scores, report = CompositeReward([toy(name)]).score(clips(), PROMPTS, FPS)
-    assert not scores.valid.any()
-    assert report.failed == 5
-    assert name in report.failures[0].describe()
-    assert "'three'" in report.failures[2].describe()
-
-
-def test_a_failing_metric_does_not_invalidate_the_clip():
-    composite = CompositeReward([toy("as_list"), toy("too_few", metric_only=True)], max_failed_fraction=0.0)
+def test_standardized_parts_are_what_is_told_and_what_is_learned_from():
+    spec = toy("two_levels", weights={"level": 2.0, "half": 1.0}, standardize={"level": [10.0, 4.0]})
+    composite = CompositeReward([dataclasses.replace(spec, options={"differentiable": True})])
     scores = composite.score(clips(), PROMPTS, FPS)[0]
-    assert scores.valid.all()
-    assert scores.parts["too_few"].isnan().all()
+    torch.testing.assert_close(scores.parts["level"], (LEVELS - 10) / 4)
+    torch.testing.assert_close(scores.parts["half"], LEVELS / 2)
+    torch.testing.assert_close(scores.total, 2 * (LEVELS - 10) / 4 + LEVELS / 2)
+    floats = clips().float()
+    gradient = composite.gradient(floats, lambda one: one, "one", FPS)
+    torch.testing.assert_close(gradient, torch.full_like(floats, (2 / 4 + 1 / 2) / floats[0].numel()))
+    with pytest.raises(RewardConfigError, match="std"):
+        CompositeReward([toy("mean_level", standardize={"mean_level": [0.0, 0.0]})])
 
 
-def test_a_metric_that_gives_up_on_a_clip_is_reported_too():
-    composite = CompositeReward([toy("as_list"), toy("nan_on_bad", metric_only=True)])
-    scores, report = composite.score(clips(2), ["a", "bad"], FPS)
-    assert scores.valid.all()
-    assert (report.failed, report.counts()) == (0, {"nan_on_bad": 1})
+def test_a_clip_whose_total_or_gradient_is_not_finite_moves_nothing():
+    """A root at 0 is a finite score with an infinite slope; times the 0 of a black clip that is NaN."""
+    composite = CompositeReward([toy("root_of_level", options={"differentiable": True})])
+    floats = torch.tensor([0.0, 4.0, -4.0]).view(3, 1, 1, 1, 1).expand(3, 2, 4, 4, 3)
+    gradient = composite.gradient(floats, lambda one: one, "one", FPS)
+    assert gradient.flatten(1).any(1).tolist() == [False, True, False]
+    torch.testing.assert_close(gradient[1], torch.full((2, 4, 4, 3), 0.25 / 96))
+
+
+def test_only_what_counts_is_differentiated_and_its_weights_add_up():
+    level = {"weights": {"level": 1.0, "half": 0.0}, "options": {"differentiable": True}}
+    composite = CompositeReward(
+        [toy("two_levels", **level), toy("two_levels", label="b", **level), toy("as_list", metric_only=True)]
+    )
+    floats = clips(2).float()
+    gradient = composite.gradient(floats, lambda one: 3 * one, "one", FPS)
+    torch.testing.assert_close(gradient, torch.full_like(floats, 2 * 3 / floats[0].numel()))
 
 
 @pytest.mark.parametrize(
@@ -127,13 +131,10 @@ def test_a_metric_that_gives_up_on_a_clip_is_reported_too():
     [
         (RewardSpec(name="video_aling"), "Did you mean 'videoalign'"),
         (RewardSpec(name="video_stats", weights={"sharpnes": 1.0}), "Did you mean 'sharpness'"),
-        (RewardSpec(name="video_stats", options={"part": ["motion"]}), "Did you mean 'parts'"),
-        (toy("mean_levl"), "Did you mean 'mean_level'"),
         (toy("as_list", options={"ofset": 1.0}), "ofset"),
-        (RewardSpec(name="no_such_module:f"), "no_such_module"),
+        (toy("counts_words", options={"metadata": 1}), "not an option"),
         (RewardSpec(name="toy_rewards:CALLS"), "neither a function nor a class"),
-        (RewardSpec(name="toy_rewards:NoReward"), "names"),
-        (RewardSpec(name="toy_rewards:Movable", weights={"move": 1.0}), "Did you mean 'moved'"),
+        (RewardSpec(name="subprocess:Popen"), "is not a reward"),
         (RewardSpec(name="video_stats"), "give the weights"),
         (RewardSpec(name="clip"), "needs the option 'model'"),
     ],
@@ -143,45 +144,79 @@ def test_wrong_configurations_name_the_remedy(spec, message):
         CompositeReward([spec])
 
 
-def test_a_misspelt_part_of_a_function_stops_the_run_with_the_nearest_name():
-    composite = CompositeReward([toy("two_parts", weights={"levle": 1.0})])
-    with pytest.raises(RewardConfigError, match="Did you mean 'level'"):
-        composite.score(clips(), PROMPTS, FPS)
+def nothing(videos, prompts, fps):
+    """Forgets to return."""
 
 
-def test_frames_only_functions_see_frames_sampled_by_time():
-    videos = torch.zeros(2, 24, 4, 4, 3, dtype=torch.uint8)
-    videos[0, :, :, :, 0] = torch.arange(24, dtype=torch.uint8).view(24, 1, 1)
-    composite = CompositeReward([toy("red_frames", options={"per_frame": True, "sample_fps": 2.0})])
-    # three seconds at 8 fps read at .25, .75, ...: frames 2, 6, 10, ...
-    assert composite.score(videos, ["a", "b"], 8.0)[0].total.tolist() == [12.0, 0.0]
-    limited = CompositeReward([toy("red_frames", options={"per_frame": True, "num_frames": 1})])
-    assert limited.score(videos, ["a", "b"], 8.0)[0].total.tolist() == [12.0, 0.0]
+@pytest.mark.parametrize(
+    "function",
+    [
+        nothing,
+        lambda videos, prompts, fps: [1.0] * (len(prompts) - 1),
+        lambda videos, prompts, fps: videos.float().mean(dim=(2, 3, 4)),
+        lambda videos, prompts, fps: ["good"] * len(prompts),
+    ],
+)
+def test_a_wrong_return_masks_every_clip_with_names_and_prompts(function):
+    given = own_reward(function, label="mine")
+    scores, report = CompositeReward([given.spec], objects={given.spec.name: given.reward}).score(clips(), PROMPTS, FPS)
+    assert not scores.valid.any()
+    assert report.failed == 5
+    assert "mine on 'three': part 'mine' " in report.failures[2].describe()
 
 
-def test_rewards_with_weights_move_there_and_back():
-    composite = CompositeReward([RewardSpec(name="toy_rewards:Movable", options={"gain": 2.0})], device="meta")
-    places = composite._members[0].reward.places
-    composite.onload()
-    composite.offload()
-    assert places == ["meta", "cpu"]
-    between = CompositeReward([RewardSpec(name="toy_rewards:Movable")], offload_between=True)
-    assert between.score(clips(), PROMPTS, FPS)[0].total.tolist() == LEVELS.tolist()
-    assert between._members[0].reward.places == ["cpu", "cpu"]
+CLIPS = torch.stack([torch.full((2, 4, 4, 3), level, dtype=torch.uint8) for level in (0, 51, 255)])
 
 
-def test_loaded_rewards_keep_the_protocol():
-    for spec in (toy("mean_level"), RewardSpec(name="video_stats"), RewardSpec(name="toy_rewards:Movable")):
-        reward = load_reward(spec)
-        assert isinstance(reward, Reward)
-        assert set(reward(clips(), PROMPTS, FPS)) == set(reward.names)
+def bright(videos, prompts, fps):
+    return videos.float().mean(dim=(1, 2, 3, 4)) / 255
 
 
-@pytest.mark.slow
-def test_specs_import_without_the_heavy_libraries():
-    code = (
-        "import sys, sage_grpo.rewards.base, sage_grpo.commands.serve_reward\n"
-        "heavy = {'transformers', 'diffusers', 'peft', 'uvicorn', 'starlette', 'av'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+class TwoParts:
+    """An object with a state."""
+
+    names = ("level", "half")
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, videos, prompts, fps):
+        level = bright(videos, prompts, fps) * self.factor
+        return {"level": level, "half": level / 2}
+
+
+def total(rewards: Any) -> tuple[CompositeReward, list[float]]:
+    specs, objects = gather_rewards(rewards)
+    composite = CompositeReward(specs, objects=objects)
+    return composite, [round(value, 4) for value in composite.score(CLIPS, ["a"] * 3, 8.0)[0].total.tolist()]
+
+
+def test_an_object_is_called_with_its_state_and_weighted() -> None:
+    composite, values = total([own_reward(TwoParts(2.0), weights={"level": 1.0, "half": -1.0}, label="mine"), bright])
+    assert composite.titles == ("mine", "bright")
+    assert values == [0, 0.4, 2]
+
+
+def test_lambdas_partials_and_options() -> None:
+    def scaled(videos, prompts, fps, by: float = 1.0):
+        return by * bright(videos, prompts, fps)
+
+    assert total(lambda videos, prompts, fps: [1.0] * len(prompts))[0].names == ("reward",)
+    assert total(functools.partial(scaled, by=3.0))[1] == [0, 0.6, 3]
+    assert total(own_reward(scaled, options={"by": 2.0}))[1] == [0, 0.4, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: gather_rewards([bright, bright]), "Two rewards are called 'bright'.*label"),
+        (lambda: gather_rewards([TwoParts]), "TwoParts is a class: give an object of it"),
+        (lambda: gather_rewards([3]), "A int is not a reward"),
+        (lambda: own_reward(TwoParts(1.0), options={"factor": 2}), "but TwoParts is an object: set it up yourself"),
+        (lambda: own_reward(functools.partial(bright, None, None)), "cannot be called"),
+        (lambda: load_reward(RewardSpec(name="object:bright")), "got a reward as an object of a Python program"),
+    ],
+)
+def test_what_is_no_reward_is_refused(make: Any, said: str) -> None:
+    with pytest.raises((RewardConfigError, ObjectNeeded), match=said):
+        make()

@@ -5,14 +5,23 @@ from __future__ import annotations
 import inspect
 import math
 
+import numpy as np
 import pytest
 import toy_rewards
 from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import Failure, FailureReport, RewardFailure, check_failures, describe_failures
-from sage_grpo.rewards.spec import RewardSpec, load_reward
+from sage_grpo.rewards.member import (
+    SHOWN,
+    Failure,
+    FailureReport,
+    RewardFailure,
+    check_failures,
+    describe_failures,
+    merged,
+)
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import VideoSpec
 
 FPS = 8.0
@@ -22,25 +31,16 @@ def prompts(count: int, *bad: int) -> list[str]:
     return ["bad" if index in bad else f"fine {index}" for index in range(count)]
 
 
-@pytest.mark.parametrize("name", ["one_none", "one_none_in_numpy"])
-def test_one_none_costs_its_own_clip_only(name):
+@pytest.mark.parametrize("array", [list, lambda values: np.array(values, dtype=object)])
+def test_one_none_costs_its_own_clip_only(array, monkeypatch):
     toy_rewards.CALLS.clear()
-    scores, report = CompositeReward([toy(name)]).score(clips(5), prompts(5, 2), FPS)
+    one_none = toy_rewards.one_none
+    monkeypatch.setattr(toy_rewards, "one_none", lambda videos, prompts, fps: array(one_none(videos, prompts, fps)))
+    scores, report = CompositeReward([toy("one_none", weights={"one_none": 1.0})]).score(clips(5), prompts(5, 2), FPS)
     assert scores.valid.tolist() == [True, True, False, True, True]
     assert scores.total[[0, 1, 3, 4]].tolist() == [6.0] * 4
     assert toy_rewards.CALLS == [5]
-    assert [(one.index, one.reason) for one in report.failures] == [(2, f"part '{name}' is None")]
-
-
-@pytest.mark.parametrize("count", [2, 5, 8, 16])
-def test_one_exception_costs_one_clip_and_a_bounded_number_of_calls(count):
-    for bad in range(count):
-        toy_rewards.CALLS.clear()
-        composite = CompositeReward([toy("raises_for_bad", batch_size=0)])
-        scores, report = composite.score(clips(count), prompts(count, bad), FPS)
-        assert [one.index for one in report.failures] == [bad]
-        assert scores.valid.sum() == count - 1
-        assert len(toy_rewards.CALLS) <= 1 + 2 * math.ceil(math.log2(count))
+    assert [(one.index, one.reason) for one in report.failures] == [(2, "part 'one_none' is None")]
 
 
 def test_a_judge_that_is_down_is_not_asked_for_every_clip():
@@ -51,25 +51,6 @@ def test_a_judge_that_is_down_is_not_asked_for_every_clip():
     assert all("TimeoutError: the judge takes too long" in one.reason for one in report.failures)
 
 
-@pytest.mark.parametrize(
-    "spec", [toy("raises_for_bad", isolate_failures=False), toy("asks_a_network")], ids=["told", "async"]
-)
-def test_paid_judges_are_called_once(spec):
-    toy_rewards.CALLS.clear()
-    scores, report = CompositeReward([spec]).score(clips(8), prompts(8, 3), FPS)
-    assert toy_rewards.CALLS == [8]
-    assert not scores.valid.any()
-    assert "in a call of 8 clips" in report.failures[0].reason
-
-
-def test_an_async_judge_is_called_again_only_when_asked_to():
-    scores, _ = CompositeReward([toy("asks_a_network", isolate_failures=True)]).score(clips(8), prompts(8, 3), FPS)
-    assert scores.valid.sum() == 7
-    remote = RewardSpec(name="remote", weights={"a": 1.0}, options={"urls": ["http://x"]}, isolate_failures=True)
-    with pytest.raises(RewardConfigError, match="never called again"):
-        CompositeReward([remote])
-
-
 def test_reasons_come_with_the_clip_and_remarks_are_kept():
     composite = CompositeReward([toy("with_reasons")])
     scores, report = composite.score(clips(3), ["a cat", "bad", "a dog"], FPS)
@@ -77,16 +58,6 @@ def test_reasons_come_with_the_clip_and_remarks_are_kept():
     assert [(one.index, one.reason) for one in report.failures] == [(1, "nobody is in the picture")]
     assert [(one.index, one.reason) for one in report.remarks] == [(2, "a dog")]
     assert composite.names == ("with_reasons",)
-
-
-def test_a_report_names_reward_prompt_and_reason_and_counts_the_rest():
-    failures = [Failure("judge", index, f"prompt\n{index}", "too\ndark") for index in range(7)]
-    report = FailureReport(tuple(failures), failed=7, total=9)
-    text = describe_failures(report.counts(), report.total, [one.describe() for one in report.failures])
-    assert "judge could not score 7 of 9 clips" in text
-    assert "judge on 'prompt 0': too dark" in text
-    assert "and 2 more" in text
-    assert describe_failures({"judge": 0}, 9, []) == ""
 
 
 def test_a_broken_reward_is_found_by_trying_it_out():
@@ -103,17 +74,20 @@ def test_a_broken_reward_is_found_by_trying_it_out():
 
 
 def test_a_clip_that_cannot_be_scored_is_no_fault_and_trying_can_be_left_out():
-    assert CompositeReward([toy("nan_on_bad"), toy("one_none")]).try_out("bad") == ""
+    assert CompositeReward([toy("nan_on_bad"), toy("one_none")]).try_out("bad", others=[("fine", {})]) == ""
+    halves = toy("half_nan", weights={"level": 1.0}, options={"parts": ["level", "broken"]})
+    assert CompositeReward([toy("never_finds"), halves]).try_out("x") == ""
     assert CompositeReward([toy("raises_for_bad", try_out=False)]).try_out("bad") == ""
 
 
-def test_every_built_in_reward_without_files_can_score_the_small_clip():
-    specs = [
-        RewardSpec(name="shapes", weights={"VQ": 1.0}),
-        RewardSpec(name="shapes_proxy"),
-        RewardSpec(name="video_stats", metric_only=True),
-    ]
-    assert CompositeReward(specs).try_out("a cat") == ""
+HALVES = {"weights": {"level": 1.0, "broken": 1.0}}
+
+
+@pytest.mark.parametrize("spec", [toy("only_nan", metric_only=True), toy("half_nan", **HALVES)])
+def test_a_reward_that_gives_nothing_but_nan_is_refused(spec):
+    problem = CompositeReward([spec]).try_out("one", others=[("two", {}), ("three", {})])
+    assert "= nan without a reason, and so for each of 3 prompts (a clip of 17 frames" in problem
+    assert "try_out: false" in problem
 
 
 def test_a_reward_that_needs_the_runs_own_format_is_tried_with_it():
@@ -121,18 +95,9 @@ def test_a_reward_that_needs_the_runs_own_format_is_tried_with_it():
     composite = CompositeReward([spec])
     assert composite.try_out("x", video=VideoSpec(frames=81, height=16, width=24, fps=16.0)) == ""
     seen = composite._members[0].reward.seen
-    assert [shape for shape, _, _ in seen] == [
-        (1, SMALL.frames, SMALL.height, SMALL.width, 3),
-        (1, 81, 16, 24, 3),
-    ]
-    assert [fps for _, _, fps in seen] == [16.0, 16.0]
+    small = (1, SMALL.frames, SMALL.height, SMALL.width, 3)
+    assert [(shape, fps) for shape, _, fps in seen] == [(small, 16.0), ((1, 81, 16, 24, 3), 16.0)]
     assert "needs 81 frames" in composite.try_out("x", video=VideoSpec(frames=5, height=16, width=24))
-
-
-def test_a_server_that_does_not_answer_is_found_by_trying():
-    options = {"urls": ["http://127.0.0.1:9"], "retries": 0, "timeout": 2.0}
-    composite = CompositeReward([RewardSpec(name="remote", weights={"a": 1.0}, options=options)])
-    assert "127.0.0.1:9" in composite.try_out("x")
 
 
 def test_the_limit_of_failures_is_the_one_that_was_given():
@@ -148,24 +113,64 @@ def test_the_limit_of_failures_is_the_one_that_was_given():
         assert "fraction" not in str(stopped.value)
 
 
-def _line_of(function: object, text: str) -> int:
-    lines, first = inspect.getsourcelines(function)
-    return first + next(number for number, line in enumerate(lines) if text in line)
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_one_exception_costs_one_clip_and_a_bounded_number_of_calls(count):
+    for bad in range(count):
+        toy_rewards.CALLS.clear()
+        composite = CompositeReward([toy("raises_for_bad", batch_size=0)])
+        scores, report = composite.score(clips(count), prompts(count, bad), FPS)
+        assert [one.index for one in report.failures] == [bad]
+        assert scores.valid.sum() == count - 1
+        assert len(toy_rewards.CALLS) <= 1 + 2 * math.ceil(math.log2(count))
 
 
-def test_what_a_users_reward_raises_names_its_file_line_and_source() -> None:
-    report = CompositeReward([RewardSpec(name="toy_rewards:lost_in_a_library")]).score(clips(2), ["a", "b"], 8.0)[1]
-    line = _line_of(toy_rewards.lost_in_a_library, "json.loads")
-    for failure in report.failures:  # the library's own frames are not the place to look at
-        assert f"{toy_rewards.__file__}, line {line}: return json.loads(" in failure.reason
+@pytest.mark.parametrize(
+    ("spec", "scored"),
+    [
+        (toy("raises_for_bad", isolate_failures=False), 0),
+        (toy("asks_a_network"), 0),
+        (toy("asks_a_network", isolate_failures=True), 7),
+    ],
+)
+def test_paid_judges_are_called_again_only_when_asked_to(spec, scored):
+    toy_rewards.CALLS.clear()
+    scores, report = CompositeReward([spec]).score(clips(8), prompts(8, 3), FPS)
+    assert scores.valid.sum() == scored
+    if not scored:
+        assert toy_rewards.CALLS == [8]
+        assert "in a call of 8 clips" in report.failures[0].reason
+    remote = RewardSpec(name="remote", weights={"a": 1.0}, options={"urls": ["http://x"]}, isolate_failures=True)
+    with pytest.raises(RewardConfigError, match="never called again"):
+        CompositeReward([remote])
 
 
-def test_a_wrong_return_names_the_function_that_gave_it() -> None:
-    report = CompositeReward([RewardSpec(name="toy_rewards:too_few")]).score(clips(2), ["a", "b"], 8.0)[1]
-    assert f"({toy_rewards.__file__}, line {_line_of(toy_rewards.too_few, 'def ')})" in report.failures[0].reason
+def test_what_a_user_did_wrong_is_told_with_file_line_and_source() -> None:
+    """The line that called a library, the function that returned too few values, the line that raised while it was set up."""
+
+    def place(function, text):
+        lines, first = inspect.getsourcelines(function)
+        number = next(number for number, line in enumerate(lines) if text in line)
+        return f"{toy_rewards.__file__}, line {first + number}"
+
+    def told(name):
+        return CompositeReward([toy(name)]).score(clips(2), ["a", "b"], FPS)[1].failures[1].reason
+
+    assert f"{place(toy_rewards.lost_in_a_library, 'json.loads')}: return json.loads(" in told("lost_in_a_library")
+    assert f"({place(toy_rewards.too_few, 'def ')})" in told("too_few")
+    with pytest.raises(RewardConfigError, match=r"cannot be set up: OSError: ") as refused:
+        CompositeReward([toy("NeedsAFile")])
+    assert f"{place(toy_rewards.NeedsAFile, 'raise')}: raise" in str(refused.value)
 
 
-def test_a_users_class_that_cannot_be_set_up_names_the_line() -> None:
-    line = _line_of(toy_rewards.NeedsAFile, "raise")
-    with pytest.raises(RewardConfigError, match=rf"cannot be set up: OSError: .*toy_rewards.py, line {line}: raise"):
-        load_reward(RewardSpec(name="toy_rewards:NeedsAFile"))
+def test_a_report_names_reward_prompt_and_reason_once_and_counts_the_rest():
+    """Also where other clips fail in between, and where each rank has merged its part."""
+    same = [Failure("judge", index, f"prompt\n{index}", "too\ndark") for index in range(24)]
+    others = [Failure("judge", 24 + index, "x", f"too bright: {index}") for index in range(5)]
+    for given in ([*same[:5], *others, *same[5:]], [*merged(same[:9]), *others, *merged(same[9:])]):
+        report = FailureReport(tuple(given), failed=29, total=30)
+        lines = describe_failures({"judge": 29}, report.total, report.failures).splitlines()
+        assert lines[0] == "judge could not score 29 of 30 clips"
+        assert lines[1:3] == ["  judge x24, first on 'prompt 0': too dark", "  judge on 'x': too bright: 0"]
+        assert lines[-1] == "  and 1 more"
+        assert len(lines) == 1 + SHOWN + 1
+    assert describe_failures({"judge": 0}, 9, []) == ""

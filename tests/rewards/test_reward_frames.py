@@ -38,11 +38,6 @@ def test_frames_are_on_screen_at_their_times(frames, fps, sample_fps):
         assert index / fps - 1e-6 <= time <= (index + 1) / fps + 1e-6
 
 
-def test_a_limit_spreads_the_frames_over_the_whole_clip():
-    assert sample_indices(80, 8.0, sample_fps=4.0, max_frames=4) == [10, 30, 50, 70]
-    assert sample_indices(1, 24.0, sample_fps=2.0) == [0]
-
-
 def test_resize_keeps_whole_values_and_even_pictures():
     even = torch.full((1, 3, 9, 13), 200, dtype=torch.uint8)
     assert torch.equal(resize_uint8(even, 20, 30), torch.full((1, 3, 20, 30), 200, dtype=torch.uint8))

@@ -1,26 +1,28 @@
-"""What a reward is handed: memory of its own, metadata, frames with weights, threads, an event loop, a device."""
+"""What a reward is handed: memory of its own, metadata, frames with weights, sound, threads, a device, and clips before the last is decoded."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
 import toy_rewards
 from toy_rewards import clips, toy
 
-from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.frames import stretch
+from sage_grpo.rewards.base import CompositeReward, _joined
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
+from sage_grpo.rewards.member import Outcome
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.types import Sound
 
 FPS = 8.0
 LEVELS = torch.arange(5).float() * 10 + 5
 PROMPTS = ["one", "two three", "four", "five", "six"]
 
 
-@pytest.mark.parametrize("size", [0, 2, 8])
+@pytest.mark.parametrize("size", [0, 2])
 def test_a_write_through_numpy_reaches_nobody_else(size):
     videos = clips()
     composite = CompositeReward([toy("through_numpy", batch_size=size), toy("mean_level"), toy("as_list")])
@@ -31,26 +33,22 @@ def test_a_write_through_numpy_reaches_nobody_else(size):
 
 
 def test_what_ships_with_the_package_gets_no_copy(monkeypatch):
-    seen = []
+    seen, videos = {}, clips()
+
+    def watched(reward, title):
+        def call(videos, prompts, fps, **extra):
+            seen[title] = videos.untyped_storage().data_ptr()
+            return reward(videos, prompts, fps, **extra)
+
+        call.names = reward.names
+        return call
+
     composite = CompositeReward([RewardSpec(name="video_stats", weights={"brightness": 1.0}), toy("mean_level")])
     for member in composite._members:
-        reward = member.reward
-        monkeypatch.setattr(member, "reward", Watched(reward, seen))
-    videos = clips()
-    composite.score(videos, PROMPTS, FPS)[0]
+        monkeypatch.setattr(member, "reward", watched(member.reward, member.spec.title))
+    composite.score(videos, PROMPTS, FPS)
     own = videos.untyped_storage().data_ptr()
-    assert [pointer == own for pointer in seen] == [True, False]
-
-
-class Watched:
-    """Notes where the clips lie."""
-
-    def __init__(self, reward, seen) -> None:
-        self.reward, self.seen, self.names = reward, seen, reward.names
-
-    def __call__(self, videos, prompts, fps, **extra):
-        self.seen.append(videos.untyped_storage().data_ptr())
-        return self.reward(videos, prompts, fps, **extra)
+    assert {title: pointer == own for title, pointer in seen.items()} == {"video_stats": True, "mean_level": False}
 
 
 @pytest.mark.parametrize("size", [0, 2])
@@ -61,45 +59,13 @@ def test_rewards_that_ask_for_metadata_get_each_clips_row(size):
     )
     scores = composite.score(clips(), PROMPTS, FPS, rows)[0]
     assert scores.parts["counts_words"].tolist() == [1.0, 1.0, 0.0, 0.0, 1.0]
-    assert scores.parts["image"].tolist() == [
-        0.0,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]  # the rows that the first reward emptied were its own
+    # the rows that the first reward emptied were its own
+    assert scores.parts["image"].tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
     assert rows[1] == {"words": "2", "image": "first.png"}
     without = composite.score(clips(), PROMPTS, FPS)[0]
     assert without.parts["counts_words"].tolist() == [0.0] * 5
     with pytest.raises(ValueError, match="One row of metadata a clip"):
         composite.score(clips(), PROMPTS, FPS, rows[:3])[0]
-
-
-def test_functions_that_see_frames_get_the_row_of_their_clip():
-    composite = CompositeReward([toy("image_of_frames", options={"per_frame": True, "sample_fps": 4.0})])
-    scores = composite.score(clips(3), PROMPTS[:3], FPS, [{"number": n} for n in (3, 5, 8)])[0]
-    assert scores.total.tolist() == [3.0, 5.0, 8.0]
-
-
-def test_functions_that_see_frames_get_the_prompt_of_their_clip_and_no_more_frames_than_asked_for():
-    asked: list[list[str]] = []
-
-    def lengths(frames, prompts):
-        asked.append(prompts)
-        return [len(prompt) for prompt in prompts]
-
-    reward = FunctionReward(lengths, per_frame=True, sample_fps=4.0, num_frames=2)
-    assert reward(torch.zeros(3, 8, 4, 4, 3, dtype=torch.uint8), ["a", "bb", "cccc"], 8.0)["lengths"].tolist() == [
-        1,
-        2,
-        4,
-    ]
-    assert asked == [["a", "a", "bb", "bb", "cccc", "cccc"]]
-
-
-def test_metadata_is_no_option():
-    with pytest.raises(RewardConfigError, match="not an option"):
-        CompositeReward([toy("counts_words", options={"metadata": 1})])
 
 
 def frames_by_number(count: int = 1) -> torch.Tensor:
@@ -136,27 +102,6 @@ def test_a_frame_that_does_not_count_cannot_fail_and_one_that_does_is_named():
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"frame_weights": [1.0]}, "per_frame"),
-        ({"per_frame": True, "frame_weights": [1.0, -1.0]}, "0 or more"),
-        ({"per_frame": True, "frame_weights": [0.0]}, "positive"),
-        ({"per_frame": True, "frame_weights": [float("nan")]}, "0 or more"),
-    ],
-)
-def test_wrong_frame_weights_are_refused(options, message):
-    name = "frame_number" if options.get("per_frame") else "mean_level"
-    with pytest.raises(RewardConfigError, match=message):
-        CompositeReward([toy(name, options=options)])
-
-
-def test_a_curve_keeps_its_points_and_its_ends():
-    assert stretch([1.0, 2.0, 4.0], 3) == [1.0, 2.0, 4.0]
-    assert stretch([5.0], 4) == [5.0] * 4
-    assert stretch([0.0, 1.0], 4) == pytest.approx([0.0, 0.25, 0.75, 1.0])
-
-
 @pytest.mark.parametrize("spec", [toy("asks_a_network"), toy("AsyncJudge")], ids=["function", "class"])
 def test_async_rewards_are_awaited_also_where_a_loop_runs_already(spec):
     composite = CompositeReward([spec, toy("mean_level", metric_only=True)])
@@ -169,7 +114,7 @@ def test_async_rewards_are_awaited_also_where_a_loop_runs_already(spec):
     assert asyncio.run(notebook()) == expected
 
 
-@pytest.mark.parametrize("overlapping", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("overlapping", [(True, False), (True, True)])
 def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(overlapping, monkeypatch):
     monkeypatch.setattr(toy_rewards, "BOTH", threading.Barrier(2, timeout=20))
     first, second = overlapping
@@ -188,18 +133,180 @@ def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(overlappi
     assert list(composite.seconds) == ["meets_second", "meets_first", "too_few"]
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(device):
+    with pytest.raises(RewardConfigError, match=device):
+        CompositeReward([toy("mean_level", device=device)])
+
+
+@pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0], [float("nan")]])
+def test_wrong_frame_weights_are_refused(weights):
+    with pytest.raises(RewardConfigError, match="0 or more, and one of them positive"):
+        CompositeReward([toy("frame_number", options={"per_frame": True, "frame_weights": weights})])
+
+
+def test_functions_that_see_frames_get_what_belongs_to_their_clip_and_no_more_frames_than_asked_for():
+    asked: list[tuple[list[str], list[int]]] = []
+
+    def lengths(frames, prompts, metadata):
+        asked.append((prompts, [row["number"] for row in metadata]))
+        return [len(prompt) for prompt in prompts]
+
+    reward = FunctionReward(lengths, per_frame=True, sample_fps=4.0, num_frames=2)
+    rows = [{"number": n} for n in (3, 5, 8)]
+    scores = reward(torch.zeros(3, 8, 4, 4, 3, dtype=torch.uint8), ["a", "bb", "cccc"], 8.0, metadata=rows)
+    assert scores["lengths"].tolist() == [1, 2, 4]
+    assert asked == [(["a", "a", "bb", "bb", "cccc", "cccc"], [3, 3, 5, 5, 8, 8])]
+
+
+def stops(videos, prompts, fps, error):
+    """The user presses Ctrl-C, or a library calls sys.exit."""
+    raise {"interrupts": KeyboardInterrupt, "exits": SystemExit}[error]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(
-    ("name", "error", "said"),
-    [("interrupts", KeyboardInterrupt, ""), ("exits", SystemExit, "3"), ("in_place", RewardConfigError, "in place")],
-)
-def test_what_always_stops_a_run_stops_it_from_a_thread_too(name, error, said, overlap):
-    with pytest.raises(error, match=said):
-        CompositeReward([toy("mean_level"), toy(name, overlap=overlap)]).score(clips(), PROMPTS, FPS)
+def test_what_always_stops_a_run_stops_it_from_a_thread_too(overlap):
+    for option, error in (("interrupts", KeyboardInterrupt), ("exits", SystemExit)):
+        spec = RewardSpec(name=f"{__name__}:stops", options={"error": option}, overlap=overlap)
+        with pytest.raises(error):
+            CompositeReward([toy("mean_level"), spec]).score(clips(), PROMPTS, FPS)
+    with pytest.raises(RewardConfigError, match="in place"):
+        CompositeReward([toy("mean_level"), toy("in_place", overlap=overlap)]).score(clips(), PROMPTS, FPS)
 
 
-def test_a_reward_with_a_device_of_its_own_stays_there():
-    specs = [toy("Movable", label="own", device="cpu"), toy("Movable", label="shared")]
+HEARD: list[tuple[int, ...]] = []
+
+
+def hears_a_level(videos, prompts, fps, sound):
+    HEARD.append((*sound.waves.shape, sound.rate))
+    return sound.waves.square().mean((1, 2))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
+    """Beside a reward that begins early, which never has the sound."""
+    levels = torch.tensor([0.1, 0.4, 0.2, 0.8, 0.3])
+    specs = [
+        toy("mean_level", overlap=True),
+        RewardSpec(name=f"{__name__}:hears_a_level", overlap=overlap, batch_size=2),
+    ]
+    composite, sound = CompositeReward(specs), Sound(levels.view(5, 1, 1).expand(5, 2, 80), 16_000)
+    with composite.early(FPS) as begun:
+        begun.add(clips(), PROMPTS, [{}] * 5)
+        scores, report = composite.score(clips(), PROMPTS, FPS, early=begun if early else None, sound=sound)
+    assert not report.failures
+    torch.testing.assert_close(scores.parts["hears_a_level"], levels**2)
+    assert composite.hears
+    assert composite.try_out("x") == ""
+    assert HEARD[-1] == (1, 2, 17 * 16_000 // 8, 16_000)  # stereo, as long as the small clip
+    with pytest.raises(RewardConfigError, match=r"listens to clips .* and these are silent"):
+        composite.score(clips(), PROMPTS, FPS)
+
+
+ROWS = [{"worth": 3.0 * number} for number in range(5)]
+
+
+def handed_on(composite: CompositeReward, pieces: list[int], prompts: list[str] = PROMPTS):
+    """Clips that come in pieces of these sizes, then all of them scored."""
+    with composite.early(FPS) as early:
+        at = 0
+        for count in pieces:
+            early.add(clips()[at : at + count], prompts[at : at + count], ROWS[at : at + count])
+            at += count
+        return composite.score(clips(), prompts, FPS, ROWS, early)
+
+
+@pytest.mark.parametrize("pieces", [[5], [1, 1, 3]])
+def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
+    specs = [
+        toy("mean_level", overlap=True),
+        toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
+        toy("raises_for_bad", overlap=True, metric_only=True),
+        toy("Explains", overlap=True, metric_only=True, batch_size=2),
+        toy("worth", overlap=True, metric_only=True),
+    ]
+    prompts = ["one", "two", "three bad", "four", "five"]
+    expected, plain = CompositeReward(specs).score(clips(), prompts, FPS, ROWS)
+    scores, report = handed_on(CompositeReward(specs), pieces, prompts)
+    torch.testing.assert_close(scores.total, expected.total)
+    assert list(scores.parts) == list(expected.parts)
+    for part, value in scores.parts.items():
+        if part != "raises_for_bad":  # which fails with all clips of a call
+            assert torch.equal(value, expected.parts[part])
+    assert scores.parts["worth"].tolist() == [row["worth"] for row in ROWS]
+    assert [(one.reward, one.index, one.prompt) for one in report.failures] == [
+        (one.reward, one.index, one.prompt) for one in plain.failures
+    ]
+    assert [(one.index, one.prompt, one.reason) for one in report.remarks] == [
+        (index, prompt, f"because of {prompt}") for index, prompt in enumerate(prompts) if prompt != "two"
+    ]
+    assert report.remarks == plain.remarks
+
+
+def test_it_begins_before_the_last_clip_is_there() -> None:
+    begun = threading.Event()
+
+    def watched(videos, prompts, fps):
+        begun.set()
+        return videos.float().mean((1, 2, 3, 4))
+
+    composite = CompositeReward(
+        [toy("mean_level", overlap=True)], objects={"toy_rewards:mean_level": FunctionReward(watched)}
+    )
+    with composite.early(FPS) as early:
+        early.add(clips()[:1], PROMPTS[:1], [{}])
+        assert begun.wait(timeout=60)
+        early.add(clips()[1:], PROMPTS[1:], [{}] * 4)
+        scores, _ = composite.score(clips(), PROMPTS, FPS, early=early)
+    torch.testing.assert_close(scores.total, LEVELS)
+
+
+def test_the_time_of_all_pieces_counts() -> None:
+    pieces = [Future() for _ in range(3)]
+    for number, piece in enumerate(pieces):
+        piece.set_result(Outcome({"level": torch.ones(1)}, seconds=float(number + 1)))
+    assert _joined(pieces).seconds == 6
+
+
+class Weighty:
+    """A reward with weights."""
+
+    names = ("level",)
+
+    def to(self, device: torch.device) -> None:
+        pass
+
+    def __call__(self, videos, prompts, fps):
+        return {"level": videos.float().mean((1, 2, 3, 4))}
+
+
+def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys_device() -> None:
+    specs = [
+        toy("mean_level"),
+        toy("as_list", weights={"length": 1.0}, overlap=True),
+        toy("ranked", overlap=True, options={"takes": "group"}),
+        toy("in_place", label="here", overlap=True),
+        toy("worth", label="elsewhere", overlap=True, device="cpu"),
+    ]
+    weighty = dict.fromkeys((specs[3].name, specs[4].name), Weighty())
+    with CompositeReward(specs, objects=weighty).early(FPS) as early:
+        early.add(clips(), PROMPTS, [{}] * 5)
+        assert list(early.outcomes()) == ["as_list", "elsewhere"]
+
+
+def test_no_clips_at_all() -> None:
+    """More ranks than micro-batches: one of them has nothing to hand on, and still answers with every part."""
+    composite = CompositeReward([toy("mean_level", overlap=True), toy("as_list", weights={"length": 3.0})])
+    with composite.early(FPS) as early:
+        assert not early.outcomes()
+        scores, report = composite.score(clips()[:0], [], FPS, early=early)
+    assert {name: len(part) for name, part in scores.parts.items()} == dict.fromkeys(composite.names, 0)
+    assert (len(scores.total), report.total) == (0, 0)
+
+
+def test_weights_move_for_a_call_and_back_but_stay_on_a_device_of_their_own():
+    specs = [toy("Movable", label="own", device="cpu"), toy("Movable", label="shared", options={"gain": 2.0})]
     composite = CompositeReward(specs, offload_between=True)
     for _ in range(2):
         composite.score(clips(), PROMPTS, FPS)
@@ -207,9 +314,7 @@ def test_a_reward_with_a_device_of_its_own_stays_there():
     own, shared = (member.reward.places for member in composite._members)
     assert own == ["cpu"]
     assert shared == ["cpu"] * 6
-
-
-@pytest.mark.parametrize(("device", "message"), [("gpu", "not a device"), ("cuda:99", "CUDA devices")])
-def test_a_device_that_is_not_there_is_refused(device, message):
-    with pytest.raises(RewardConfigError, match=message):
-        CompositeReward([toy("mean_level", device=device)])
+    elsewhere = CompositeReward([toy("Movable")], device="meta")
+    elsewhere.onload()
+    elsewhere.offload()
+    assert elsewhere._members[0].reward.places == ["meta", "cpu"]

@@ -1,27 +1,32 @@
-"""The reward server and its client: right scores under load, failures and attacks."""
+"""The reward server: right scores under load, failures and attacks, and what it does with clients that hang, leave or send nonsense."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import random
 import socket
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import toy_rewards
-from reward_servers import call, process_server, thread_server, wait_until_up
+from reward_servers import call, metric, process_server, thread_server, wait_until_up
 
 import needs
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.serving import server
 from sage_grpo.rewards.serving.remote import RemoteReward
-from sage_grpo.rewards.serving.server import Batcher, ServerLimits, check_binding
+from sage_grpo.rewards.serving.server import UNPROVEN, Batcher, ServerLimits, check_binding
 from sage_grpo.rewards.serving.wire import decode_request, encode_request
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.web import is_loopback
 
 FPS = 8.0
 
@@ -57,31 +62,6 @@ def test_remote_scores_equal_local_ones_and_requests_are_batched_together():
     assert scores.reasons == {}
 
 
-def test_clips_of_different_format_or_fps_are_never_mixed():
-    seen = []
-
-    def score(videos, texts, fps):
-        seen.append((videos.shape[2], fps))
-        time.sleep(0.01)
-        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
-
-    results = {}
-
-    def client(port: int, size: int, fps: float) -> None:
-        videos = clips(12, seed=size, size=size)
-        ours = remote(port, clips_per_request=1, parallel=4)(videos, prompts(12), fps)["content"]
-        results[size, fps] = torch.equal(ours, toy_rewards.content(videos, prompts(12), fps))
-
-    with thread_server(score=score, limits=ServerLimits(max_wait_ms=20)) as port:
-        threads = [threading.Thread(target=client, args=(port, s, f)) for s in (4, 6) for f in (8.0, 16.0)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert results == dict.fromkeys([(4, 8.0), (4, 16.0), (6, 8.0), (6, 16.0)], True)
-    assert set(seen) == set(results)
-
-
 def test_a_failing_reward_gives_nan_and_its_reason_not_an_error():
     with thread_server("raises_on_bad") as port:
         spec = RewardSpec(
@@ -96,18 +76,6 @@ def test_a_failing_reward_gives_nan_and_its_reason_not_an_error():
     assert report.failures[0].prompt == "bad one"
     assert "sage_grpo_reward_clips_failed_total 1" in metrics
     assert 'responses_total{status="200"} 3' in metrics
-
-
-def test_a_broken_configuration_is_answered_500_and_the_server_lives():
-    def score(videos, texts, fps):
-        raise SystemExit("a library wants to leave")
-
-    with thread_server(score=score) as port:
-        scores = remote(port)(clips(1), prompts(1), FPS)
-        assert scores["content"].isnan().all()
-        assert "500" in scores.reasons[0]
-        assert call(port, "GET", "/metrics")[0] == 200
-        assert call(port, "GET", "/health")[0] == 503
 
 
 def raw(port: int, payload: bytes, *, close: bool = False) -> bytes:
@@ -157,72 +125,34 @@ def test_malformed_oversized_truncated_and_unauthorised_payloads(monkeypatch):
         assert "received_bytes 0" in metrics
 
 
-def test_a_full_queue_is_answered_503_and_retried_until_all_are_scored():
-    with thread_server("slow_content", limits=ServerLimits(max_queue=3, max_batch=2)) as port:
-        client = remote(port, parts=["slow_content"], clips_per_request=1, parallel=30, retries=40)
-        scores = client(clips(30), prompts(30), FPS)
-        metrics = call(port, "GET", "/metrics")[1].decode()
-    assert torch.equal(scores["slow_content"], toy_rewards.content(clips(30), prompts(30), FPS))
-    assert 'status="503"' in metrics
-
-
-def test_load_is_balanced_and_a_dead_server_is_left_alone():
-    dead = needs.free_port()
-    with thread_server("content") as first, thread_server("content") as second:
-        client = remote(first, dead, second, clips_per_request=1, parallel=2)
-        scores = client(clips(30), prompts(30), FPS)["content"]
-        counts = []
-        for port in (first, second):
-            lines = call(port, "GET", "/metrics")[1].decode().splitlines()
-            counts += [int(line.split()[1]) for line in lines if line.startswith("sage_grpo_reward_clips_total")]
-    assert torch.equal(scores, toy_rewards.content(clips(30), prompts(30), FPS))
-    assert sum(counts) == 30
-    assert min(counts) >= 5
-
-
-def test_no_server_at_all_marks_the_clips_and_training_can_stop_or_go_on():
-    client = remote(needs.free_port(), retries=2)
-    scores = client(clips(3), prompts(3), FPS)
-    assert scores["content"].isnan().all()
-    assert "ConnectionRefusedError" in scores.reasons[2]
-
-
-def wrong_answers(port_holder: list[int], stop: threading.Event) -> None:
-    """A server that answers every request with another request's answer, truncated answers, or garbage."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(0.2)
-    port_holder.append(listener.getsockname()[1])
-    kinds = [b"garbage", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nshort"]
-    kinds.append(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n0123456789")
-    turn = 0
-    while not stop.is_set():
-        with contextlib.suppress(TimeoutError, OSError):
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(0.2)
-                with contextlib.suppress(TimeoutError, OSError):
-                    connection.recv(2**20)
-                connection.sendall(kinds[turn % len(kinds)])
-                turn += 1
-    listener.close()
-
-
 def test_a_lying_server_never_gives_a_score():
-    ports: list[int] = []
-    stop = threading.Event()
-    thread = threading.Thread(target=wrong_answers, args=(ports, stop))
+    """Garbage, nothing, an answer that is cut off, and one of the announced length that is none."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: "
+    kinds = [b"garbage", b"", head + b"500\r\n\r\nshort", head + b"10\r\n\r\n0123456789"]
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def lie() -> None:
+        with contextlib.suppress(OSError):
+            for turn in itertools.count():
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(2**20)
+                    connection.sendall(kinds[turn % len(kinds)])
+
+    thread = threading.Thread(target=lie)
     thread.start()
     try:
-        while not ports:
-            time.sleep(0.01)
-        scores = remote(ports[0], retries=4)(clips(2), prompts(2), FPS)
+        liar = listener.getsockname()[1]
+        scores = remote(liar, retries=4)(clips(2), prompts(2), FPS)
         assert scores["content"].isnan().all()
         with thread_server("content") as good:
-            both = remote(ports[0], good, retries=8, clips_per_request=1)(clips(6), prompts(6), FPS)
+            both = remote(liar, good, retries=8, clips_per_request=1)(clips(6), prompts(6), FPS)
         assert torch.equal(both["content"], toy_rewards.content(clips(6), prompts(6), FPS))
     finally:
-        stop.set()
-        thread.join()
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(20)
 
 
 def hostile(port: int, stop: threading.Event, statuses: set[bytes]) -> None:
@@ -302,34 +232,6 @@ def test_a_server_that_stops_finishes_what_it_has():
     assert torch.equal(result["content"], toy_rewards.content(clips(2), prompts(2), FPS))
 
 
-def test_binding_to_other_machines_needs_a_token():
-    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        assert is_loopback(host)
-        check_binding(host, "")
-    for host in ("0.0.0.0", "::", "10.0.0.5", "example.org"):
-        with pytest.raises(RewardConfigError, match="token"):
-            check_binding(host, "")
-        check_binding(host, "token")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"urls": []}, "at least one url"),
-        ({"urls": ["host:80"]}, "looks like"),
-        ({"urls": ["http://user:pw@host"]}, "must not hold a key"),
-        ({"urls": ["http://host"], "parts": []}, "weights"),
-        ({"urls": ["http://host"], "timeout": 0.0}, "timeout must be positive, got 0"),
-        ({"urls": ["http://host"], "timeout": float("nan")}, "timeout must be positive, got nan"),
-        ({"urls": ["http://host"], "retries": -1}, "retries must be at least 0, got -1"),
-        ({"urls": ["http://host"], "backoff": float("inf")}, "backoff must be at least 0, got inf"),
-    ],
-)
-def test_wrong_client_settings_are_refused(options, message):
-    with pytest.raises(RewardConfigError, match=message):
-        RemoteReward(**{"parts": ["x"], **options})
-
-
 def test_a_client_that_leaves_while_its_batch_waits_does_not_stop_the_worker() -> None:
     async def run() -> tuple[list[float], int]:
         batcher = Batcher(lambda videos, *_: PartScores({"x": torch.zeros(len(videos))}), max_batch=8, max_wait=0.05)
@@ -344,3 +246,226 @@ def test_a_client_that_leaves_while_its_batch_waits_does_not_stop_the_worker() -
         return scores["x"].tolist(), batcher.counters.abandoned
 
     assert asyncio.run(run()) == ([0.0], 1)
+
+
+def test_clips_of_different_format_or_fps_are_never_mixed():
+    seen, waiting = [], threading.Barrier(4, timeout=20)
+
+    def score(videos, texts, fps):
+        seen.append((videos.shape[2], fps))
+        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+    def client(port: int, size: int, fps: float) -> bool:
+        waiting.wait()
+        videos = clips(4, seed=size, size=size)
+        ours = remote(port, clips_per_request=1, parallel=4)(videos, prompts(4), fps)["content"]
+        return torch.equal(ours, toy_rewards.content(videos, prompts(4), fps))
+
+    kinds = [(size, fps) for size in (4, 6) for fps in (8.0, 16.0)]
+    with thread_server(score=score, limits=ServerLimits(max_wait_ms=20)) as port, ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda kind: client(port, *kind), kinds))
+    assert set(seen) == set(kinds)
+
+
+@pytest.mark.slow
+def test_a_full_queue_is_answered_503_and_retried_until_all_are_scored():
+    with thread_server("slow_content", limits=ServerLimits(max_queue=3, max_batch=2)) as port:
+        client = remote(port, parts=["slow_content"], clips_per_request=1, parallel=30, retries=40)
+        scores = client(clips(30), prompts(30), FPS)
+        metrics = call(port, "GET", "/metrics")[1].decode()
+    assert torch.equal(scores["slow_content"], toy_rewards.content(clips(30), prompts(30), FPS))
+    assert 'status="503"' in metrics
+
+
+def test_load_is_balanced_and_a_dead_server_is_left_alone():
+    dead = needs.free_port()
+    with thread_server("content") as first, thread_server("content") as second:
+        client = remote(first, dead, second, clips_per_request=1, parallel=2)
+        scores = client(clips(30), prompts(30), FPS)["content"]
+        counts = [metric(port, "clips_total") for port in (first, second)]
+    assert torch.equal(scores, toy_rewards.content(clips(30), prompts(30), FPS))
+    assert sum(counts) == 30
+    assert min(counts) >= 1  # how many is a matter of their speed
+
+
+def test_binding_to_other_machines_needs_a_token():
+    for host in ("127.9.9.9", "::1", "localhost"):
+        check_binding(host, "")
+    for host in ("0.0.0.0", "::", "10.0.0.5", "example.org"):
+        with pytest.raises(RewardConfigError, match="token"):
+            check_binding(host, "")
+        check_binding(host, "token")
+
+
+@pytest.mark.parametrize("options", [{"urls": []}, {"parts": []}, {"timeout": float("nan")}, {"retries": -1}])
+def test_wrong_client_settings_are_refused(options):
+    with pytest.raises(RewardConfigError):
+        RemoteReward(**{"urls": ["http://host"], "parts": ["x"], **options})
+
+
+HEAD = b"POST /score HTTP/1.1\r\nHost: x\r\n"
+
+
+def body(count: int = 1) -> bytes:
+    videos = torch.arange(count * 12, dtype=torch.uint8).view(count, 1, 2, 2, 3)
+    return b"".join(encode_request(videos, ["a"] * count, 8.0, "id")[0])
+
+
+def post(data: bytes) -> bytes:
+    return HEAD + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def opened(port: int, payload: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    sock.sendall(payload)
+    return sock
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Waits for the server to close; a server that does not is a time-out."""
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(65536):
+            pass
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; goes on after a while, so that a test fails instead of hanging."""
+    for _ in range(300):
+        if condition():
+            return
+        time.sleep(0.01)
+
+
+def answered(port: int) -> Counter[str]:
+    """How many answers the server gave, by the first digit of their status."""
+    lines = call(port, "GET", "/metrics")[1].decode().splitlines()
+    found: Counter[str] = Counter()
+    for line in lines:
+        if line.startswith("sage_grpo_reward_responses_total{"):
+            found[line.split('"')[1][0]] += int(line.split()[1])
+    return found
+
+
+@pytest.mark.parametrize("start", [b"", HEAD + b"Content-Length: 5000\r\n\r\nabc"])
+def test_connections_that_send_nothing_do_not_keep_others_out(start: bytes) -> None:
+    """More of them than the server takes: silent, with half a header, with half a body; nobody waits for their time-out."""
+    limits = ServerLimits(max_connections=20, max_queue=10, header_timeout_s=60, idle_timeout_s=60)
+    with thread_server("content", limits=limits) as port, contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(opened(port, start))
+        for _ in range(3):
+            assert call(port, "POST", "/score", body())[0] == 200
+
+
+@pytest.mark.parametrize("start", [b"", HEAD[:10], post(body()) + HEAD])
+def test_a_connection_without_a_whole_request_is_closed(start: bytes) -> None:
+    """Also where one was answered before."""
+    limits = ServerLimits(header_timeout_s=0.2)
+    with thread_server("content", limits=limits) as port, opened(port, start) as sock:
+        assert is_closed(sock)
+        assert answered(port)["2"] == (HEAD in start)
+
+
+def test_a_client_that_pauses_in_its_clips_is_answered_408() -> None:
+    limits = ServerLimits(idle_timeout_s=0.2, read_timeout_s=60)
+    with thread_server("content", limits=limits) as port:
+        with opened(port, HEAD + b"Content-Length: 5000\r\n\r\nabc") as sock:
+            assert b" 408 " in sock.recv(65536)
+        assert metric(port, "open_requests") == 0
+
+
+def test_a_request_that_is_scored_keeps_its_place() -> None:
+    """At the limit, only connections without a whole request make room."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def score(videos, texts, fps):
+        started.set()
+        assert go_on.wait(20)
+        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+    limits = ServerLimits(max_connections=1)
+    with thread_server(score=score, limits=limits) as port, opened(port, post(body())) as first:
+        assert started.wait(20)
+        with opened(port) as second:
+            assert b" 503 " in second.recv(65536)
+        go_on.set()
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_refused_body_is_not_waited_for(monkeypatch) -> None:
+    """The answer comes while the body still stands out, and then the connection ends whether or not more of it comes."""
+    monkeypatch.setattr(server, "LINGER", 0.1)
+    with thread_server("content", token="s3cret") as port:
+        for _ in range(2):
+            with opened(port, HEAD + b"Content-Length: 60000000\r\n\r\nabc") as sock:
+                sock.settimeout(5)
+                assert b" 401 " in sock.recv(65536)
+                assert is_closed(sock)
+
+
+def test_requests_whose_clients_left_are_not_scored() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    scored = []
+
+    def score(videos, texts, fps):
+        scored.append(len(texts))
+        started.set()
+        assert go_on.wait(20)
+        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+    limits = ServerLimits(max_wait_ms=0, max_batch=4)
+    with thread_server(score=score, limits=limits) as port, opened(port, post(body())) as first:
+        assert started.wait(20)
+        leaving = [opened(port, post(body(2))) for _ in range(6)]
+        wait_for(lambda: metric(port, "open_requests") == 7)  # they wait for their turn
+        for sock in leaving:
+            sock.close()
+        with opened(port, post(body(3))) as last:
+            wait_for(lambda: answered(port)["4"] == 6 and metric(port, "open_requests") == 2)
+            go_on.set()
+            assert first.recv(65536).startswith(b"HTTP/1.1 200")
+            assert last.recv(65536).startswith(b"HTTP/1.1 200")
+    assert scored == [1, 3]
+
+
+def test_health_tells_how_the_last_scoring_went() -> None:
+    broken = threading.Event()
+
+    def score(videos, texts, fps):
+        if broken.is_set():
+            raise ValueError("the model is gone")
+        return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+    def health(port: int) -> tuple[int, str, int]:
+        status, text = call(port, "GET", "/health")
+        content = json.loads(text)
+        assert "gone" not in text.decode()  # health is open to all
+        return status, content["status"], content["last_failed"]
+
+    with thread_server(score=score) as port:
+        assert health(port) == (200, "ok", 0)
+        call(port, "POST", "/score", body(2))
+        broken.set()
+        call(port, "POST", "/score", body(2))
+        assert health(port) == (503, "failing", 2)
+        broken.clear()
+        call(port, "POST", "/score", body(2))
+        assert health(port) == (200, "ok", 0)
+
+
+@pytest.mark.parametrize(("reward", "scored"), [("nan_on_bad", 0), ("raises_on_bad", 1)])
+def test_a_clients_bad_clips_are_no_failure_of_the_server(reward: str, scored: int) -> None:
+    with thread_server(reward) as port:
+        videos = torch.zeros(2, 1, 2, 2, 3, dtype=torch.uint8)
+        for prompts in [["a", "bad"]] * scored + [["bad", "bad inf"]] * (9 if scored else UNPROVEN - 1):
+            call(port, "POST", "/score", b"".join(encode_request(videos, prompts, 8.0, "id")[0]))
+            assert call(port, "GET", "/health")[0] == 200
+
+
+def test_a_reward_that_never_scored_anything_fails() -> None:
+    with thread_server("raises_on_bad") as port:
+        videos = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)
+        for prompt, status in (*[("bad", 200)] * (UNPROVEN - 1), ("bad", 503), ("bad", 503), ("a", 200), ("bad", 200)):
+            call(port, "POST", "/score", b"".join(encode_request(videos, [prompt], 8.0, "id")[0]))
+            assert call(port, "GET", "/health")[0] == status

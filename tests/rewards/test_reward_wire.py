@@ -39,18 +39,17 @@ def test_round_trip():
     body, checksum = encoded(videos, prompts, 23.976, "id-1")
     decoded = decode_request(body)
     assert torch.equal(decoded.videos, videos)
+    assert torch.equal(load(body)["videos"], videos)  # a safetensors file
     assert (decoded.prompts, decoded.fps, decoded.id, decoded.checksum) == (prompts, 23.976, "id-1", checksum)
-    parts = {"VQ": torch.tensor([1.5, float("nan")])}
+    parts = {"z": torch.tensor([1.5, float("nan")]), "a": torch.tensor([0.0, 1.0]), "m": torch.ones(2)}
     answer = encode_response(decoded, parts, {1: "why"})
     scores = decode_response(answer, request_id="id-1", checksum=checksum, count=2)
-    assert scores["VQ"][0] == 1.5
-    assert scores["VQ"][1].isnan()
+    assert {name: value.nan_to_num(9).tolist() for name, value in scores.items()} == {
+        "z": [1.5, 9],
+        "a": [0, 1],
+        "m": [1, 1],
+    }
     assert scores.reasons == {1: "why"}
-
-
-def test_a_request_is_a_safetensors_file():
-    videos, prompts = request()
-    assert torch.equal(load(encoded(videos, prompts, 8.0, "id")[0])["videos"], videos)
 
 
 def test_a_checksum_is_of_everything_that_a_score_depends_on():
@@ -63,14 +62,6 @@ def test_a_checksum_is_of_everything_that_a_score_depends_on():
         content_checksum(videos.view(2, 3, 5, 4, 3), prompts, 8.0),
     }
     assert len(checksums) == 5
-
-
-def test_the_order_of_parts_does_not_matter():
-    body, checksum = encoded(*request(), 8.0, "id")
-    parts = {name: torch.full((2,), float(number)) for number, name in enumerate("zam")}
-    answer = encode_response(decode_request(body), parts, {})
-    scores = decode_response(answer, request_id="id", checksum=checksum, count=2)
-    assert {name: value.tolist() for name, value in scores.items()} == {"z": [0, 0], "a": [1, 1], "m": [2, 2]}
 
 
 def test_an_answer_to_another_request_is_refused():
@@ -116,47 +107,17 @@ def test_a_changed_answer_never_gives_another_score(data):
     assert torch.equal(scores["x"], truth)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200))
-def test_random_bytes_are_refused(body):
-    with pytest.raises(WireError):
-        decode_request(body)
+def test_a_prompt_that_would_keep_all_others_waiting_is_refused():
+    with pytest.raises(WireError, match="20,001 characters"):
+        decode_request(encoded(request()[0], ["a", "a" * 20_001], 8.0, "id")[0])
 
 
-def crafted(header: object, rest: bytes = b"") -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + rest
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        struct.pack("<Q", 2**63) + b"{}",
-        crafted([1, 2]),
-        crafted({"__metadata__": {"id": "x"}}),
-        crafted({"videos": {"dtype": "U8", "shape": [2**40, 2**40], "data_offsets": [0, 4]}}, b"0000"),
-        b"[" * 100_000,
-        struct.pack("<Q", 50_000) + b"[" * 50_000,
-        save(
-            {"videos": torch.zeros(1, 1, 2, 2, 3)}, metadata={"id": "", "prompts": '["x"]', "fps": "8", "checksum": ""}
-        ),
-        save({"other": torch.zeros(1)}, metadata={"id": "", "prompts": "[]", "fps": "8", "checksum": ""}),
-    ],
-    ids=["empty", "endless", "list", "no tensors", "vast", "nested", "nested header", "floats", "other tensor"],
-)  # names of their own: safetensors writes metadata in another order in every process
-def test_malformed_requests_are_refused(body):
-    with pytest.raises(WireError):
-        decode_request(body)
-    for cut in (1, 9, 40):
-        with pytest.raises(WireError):
-            decode_request(encoded(*request(), 8.0, "id")[0][:-cut])
+ZEROS = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)
 
 
 def changed(metadata: dict[str, str] | None = None, entry: object = None, raw: bytes | None = None) -> bytes:
     """A request with a right checksum, changed in one place."""
-    videos = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)
-    whole = {"id": "x", "prompts": '["a"]', "fps": "8.0", "checksum": content_checksum(videos, ["a"], 8.0)}
+    whole = {"id": "x", "prompts": '["a"]', "fps": "8.0", "checksum": content_checksum(ZEROS, ["a"], 8.0)}
     header = {
         "__metadata__": {**whole, **(metadata or {})},
         "videos": entry or {"dtype": "U8", "shape": [1, 1, 2, 2, 3], "data_offsets": [0, 12]},
@@ -166,33 +127,43 @@ def changed(metadata: dict[str, str] | None = None, entry: object = None, raw: b
 
 
 HALF = "\ud800"
+FLOATS = {"id": "", "prompts": '["x"]', "fps": "8", "checksum": ""}
+
+
+def entry(shape: list[int]) -> dict[str, object]:
+    return {"dtype": "U8", "shape": shape, "data_offsets": [0, 12]}
+
+
 BAD = {
+    "empty": b"",
+    "endless": struct.pack("<Q", 2**63) + b"{}",
+    "nested": b"[" * 100_000,
+    "nested header": struct.pack("<Q", 50_000) + b"[" * 50_000,
+    "a list": changed(raw=b"[1, 2]"),
+    "no tensors": changed(raw=b'{"__metadata__": {"id": "x"}}'),
+    "floats": save({"videos": torch.zeros(1, 1, 2, 2, 3)}, metadata=FLOATS),
+    "vast": changed(entry=entry([2**40, 2**40])),
     "half a character as id": changed({"id": HALF}),
     "half a character as prompt": changed(
-        {
-            "prompts": json.dumps([HALF]),
-            "checksum": content_checksum(torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), [HALF], 8.0),
-        }
+        {"prompts": json.dumps([HALF]), "checksum": content_checksum(ZEROS, [HALF], 8.0)}
     ),
     "a number of many digits": changed(raw=b'{"a": ' + b"9" * 5000 + b"}"),
     "a number of many digits as prompt": changed({"prompts": "[" + "9" * 5000 + "]"}),
-    "a product of many digits": changed(
-        entry={"dtype": "U8", "shape": [10**4000, 10**4000, 1, 1, 3], "data_offsets": [0, 12]}
-    ),
-    "many dimensions": changed(entry={"dtype": "U8", "shape": [1] * 1000 + [12], "data_offsets": [0, 12]}),
+    "a product of many digits": changed(entry=entry([10**4000, 10**4000, 1, 1, 3])),
+    "many dimensions": changed(entry=entry([1] * 1000 + [12])),
     "an infinite rate": changed({"fps": "inf"}),
     "deep prompts": changed({"prompts": "[" * 50_000}),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_requests_with_a_right_checksum_are_refused_where_they_are_malformed(name):
+def test_malformed_requests_are_refused_also_with_a_right_checksum(name):
     assert decode_request(changed()).prompts == ["a"]
     with pytest.raises(WireError):
         decode_request(BAD[name])
 
 
-@pytest.mark.parametrize("reasons", ['{"²": "x"}', '{"7": "x"}', '{"a": 1}', "[]", "9" * 5000])
+@pytest.mark.parametrize("reasons", ['{"²": "x"}', '{"7": "x"}', "[]", "9" * 5000])
 def test_malformed_answers_are_the_wires_errors(reasons: str) -> None:
     asked = decode_request(changed())
     answer = encode_response(asked, {"x": torch.zeros(1)}, {})

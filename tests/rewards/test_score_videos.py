@@ -5,31 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import math
-from fractions import Fraction
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 import torch
 
-from sage_grpo.clips.files import read_prompts, score_videos, summarize
+from sage_grpo.cli import main
+from sage_grpo.clips.files import ScoredVideo, read_prompts, score_videos, summarize, write_scores
 from sage_grpo.commands.evaluate import print_scores
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.video import write_mp4
 
 
-def write_video(path: Path, levels: list[int], fps: Fraction | int, size: int = 32) -> None:
+def write_video(path: Path, levels: list[int], fps: float, size: int = 32) -> None:
     """A clip whose frames are even grey."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=fps)
-        stream.width = stream.height = size
-        stream.pix_fmt = "yuv420p"
-        for level in levels:
-            picture = np.full((size, size, 3), level, dtype=np.uint8)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
+    write_mp4(path, torch.tensor(levels).view(-1, 1, 1, 1).expand(-1, size, size, 3).to(torch.uint8), fps)
 
 
 @pytest.fixture
@@ -38,7 +28,7 @@ def folder(tmp_path) -> Path:
     (videos / "more").mkdir(parents=True)
     write_video(videos / "a.mp4", [50] * 8, 8)
     write_video(videos / "b.mp4", [200] * 12, 24)
-    write_video(videos / "more" / "c.mp4", [100] * 8, Fraction(24000, 1001), size=48)
+    write_video(videos / "more" / "c.mp4", [100] * 8, 24000 / 1001, size=48)
     (videos / "broken.mp4").write_bytes(b"no video at all")
     return videos
 
@@ -76,121 +66,80 @@ def test_files_are_scored_at_their_own_fps(folder, tmp_path, capsys):
     assert not list((tmp_path / "out").glob("*.tmp"))
 
 
-def test_other_columns_reach_the_rewards(folder, tmp_path):
-    prompts = tmp_path / "prompts.csv"
-    prompts.write_text("video,prompt,worth\na,first,1\nb,second,2\nmore/c,third,3\nbroken,none,4\n")
-    rows = score_videos(folder, prompts, [RewardSpec(name="toy_rewards:worth")])
-    assert {row.video: row.scores["worth"] for row in rows if not row.reason} == {
-        "a.mp4": 1,
-        "b.mp4": 2,
-        "more/c.mp4": 3,
-    }
+def evaluate(videos: Path, prompts: str, rewards: str, *words: str) -> int:
+    """`sage-grpo evaluate` of a folder, with a prompt a line."""
+    (videos / "prompts.txt").write_text(prompts)
+    return main(
+        ["evaluate", "--videos", str(videos), "--prompts", str(videos / "prompts.txt"), "--rewards", rewards, *words]
+    )
 
 
 @pytest.mark.parametrize(("there", "asked", "used"), [(True, [], "cuda"), (False, [], "cpu"), (True, ["cpu"], "cpu")])
-def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, folder, tmp_path, monkeypatch):
-    from sage_grpo.cli import main
-
+def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, folder, monkeypatch):
     seen, rewards = [], '[{"name": "video_stats", "try_out": false}]'  # there is no such device to try them on
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr("sage_grpo.clips.files._score_batch", lambda reward, *_: seen.append(reward.device))
-    (tmp_path / "p.txt").write_text("one\n" * 4)
-    words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", rewards]
-    main(["evaluate", *words, *(f"--model.device={device}" for device in asked)])
+    monkeypatch.setattr("sage_grpo.clips.files.score_clips", lambda reward, *_: seen.append(reward.device))
+    evaluate(folder, "one\n" * 4, rewards, *(f"--model.device={device}" for device in asked))
     assert {device.type for device in seen} == {used}
 
 
-@pytest.mark.parametrize(
-    "words", [["--model.path", "x"], ["--settings.steps", "3"], ["--lora", "x"], ["--max_failed_fraction", "0.5"]]
-)
-def test_options_that_mean_nothing_for_files_are_refused(words, folder, tmp_path, capsys):
-    from sage_grpo.cli import main
-
-    (tmp_path / "p.txt").write_text("one\n" * 4)
-    assert main(["evaluate", "--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), *words]) == 2
-    assert f"{words[0].split('.')[0]} would change nothing" in capsys.readouterr().err
-
-
-def test_scores_of_files_as_json(folder, tmp_path, capsys):
-    from sage_grpo.cli import main
-
-    (tmp_path / "p.txt").write_text("one\n" * 4)
+def test_scores_of_files_as_json_without_what_means_nothing_for_files(folder, capsys):
     rewards = '[{"name": "toy_rewards:two_parts", "weights": {"level": 1.0, "rate": 0.0}}]'
-    words = ["--videos", str(folder), "--prompts", str(tmp_path / "p.txt"), "--rewards", rewards]
-    assert main(["evaluate", *words, "--json"]) == 0
+    assert evaluate(folder, "one\n" * 4, rewards, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["level"]["count"] == 3
     assert found["total"]["mean"] == pytest.approx((50 + 200 + 100) / 3, abs=4)
+    assert evaluate(folder, "one\n" * 4, rewards, "--settings.steps", "3") == 2
+    assert "--settings would change nothing" in capsys.readouterr().err
 
 
 def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path, capsys):
-    from sage_grpo.cli import main
-
-    (tmp_path / "videos").mkdir()
     for name in ("a.mp4", "b.mp4"):
-        (tmp_path / "videos" / name).write_bytes(b"no video at all")
-    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
-    rewards = json.dumps([{"name": "video_stats", "weights": {"motion": 1.0}}])
-    words = ["--videos", str(tmp_path / "videos"), "--prompts", str(tmp_path / "prompts.txt"), "--rewards", rewards]
-    assert main(["evaluate", *words, "--out", str(tmp_path / "out")]) == 2
+        (tmp_path / name).write_bytes(b"no video at all")
+    rewards = '[{"name": "video_stats", "weights": {"motion": 1.0}}]'
+    assert evaluate(tmp_path, "one\ntwo\n", rewards, "--out", str(tmp_path / "out")) == 2
     assert "None of the 2 videos" in capsys.readouterr().err
     assert (tmp_path / "out" / "scores.csv").read_text().count(",cannot be read: ") == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("p.txt", ""), ("p.csv", ""), ("p.csv", "video,prompt\n"), ("p.json", "{}")]
-)
-def test_an_empty_list_of_prompts_is_refused(name, text, tmp_path):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=r"0 prompts for 1 videos|no prompt for 1 of 1 videos: a\.mp4"):
-        read_prompts(tmp_path / name, ["a.mp4"])
-
-
-def test_scores_do_not_depend_on_the_batch(tmp_path):
-    for index in range(5):
-        write_video(tmp_path / f"{index}.mp4", [30 * index] * 4, 8)
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("\n".join(f"p{index}" for index in range(5)))
-    totals = [
-        [row.scores["total"] for row in score_videos(tmp_path, prompts, SPECS[:1], batch_size=size)]
-        for size in (1, 2, 8)
+def test_texts_of_others_are_no_formulas_in_the_table(tmp_path):
+    """Of prompts and reasons, and of files and parts as well; figures stay figures, and the JSON has what was given."""
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a = b", "1"]
+    rows = [ScoredVideo(f"={text}", text, scores={"-level": -1.5}, reason=text) for text in texts]
+    write_scores(tmp_path, rows)
+    with (tmp_path / "scores.csv").open(newline="") as file:
+        header, *table = csv.reader(file)
+    assert [row[header.index("'-level")] for row in table] == ["-1.5"] * len(texts)
+    told = ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\t=1", "' =1", "a = b", "1"]
+    assert [(row[0], row[1], row[-1]) for row in table] == [
+        ("'" + f"={text}".replace("\r", " "), one, one) for text, one in zip(texts, told)
     ]
-    assert totals[0] == totals[1] == totals[2]
+    assert [row["prompt"] for row in json.loads((tmp_path / "scores.json").read_text())["videos"]] == texts
 
 
-def test_prompt_files(tmp_path):
+def test_prompts_of_files_are_found_by_name_or_order(tmp_path):
     names = ["a.mp4", "b.mp4"]
     contents = {
-        "p.txt": "one\n\ntwo\n",
-        "p.csv": "video,prompt\nb.mp4,two\na.mp4,one\n",
-        "p.jsonl": '{"video": "b", "prompt": "two"}\n{"video": "a", "prompt": "one"}\n',
-        "p.json": '{"a": "one", "b.mp4": "two", "unused": "x"}',
+        "p.txt": "# by hand\none\u2028\n\ntwo\n",
+        "p.csv": "video,prompt\nb.mp4,two\na.mp4,one\u2028\n",
+        "p.jsonl": '{"video": "b", "prompt": "two"}\n{"video": "a", "prompt": "one\\u2028"}\n',
+        "p.json": '{"a": "one\\u2028", "b.mp4": "two", "unused": "x"}',
     }
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
-        assert [prompt.text for prompt in read_prompts(tmp_path / name, names)] == ["one", "two"]
-    with pytest.raises(ValueError, match="2 prompts for 3 videos"):
-        read_prompts(tmp_path / "p.txt", [*names, "c.mp4"])
-    with pytest.raises(ValueError, match=r"no prompt for 1 of 3 videos: c\.mp4"):
-        read_prompts(tmp_path / "p.csv", [*names, "c.mp4"])
-    (tmp_path / "bad.csv").write_text("file,text\na,b\n")
-    with pytest.raises(ValueError, match="needs video and prompt"):
-        read_prompts(tmp_path / "bad.csv", names)
-
-
-def test_prompts_of_files_are_read_as_those_of_a_run(tmp_path):
-    """Comments and line separators alike; a second row for a video and what is no UTF-8 are refused by line."""
-    (tmp_path / "p.txt").write_text("# by hand\na\u2028cat\na dog\n")
-    assert [prompt.text for prompt in read_prompts(tmp_path / "p.txt", ["a.mp4", "b.mp4"])] == ["a\u2028cat", "a dog"]
-    (tmp_path / "twice.csv").write_text("video,prompt\na,one\na,two\n")
-    with pytest.raises(ValueError, match=r"twice\.csv, line 3 is the second row for a"):
-        read_prompts(tmp_path / "twice.csv", ["a.mp4"])
-    (tmp_path / "p.txt").write_bytes("a café".encode("latin1"))
-    with pytest.raises(ValueError, match=r"p\.txt, line 1: byte 0xe9 is not UTF-8"):
-        read_prompts(tmp_path / "p.txt", ["a.mp4"])
-    (tmp_path / "p.json").write_text("{")
-    with pytest.raises(ValueError, match=r"p\.json is not JSON"):
-        read_prompts(tmp_path / "p.json", ["a.mp4"])
+        assert [prompt.text.strip("\u2028") for prompt in read_prompts(tmp_path / name, names)] == ["one", "two"]
+    wrong = {
+        "few.txt": ("one\n", "1 prompts for 2 videos"),
+        "none.csv": ("", r"no prompt for 2 of 2 videos: a\.mp4"),
+        "some.csv": ("video,prompt\na,one\n", r"no prompt for 1 of 2 videos: b\.mp4"),
+        "bad.csv": ("file,text\na,b\n", "needs video and prompt"),
+        "twice.csv": ("video,prompt\na,one\na,two\n", r"twice\.csv, line 3 is the second row for a"),
+        "p.json": ("{", r"p\.json is not JSON"),
+    }
+    for name, (text, why) in wrong.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=why):
+            read_prompts(tmp_path / name, names)
 
 
 def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeypatch):
@@ -204,10 +153,11 @@ def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeyp
     assert not read
 
 
-def test_what_a_reward_says_about_a_video_is_in_its_row(folder, tmp_path):
+def test_other_columns_reach_the_rewards_and_what_these_say_is_in_the_videos_row(folder, tmp_path):
     prompts = tmp_path / "prompts.csv"
-    prompts.write_text("video,prompt\na.mp4,a dog\nb,bad\nmore/c.mp4,third\nbroken.mp4,none\n")
-    rows = {row.video: row for row in score_videos(folder, prompts, [RewardSpec(name="toy_rewards:with_reasons")])}
-    assert rows["a.mp4"].reason == "with_reasons: a dog"
-    assert rows["b.mp4"].reason == "with_reasons: nobody is in the picture"
-    assert rows["more/c.mp4"].reason == ""
+    prompts.write_text("video,prompt,worth\na.mp4,a dog,1\nb,bad,2\nmore/c,third,3\nbroken,none,4\n")
+    specs = [RewardSpec(name="toy_rewards:worth"), RewardSpec(name="toy_rewards:with_reasons")]
+    rows = {row.video: row for row in score_videos(folder, prompts, specs) if row.video != "broken.mp4"}
+    assert [row.scores["worth"] for row in rows.values()] == [1, 2, 3]
+    reasons = ["with_reasons: a dog", "with_reasons: nobody is in the picture", ""]
+    assert [row.reason for row in rows.values()] == reasons

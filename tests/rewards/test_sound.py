@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_reward_checkpoints import write_clip
-from torch import nn
 
-from documents import blocks
-from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.sound import Clap, SightAndSound, SoundStats
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import Sound
 from sage_grpo.video import read_sound, read_video, resampled, write_mp4
 
@@ -65,23 +60,6 @@ def test_synchrony_is_for_moments_that_coincide() -> None:
     assert "never changes" in scores.reasons[3]
 
 
-def heard(videos, prompts, fps, sound):
-    assert sound.rate == RATE
-    return sound.waves.square().mean((1, 2))
-
-
-def test_a_function_hears_its_own_clips() -> None:
-    levels = [0.1, 0.4, 0.2, 0.8, 0.3]
-    waves = torch.stack([tone(level=level) for level in levels])[:, None]
-    reward = CompositeReward([RewardSpec(name=f"{__name__}:heard", batch_size=2)])
-    videos = torch.zeros(5, 4, 8, 8, 3, dtype=torch.uint8)
-    scores, report = reward.score(videos, ["a"] * 5, FPS, sound=Sound(waves, RATE))
-    assert not report.failures
-    torch.testing.assert_close(scores.total, torch.tensor([level**2 / 2 for level in levels]), rtol=1e-3, atol=0)
-    with pytest.raises(RewardConfigError, match=r"listens to clips .* and these are silent"):
-        reward.score(videos, ["a"] * 5, FPS)
-
-
 @pytest.mark.parametrize("channels", [1, 2])
 def test_sound_survives_a_file(channels: int, tmp_path) -> None:
     waves = torch.stack([tone(hertz=440), tone(hertz=880)])[:channels]
@@ -98,13 +76,6 @@ def test_sound_survives_a_file(channels: int, tmp_path) -> None:
     error = (back.waves[:, 2000 : length - 2000] - waves[:, 2000 : length - 2000]).square().mean().sqrt()
     assert error < 0.05
     assert read_sound(write_mp4(tmp_path / "silent.mp4", flashes([5]), FPS)) is None
-
-
-def test_another_rate_keeps_the_tone() -> None:
-    other = resampled(Sound(tone()[None], RATE), 48_000)
-    assert other.waves.shape[1] == pytest.approx(3 * 48_000, abs=100)
-    spectrum = torch.fft.rfft(other.waves[0]).abs()
-    assert float(spectrum.argmax() * 48_000 / other.waves.shape[1]) == pytest.approx(440, abs=1)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +119,8 @@ def test_clap_is_transformers_own(tiny_clap) -> None:
     reward = Clap(model=str(tiny_clap))
     waves = torch.stack([tone(0.9, 440), tone(0.9, 3000)])[:, None].expand(-1, 2, -1)
     prompts = ["a low tone", "a high tone whistles"]
-    found = reward(torch.zeros(2, 4, 8, 8, 3), prompts, FPS, sound=Sound(waves, RATE))["CLAP"]
+    videos, sound = torch.zeros(2, 4, 8, 8, 3), Sound(waves, RATE)
+    found = reward(videos, prompts, FPS, sound=sound)["CLAP"]
     model, features = ClapModel.from_pretrained(tiny_clap).eval(), ClapFeatureExtractor.from_pretrained(tiny_clap)
     tokens = AutoTokenizer.from_pretrained(tiny_clap)(prompts, padding=True, return_tensors="pt")
     sounds = [resampled(Sound(wave[:1], RATE), 48_000).waves[0].numpy() for wave in waves]
@@ -157,6 +129,15 @@ def test_clap_is_transformers_own(tiny_clap) -> None:
     expected = (output.audio_embeds * output.text_embeds).sum(-1)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert abs(float(found[0] - found[1])) > 1e-4
+    assert not torch.equal(
+        found, Clap(model=str(tiny_clap), prefix="this is ")(videos, prompts, FPS, sound=sound)["CLAP"]
+    )
+    long = Sound(torch.cat([waves[:1], waves[1:]], -1)[..., : int(1.8 * RATE)], RATE)
+    windows = [reward._clap.sounds(Sound(long.waves[..., at], RATE)) for at in (slice(0, RATE), slice(RATE, None))]
+    together = reward._clap.sounds(long)  # of length 1, as each of its windows of a second
+    torch.testing.assert_close(together, F.normalize(sum(windows), dim=-1), rtol=0, atol=0.02)
+    assert float(together.norm()) == pytest.approx(1, abs=1e-5)
+    assert float((sum(windows) / 2).norm()) < 0.999
 
 
 @pytest.fixture(scope="module")
@@ -207,60 +188,3 @@ def test_sight_and_sound_depends_on_both_and_reads_the_frames_it_says(sight_and_
     torch.testing.assert_close(score(unread, waves), first)
     with pytest.raises(RewardConfigError, match="at least two sources"):
         sight_and_sound(sources=["a dog"])
-
-
-class Tower(nn.Module):
-    """Instead of timm's picture encoder, which the test installation does not have: classes of a frame by its mean color."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, classes)
-
-    def forward(self, pixels: torch.Tensor) -> SimpleNamespace:
-        assert pixels.shape[1:] == (3, 28, 28)
-        assert -1 <= pixels.min() <= pixels.max() <= 1
-        return SimpleNamespace(logits=self.head(pixels.mean((2, 3))))
-
-
-def test_the_documented_reward_of_picture_and_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is printed, on transformers' own network but for the encoder of single frames: it hears the sound and sees the picture."""
-    from transformers import PeAudioFeatureExtractor, PeAudioVideoConfig, PeAudioVideoModel
-    from transformers.models.pe_video import modeling_pe_video
-
-    (block,) = [one for one in blocks("python") if "class PictureSound" in one.text]
-    monkeypatch.setattr(
-        modeling_pe_video,
-        "AutoModelForImageClassification",
-        SimpleNamespace(from_config=lambda config: Tower(config.num_labels)),
-    )
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    codec = {
-        "encoder_hidden_size": 4,
-        "downsampling_ratios": [2, 4],
-        "codebook_dim": 4,
-        "codebook_size": 8,
-        "n_codebooks": 1,
-    }
-    encoder = {**size, "head_dim": 8}
-    text = {"model_type": "modernbert", "vocab_size": 64}
-    text |= {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
-    both = {
-        **encoder,
-        "audio_config": {"model_type": "pe_audio_encoder", **encoder, "dac_config": {"model_type": "dac", **codec}},
-        "video_config": {"model_type": "pe_video_encoder", **encoder, "vision_config": {"num_classes": 12}},
-    }
-    torch.manual_seed(0)
-    PeAudioVideoModel(PeAudioVideoConfig(text_config={**text, **size}, audio_video_config=both)).save_pretrained(
-        tmp_path
-    )
-    PeAudioFeatureExtractor(sampling_rate=8000, hop_length=8).save_pretrained(tmp_path)
-    (tmp_path / "picture_sound.py").write_text(block.text)
-    monkeypatch.syspath_prepend(tmp_path)
-    options = {"model": str(tmp_path), "frames": 4, "side": 28}
-    reward = CompositeReward([RewardSpec(name="picture_sound:PictureSound", options=options)])
-    videos = torch.stack([flashes([5]), flashes([5]), flashes([2, 9]) // 2])
-    waves = torch.stack([tone(), tone(hertz=1500), tone()])[:, None]
-    scores, report = reward.score(videos, [""] * 3, FPS, sound=Sound(waves, RATE))
-    assert not report.failures
-    assert scores.total.abs().max() <= 1
-    assert len(set(scores.total.tolist())) == 3, "another sound and another picture are told from the first"

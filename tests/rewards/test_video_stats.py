@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_grpo.rewards.built_in.video_stats import NEEDED_FRAMES, STATISTICS, VideoStats
-from sage_grpo.rewards.functions import RewardConfigError
 
 
 def picture(height: int = 64, width: int = 64, seed: int = 0) -> torch.Tensor:
@@ -34,14 +33,6 @@ def measure(part: str, videos: torch.Tensor, fps: float = 8.0) -> float:
     return VideoStats(parts=[part])(videos, ["x"] * videos.shape[0], fps)[part][0].item()
 
 
-def test_blur_lowers_sharpness_and_an_even_picture_has_none():
-    sharp = torch.randint(0, 256, (1, 4, 48, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    blurred = F.avg_pool2d(sharp[0].permute(0, 3, 1, 2).float(), 3, stride=1, padding=1)
-    blurred = blurred.round().to(torch.uint8).permute(0, 2, 3, 1).unsqueeze(0)
-    assert measure("sharpness", blurred) < 0.3 * measure("sharpness", sharp)
-    assert measure("sharpness", torch.full((1, 3, 16, 16, 3), 77, dtype=torch.uint8)) < 1e-6
-
-
 def test_sharpness_is_the_variance_of_the_laplacian():
     levels = torch.randint(0, 256, (16, 16), generator=torch.Generator().manual_seed(2))
     grey = levels.to(torch.uint8)[None, None, :, :, None].expand(1, 2, 16, 16, 3).contiguous()
@@ -50,25 +41,19 @@ def test_sharpness_is_the_variance_of_the_laplacian():
     assert measure("sharpness", grey) == pytest.approx(1000 * float(edges.var(correction=0)), rel=1e-4)
 
 
-def test_grey_has_no_saturation_and_a_pure_colour_has_all():
+def test_colours_of_known_pictures():
     grey = picture().float().mean(dim=-1, keepdim=True).round().to(torch.uint8).expand(-1, -1, 3)
     assert measure("saturation", grey.expand(1, 3, -1, -1, -1)) == 0
     red = torch.zeros(1, 2, 16, 16, 3, dtype=torch.uint8)
     red[..., 0] = 200
     assert measure("saturation", red) == 1
-
-
-def test_brightness_is_the_level():
-    for level in (0, 51, 255):
-        clip = torch.full((1, 2, 16, 16, 3), level, dtype=torch.uint8)
-        assert measure("brightness", clip) == pytest.approx(level / 255, abs=1e-6)
-
-
-def test_colour_entropy_is_zero_for_one_colour_and_one_for_all_bins():
-    assert measure("colour_entropy", torch.full((1, 2, 16, 16, 3), 9, dtype=torch.uint8)) == 0
+    assert measure("colour_entropy", red) == 0
     levels = torch.arange(8) * 32 + 5
     every = torch.cartesian_prod(levels, levels, levels).view(1, 2, 16, 16, 3).to(torch.uint8)
     assert measure("colour_entropy", every) == pytest.approx(1.0, abs=1e-6)
+    for level in (0, 51, 255):
+        clip = torch.full((1, 2, 16, 16, 3), level, dtype=torch.uint8)
+        assert measure("brightness", clip) == pytest.approx(level / 255, abs=1e-6)
 
 
 def test_a_still_has_no_motion_no_flicker_no_warp_error_and_only_duplicates():
@@ -76,11 +61,6 @@ def test_a_still_has_no_motion_no_flicker_no_warp_error_and_only_duplicates():
         assert measure(part, still()) == pytest.approx(0, abs=1e-7)
     assert measure("duplicate_frames", still()) == 1
     assert measure("duplicate_frames", pan(2)) == 0
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_a_pan_is_measured_in_heights_a_second(step):
-    assert measure("motion", pan(step), fps=8) == pytest.approx(step / 64 * 8, rel=0.15)
 
 
 def test_heights_are_heights_whatever_the_shape_and_the_direction():
@@ -154,18 +134,11 @@ def slow_pan(pixels_a_second: float, fps: int, seconds: float = 1.0) -> torch.Te
 @pytest.mark.parametrize("speed", [12, 48])
 def test_speed_does_not_depend_on_the_frame_rate(speed):
     """The same pan, filmed at 8 to 48 fps."""
-    for fps in (8, 12, 16, 24, 48):
+    for fps in (8, 16, 48):
         assert measure("motion", slow_pan(speed, fps), fps=fps) == pytest.approx(speed / 64, rel=0.15)
 
 
-def test_a_fast_clip_keeps_its_speed_when_frames_are_left_out():
-    clip = pan(2, frames=25)  # 48 pixels a second at 24 fps, 6 a frame at 8
-    whole, third = measure("motion", clip, fps=24), measure("motion", clip[:, ::3], fps=8)
-    assert whole == pytest.approx(0.75, rel=0.05)
-    assert third == pytest.approx(whole, rel=0.05)
-
-
-@pytest.mark.parametrize("pixels", [2, 4, 8])
+@pytest.mark.parametrize("pixels", [2, 8])
 def test_a_slow_pan_is_seen(pixels):
     """Less than half a pixel a frame, which whole shifts round to nothing."""
     clip = slow_pan(pixels, 24)
@@ -173,16 +146,7 @@ def test_a_slow_pan_is_seen(pixels):
     assert measure("motion", clip, fps=24) > 10 * measure("motion", still(24), fps=24)
 
 
-def test_grain_on_a_still_does_not_add_up_at_a_high_frame_rate():
-    generator = torch.Generator().manual_seed(0)
-    clip = still(25).float()
-    grain = (clip + 6 * torch.randn(clip.shape, generator=generator)).clamp(0, 255).to(torch.uint8)
-    slow, fast = measure("motion", grain, fps=8), measure("motion", grain, fps=48)
-    assert fast < 1.5 * slow
-    assert fast < 0.05
-
-
-@pytest.mark.parametrize("size", [32, 64, 130])
+@pytest.mark.parametrize("size", [32, 130])
 def test_new_noise_in_every_frame_is_no_motion(size):
     generator = torch.Generator().manual_seed(size)
     noise = torch.randint(0, 256, (1, 9, size, size, 3), dtype=torch.uint8, generator=generator)
@@ -205,12 +169,6 @@ def test_what_compares_frames_cannot_be_measured_on_too_few(part, frames):
     assert not enough.reasons
 
 
-def test_speed_does_not_depend_on_the_resolution():
-    small = measure("motion", pan(1))
-    large = pan(1).repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
-    assert measure("motion", large) == pytest.approx(small, rel=0.2)
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(3, 40), st.integers(3, 40), st.integers(0, 99))
 def test_every_statistic_is_finite_and_independent_of_the_batch(count, frames, height, width, seed):
@@ -223,8 +181,3 @@ def test_every_statistic_is_finite_and_independent_of_the_batch(count, frames, h
         for part, value in alone.items():
             assert value.isfinite().all() == (frames >= NEEDED_FRAMES.get(part, 1))
             torch.testing.assert_close(value[0], together[part][index], rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-def test_a_misspelt_statistic_names_the_nearest():
-    with pytest.raises(RewardConfigError, match="Did you mean 'flicker'"):
-        VideoStats(parts=["fliker"])

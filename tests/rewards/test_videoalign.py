@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny_reward_checkpoints import (
     NORMS,
     TEMPLATE,
@@ -29,7 +28,6 @@ from sage_grpo.rewards.built_in.videoalign import (
     VideoAlign,
     find_checkpoint,
     frame_indices,
-    pixel_frames,
     read_config,
 )
 from sage_grpo.rewards.frames import CLIP_PIXELS
@@ -38,6 +36,10 @@ from sage_grpo.rewards.spec import RewardSpec
 
 TOLERANCE = 2e-4
 target_size = partial(qwen_size, min_pixels=MIN_PIXELS)
+LAYOUTS = [
+    ("adapter", 1),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in (("adapter", 3), ("whole_lora", 3), ("whole", 1))),
+]
 PROMPTS = ["a red ball", "a much longer prompt about two blue squares that cross each other", "x"]
 
 
@@ -53,7 +55,7 @@ def template(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=[("adapter", 1), ("adapter", 3), ("whole_lora", 3), ("whole", 1)])
+@pytest.fixture(scope="module", params=LAYOUTS)
 def case(request, base, tmp_path_factory):
     kind, output_dim = request.param
     model, head, tokenizer = reference_model(base, lora=kind != "whole", output_dim=output_dim)
@@ -107,58 +109,6 @@ def reference_scores(case, clip: torch.Tensor, prompt: str, fps: float, *, rope_
         row = head[index] if head.shape[0] == 3 else head[0]
         scores.append(hidden[place] @ row)
     return torch.stack(scores)
-
-
-def test_scores_equal_the_reference_for_every_layout(case, base, template):
-    reward = VideoAlign(checkpoint=str(case[0]), base=str(base), template=str(template), normalize=False)
-    videos = clips()
-    parts = reward(videos, PROMPTS, 4.0)
-    expected = torch.stack([reference_scores(case, clip, prompt, 4.0) for clip, prompt in zip(videos, PROMPTS)])
-    ours = torch.stack([parts[name] for name in NORMS], dim=1)
-    torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(parts["Overall"], expected.sum(dim=1), atol=3 * TOLERANCE, rtol=0)
-    assert ours.std() > 0.1  # the scores do depend on the input
-
-
-def test_positions_are_one_dimensional_on_all_axes(case, base, template):
-    reward = VideoAlign(checkpoint=str(case[0]), base=str(base), template=str(template), normalize=False)
-    batch = reward.prepare(clips(2), PROMPTS[:2], 4.0)
-    length = batch["input_ids"].shape[1]
-    assert torch.equal(batch["position_ids"], torch.arange(length).expand(3, 2, length))
-    wrong = reference_scores(case, clips()[0], PROMPTS[0], 4.0, rope_3d=True)
-    ours = torch.stack([reward(clips(1), PROMPTS[:1], 4.0)[name][0] for name in NORMS])
-    assert (ours - wrong).abs().max() > 0.01  # the 3-D index would be seen
-
-
-def test_scores_do_not_depend_on_batch_size_or_padding(folder, base, template):
-    options = {"checkpoint": str(folder), "base": str(base), "template": str(template)}
-    weights = {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}
-    totals = []
-    for size in (1, 2, 3):
-        spec = RewardSpec(name="videoalign", weights=weights, options=options, batch_size=size)
-        totals.append(CompositeReward([spec]).score(clips(), PROMPTS, 4.0)[0].total)
-    torch.testing.assert_close(totals[0], totals[1], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(totals[0], totals[2], atol=TOLERANCE, rtol=0)
-
-
-def test_padding_is_right_and_masked_although_the_tokenizer_pads_left(folder, base, template):
-    reward = VideoAlign(checkpoint=str(folder), base=str(base), template=str(template))
-    batch = reward.prepare(clips(), PROMPTS, 4.0)
-    lengths = batch["attention_mask"].sum(dim=1)
-    assert len(set(lengths.tolist())) == 3
-    for row, mask, length in zip(batch["input_ids"], batch["attention_mask"], lengths):
-        assert mask[:length].all()
-        assert not mask[length:].any()
-        assert (row[length:] == reward._chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")).all()
-
-
-def test_normalised_scores_and_overall(folder, base, template):
-    make = {"checkpoint": str(folder), "base": str(base), "template": str(template)}
-    raw = VideoAlign(**make, normalize=False)(clips(), PROMPTS, 4.0)
-    normalised = VideoAlign(**make)(clips(), PROMPTS, 4.0)
-    for part, (mean, std) in NORMS.items():
-        torch.testing.assert_close(normalised[part], (raw[part] - mean) / std)
-    torch.testing.assert_close(normalised["Overall"], sum(normalised[part] for part in NORMS))
 
 
 def test_a_prompt_with_a_special_token_is_refused_and_masked_alone(folder, base, template):
@@ -229,58 +179,11 @@ def test_a_base_with_the_original_names_gives_the_same_scores(tmp_path, folder, 
     assert all(torch.equal(ours[part], same[part]) for part in ours)
 
 
-def test_wrong_checkpoints_are_refused(tmp_path, folder, base, template):
-    broken = tmp_path / "broken"
-    shutil.copytree(folder, broken)
-    config = json.loads((broken / "model_config.json").read_text())
-    config["peft_lora_config"]["lora_enable"] = False
-    (broken / "model_config.json").write_text(json.dumps(config))
-    with pytest.raises(RewardConfigError, match="lora_enable"):
-        VideoAlign(checkpoint=str(broken), base=str(base), template=str(template))
-    config["model_config"]["output_dim"] = 2
-    (broken / "model_config.json").write_text(json.dumps(config))
-    with pytest.raises(RewardConfigError, match="output_dim"):
-        read_config(broken)
-
-
-def test_what_is_looked_at_comes_from_the_released_configuration(folder, tmp_path):
-    config = json.loads((folder / "model_config.json").read_text())
-    config["data_config"] |= {"fps": 4, "num_frames": 6, "max_frame_pixels": 50176}
-    config["peft_lora_config"]["num_lora_modules"] = 2
-    (tmp_path / "model_config.json").write_text(json.dumps(config))
-    read = read_config(tmp_path)
-    assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (4, 6, 50176, False)
-    for name in ("fps", "num_frames", "max_frame_pixels"):
-        del config["data_config"][name]
-    config["peft_lora_config"]["num_lora_modules"] = -1
-    (tmp_path / "model_config.json").write_text(json.dumps(config))
-    read = read_config(tmp_path)
-    assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (2.0, None, 448 * 448, True)
-
-
-@pytest.mark.parametrize(("stabilised", "scale"), [(False, 12 / 9), (True, 12 / 3)])
-def test_a_rank_stabilised_adapter_is_divided_by_the_root_of_its_rank(stabilised, scale, folder, tmp_path):
-    config = json.loads((folder / "model_config.json").read_text())
-    config["peft_lora_config"] |= {"lora_r": 9, "lora_alpha": 12, "use_rslora": stabilised}
-    (tmp_path / "model_config.json").write_text(json.dumps(config))
-    assert read_config(tmp_path).lora_scale == pytest.approx(scale)
-
-
 class Evil:
     """A pickle that would run code."""
 
     def __reduce__(self):
         return (open, ("/tmp/sage_grpo_must_not_exist", "w"))
-
-
-def test_pth_files_cannot_run_code(tmp_path, folder, base, template):
-    import pickle
-
-    shutil.copytree(folder, tmp_path / "evil")
-    torch.save({"rm_head.weight": Evil()}, tmp_path / "evil" / "checkpoint-11" / "non_lora_state_dict.pth")
-    with pytest.raises(pickle.UnpicklingError):
-        VideoAlign(checkpoint=str(tmp_path / "evil"), base=str(base), template=str(template))
-    assert not Path("/tmp/sage_grpo_must_not_exist").exists()
 
 
 def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
@@ -300,91 +203,6 @@ def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
         read(template, strings=["DETAILED_PROMPT_WITH_SPECIAL_TOKENS"])
 
 
-@pytest.mark.parametrize(
-    ("frames", "fps", "count"),
-    [
-        (81, 24, 6),  # 6.75
-        (81, 16, 10),  # 10.125
-        (81, 8, 20),  # 20.25
-        (20, 8, 4),  # 5 -> 2.5 rounds to the even 2
-        (28, 8, 8),  # 7 -> 3.5 rounds to the even 4
-        (5, 24, 4),  # the minimum is 4
-        (3, 24, 2),  # no more than the clip has, even
-        (2000, 1, 768),
-    ],
-)
-def test_number_of_frames(frames, fps, count):
-    indices = frame_indices(frames, fps, fps=2)
-    assert len(indices) == count
-    assert indices[0] == 0
-    assert indices[-1] == frames - 1
-    assert indices == torch.linspace(0, frames - 1, count).round().long().tolist()
-
-
-def test_a_single_frame_is_an_error():
-    with pytest.raises(ValueError, match="at least 2 frames"):
-        frame_indices(1, 24, fps=2)
-
-
-def test_a_fixed_number_of_frames():
-    assert len(frame_indices(81, 24, fps=2, num_frames=7)) == 8
-    assert len(frame_indices(5, 24, fps=2, num_frames=8)) == 5
-
-
-def test_the_same_seconds_are_read_at_8_16_and_24_fps():
-    times = []
-    for fps in (8, 16, 24):
-        frames = 3 * fps
-        times.append(torch.tensor(frame_indices(frames, fps, fps=2)) / (frames - 1))
-    assert [len(row) for row in times] == [6, 6, 6]
-    torch.testing.assert_close(times[0], times[2], atol=0.03, rtol=0)
-    torch.testing.assert_close(times[1], times[2], atol=0.03, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "expected"),
-    [
-        (448, 448, (448, 448)),
-        (480, 832, (336, 588)),  # too big: scaled down and floored
-        (64, 64, (336, 336)),  # small clips are enlarged: ceil
-        (32, 32, (336, 336)),
-        (352, 624, (336, 588)),
-        (336, 308, (336, 308)),
-    ],
-)
-def test_sizes(height, width, expected):
-    assert target_size(height, width, max_pixels=448 * 448) == expected
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(16, 1200), st.integers(16, 1200))
-def test_sizes_are_multiples_of_28_within_the_limits(height, width):
-    if max(height, width) > 6 * min(height, width):
-        return
-    rows, columns = target_size(height, width, max_pixels=448 * 448)
-    assert rows % 28 == columns % 28 == 0
-    assert rows * columns >= 100352 * 0.8
-    # enlarging rounds up, so it may pass the maximum; shrinking may not
-    assert rows * columns <= max(448 * 448, 100352 * 1.6)
-
-
-def test_pixels_are_rounded_to_whole_values_before_normalising():
-    config = read_config_like()
-    pixels = pixel_frames(clips(1)[0], frame_indices(9, 4.0, fps=config.fps), config)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
-    whole = (pixels * std + mean) * 255
-    assert (whole - whole.round()).abs().max() < 1e-3
-    assert pixels.shape[-1] == 336
-
-
-def read_config_like():
-    from sage_grpo.rewards.built_in.videoalign import VideoAlignConfig
-
-    return VideoAlignConfig(
-        output_dim=1, fps=2, num_frames=None, max_pixels=200704, template="", lora_scale=None, normalization=None
-    )
-
-
 def test_patches_equal_plain_loops_and_the_image_processor():
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -402,3 +220,122 @@ def test_patches_equal_plain_loops_and_the_image_processor():
     pixels = (pixels - mean) / std
     ours, _ = patchify(pixels.expand(2, -1, -1, -1))
     torch.testing.assert_close(ours, theirs["pixel_values"], atol=1e-5, rtol=0)
+
+
+def test_scores_equal_the_reference_for_every_layout(case, base, template):
+    files = {"checkpoint": str(case[0]), "base": str(base), "template": str(template)}
+    reward, videos = VideoAlign(**files, normalize=False), clips()
+    parts = reward(videos, PROMPTS, 4.0)
+    expected = torch.stack([reference_scores(case, clip, prompt, 4.0) for clip, prompt in zip(videos, PROMPTS)])
+    ours = torch.stack([parts[name] for name in NORMS], dim=1)
+    torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(parts["Overall"], expected.sum(dim=1), atol=3 * TOLERANCE, rtol=0)
+    assert ours.std() > 0.1  # the scores do depend on the input
+    wrong = reference_scores(case, videos[0], PROMPTS[0], 4.0, rope_3d=True)
+    assert (ours[0] - wrong).abs().max() > 0.01  # positions are flat: the 3-D index would be seen
+    normalised = VideoAlign(**files)(videos, PROMPTS, 4.0)
+    for part, (mean, std) in NORMS.items():
+        torch.testing.assert_close(normalised[part], (parts[part] - mean) / std)
+    torch.testing.assert_close(normalised["Overall"], sum(normalised[part] for part in NORMS))
+
+
+def configured(folder: Path, to: Path, *, without: tuple[str, ...] = (), **changes: object) -> Path:
+    """The released configuration with other values, wherever they stand."""
+    config = json.loads((folder / "model_config.json").read_text())
+    for part in config.values():
+        part |= {name: value for name, value in changes.items() if name in part}
+        for name in without:
+            part.pop(name, None)
+    config["peft_lora_config"] |= {
+        name: value for name, value in changes.items() if name.startswith(("num_lora", "mega"))
+    }
+    (to / "model_config.json").write_text(json.dumps(config))
+    return to
+
+
+def test_what_is_looked_at_comes_from_the_released_configuration(folder, tmp_path):
+    """And the LoRA's scale; a rank-stabilised one is divided by the root of its rank."""
+    read = read_config(
+        configured(folder, tmp_path, fps=4, num_frames=6, max_frame_pixels=50176, num_lora_modules=2, lora_r=9)
+    )
+    assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (4, 6, 50176, False)
+    assert read.lora_scale == pytest.approx(12 / 9)
+    read = read_config(
+        configured(
+            folder,
+            tmp_path,
+            without=("fps", "num_frames", "max_frame_pixels"),
+            num_lora_modules=-1,
+            lora_r=9,
+            use_rslora=True,
+        )
+    )
+    assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (2.0, None, 448 * 448, True)
+    assert read.lora_scale == pytest.approx(12 / 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"lora_alpha": 1e308}, "peft_lora_config has"),
+        ({"use_rslora": "x"}, "peft_lora_config has"),
+        ({"megatron_core": "x"}, "peft_lora_config has"),
+        ({"output_dim": 2}, "output_dim"),
+    ],
+)
+def test_a_configuration_that_no_release_has_is_refused(wrong, why, folder, tmp_path):
+    with pytest.raises(RewardConfigError, match=why):
+        read_config(configured(folder, tmp_path, **wrong))
+
+
+def test_checkpoints_and_bases_that_do_not_belong_together_are_refused(tmp_path, folder, base, template):
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    configured(folder, broken, lora_enable=False)
+    with pytest.raises(RewardConfigError, match="lora_enable"):
+        VideoAlign(checkpoint=str(broken), base=str(base), template=str(template))
+    adapted = shutil.copytree(base, tmp_path / "base")
+    (adapted / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"adapter_config\.json"):
+        VideoAlign(checkpoint=str(folder), base=str(adapted), template=str(template))
+
+
+def test_weights_cannot_run_code(tmp_path, folder, base, template):
+    """Of a .pth of the authors, and of a folder that has pickled weights alone."""
+    evil = shutil.copytree(folder, tmp_path / "evil")
+    torch.save({"rm_head.weight": Evil()}, evil / "checkpoint-11" / "non_lora_state_dict.pth")
+    with pytest.raises(pickle.UnpicklingError):
+        VideoAlign(checkpoint=str(evil), base=str(base), template=str(template))
+    pickled = shutil.copytree(base, tmp_path / "pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": Evil()}, pickled / "pytorch_model.bin")
+    with pytest.raises(pickle.UnpicklingError):
+        VideoAlign(checkpoint=str(folder), base=str(pickled), template=str(template))
+    assert not Path("/tmp/sage_grpo_must_not_exist").exists()
+
+
+def test_number_of_frames():
+    """As many as fit two a second, an even number of at least 4, from the first to the last; no more than there are."""
+    counts = {(81, 24): 6, (81, 16): 10, (20, 8): 4, (28, 8): 8, (5, 24): 4, (3, 24): 2, (2000, 1): 768}
+    for (frames, fps), count in counts.items():  # 6.75, 10.125; halves of 2.5 and 3.5 go to the even number
+        assert frame_indices(frames, fps, fps=2) == torch.linspace(0, frames - 1, count).round().long().tolist()
+    assert len(frame_indices(81, 24, fps=2, num_frames=7)) == 8
+    assert len(frame_indices(5, 24, fps=2, num_frames=8)) == 5
+    with pytest.raises(ValueError, match="at least 2 frames"):
+        frame_indices(1, 24, fps=2)
+
+
+def test_sizes():
+    sizes = {
+        (480, 832): (336, 588),  # too big: scaled down and floored
+        (64, 64): (336, 336),  # small clips are enlarged: ceil
+        (352, 624): (336, 588),
+        (336, 308): (336, 308),
+        (28, 5600): (28, 5600),  # one patch is enough
+    }
+    for size, expected in sizes.items():
+        assert target_size(*size, max_pixels=448 * 448) == expected
+        assert target_size(*size[::-1], max_pixels=448 * 448) == expected[::-1]
+    with pytest.raises(ValueError, match="beyond 200"):
+        target_size(5601, 28, max_pixels=448 * 448)
+    with pytest.raises(ValueError, match="too narrow"):
+        target_size(28, 5600, max_pixels=224 * 224)

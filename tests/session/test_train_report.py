@@ -41,18 +41,6 @@ def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsy
     assert [event["kind"] for event in read_events(out)] == ["start", "finish", "resume", "finish"]
 
 
-def test_failed_rewards_and_ends_are_events(make_config) -> None:
-    from sage_grpo.rewards.spec import RewardSpec
-
-    spotty = RewardSpec(name="trainer_toys:bright_but", metric_only=True, options={"bad": [2]}, batch_size=0)
-    rewards = [RewardSpec(name="trainer_toys:bright", batch_size=0), spotty]
-    config = make_config(iterations=1, rewards=rewards)
-    assert run(config) == 0
-    failed = [event for event in read_events(Path(config.out)) if event["kind"] == "failed"]
-    assert failed
-    assert "bright_but" in failed[0]["text"]
-
-
 def test_every_row_has_the_scores_of_its_own_clip(make_config, make_trainer) -> None:
     config = make_config(evaluate=EvalConfig(every=1, prompts=3, per_prompt=2, steps=2, show=5))
     trainer = make_trainer(config)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,29 +23,28 @@ from sage_grpo.telling.observers import Samples
 from sage_grpo.training.config import LogConfig
 
 
-def test_json_has_no_nan(tmp_path: Path) -> None:
-    file = tmp_path / "m.jsonl"
-    Journal(file).write(1, {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": 1.5})
+def read(folder: Path) -> Any:
+    """What TensorBoard reads."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def refuse(token: str) -> None:
-        raise AssertionError(token)
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
 
-    row = json.loads(file.read_text(), parse_constant=refuse)
-    assert row == {"iteration": 1, "a": None, "b": None, "c": None, "d": 1.5}
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read(folder).Scalars(name)]
 
 
 def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     board = TensorBoard(tmp_path, purge_from=None)
     board.write(1, {"reward/total": 0.25})
     board.write(2, {"reward/total": 0.5})
     clips = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
     board.show(2, ShownClips("held_out", clips, ["a", "b"], 8.0))
     board.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("reward/total")] == [(1, 0.25), (2, 0.5)]
+    events = read(tmp_path)
+    assert scalars(tmp_path, "reward/total") == [(1, 0.25), (2, 0.5)]
     (picture,) = events.Images("held_out")
     assert picture.step == 2
     from io import BytesIO
@@ -54,39 +54,30 @@ def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
     with Image.open(BytesIO(picture.encoded_image_string)) as image:
         assert image.format == "GIF"
         assert image.n_frames == 3
-        assert image.width == 2 * image.height  # two clips side by side
+        assert (image.width, image.height) == (512, 256)  # two clips side by side, enlarged
+        assert (image.info["duration"], image.info["loop"]) == (120, 0)  # 8 frames a second in hundredths, for ever
+    assert events.file_version == 2.0
 
 
-def test_tensorboard_forgets_what_is_computed_again(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for purge, value in ((None, 1.0), (3, 2.0)):
-        board = TensorBoard(tmp_path, purge_from=purge)
-        for iteration in range(purge or 1, 5):
-            board.write(iteration, {"a": value})
-        board.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("a")] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+@pytest.mark.parametrize(("resumed_at", "first"), [(None, 0), (0, 1), (3, 4)])
+def test_a_resumed_run_forgets_what_comes_after_it(resumed_at, first, tmp_path: Path, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("sage_grpo.telling.metrics.TensorBoard", lambda folder, purge_from: asked.append(purge_from))
+    Metrics.open(tmp_path, LogConfig(), {}, journal=Journal(tmp_path / "m.jsonl"), resumed_at=resumed_at)
+    assert asked == [first]
 
 
 def test_a_run_that_starts_anew_hides_the_events_of_one_that_never_got_to_a_checkpoint(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for value in (1.0, 2.0):
-        board = TensorBoard(tmp_path, purge_from=0)
-        board.write(0, {"a": value})
-        board.write(1, {"a": value})
+    for purge, value in ((0, 1.0), (0, 2.0), (2, 3.0)):  # the last goes on after iteration 1
+        board = TensorBoard(tmp_path, purge_from=purge)
+        for iteration in range(purge, 4):
+            board.write(iteration, {"a": value})
         board.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("a")] == [(0, 2.0), (1, 2.0)]
+    assert scalars(tmp_path, "a") == [(0, 2.0), (1, 2.0), (2, 3.0), (3, 3.0)]
 
 
 def test_tensorboard_goes_on_in_another_file_when_there_is_room_again(tmp_path: Path) -> None:
     """/dev/full is a disk without room."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     board = TensorBoard(tmp_path, purge_from=0)
     board.write(1, {"a": 1.0})
     board.close()
@@ -97,9 +88,7 @@ def test_tensorboard_goes_on_in_another_file_when_there_is_room_again(tmp_path: 
         board.write(2, {"a": 2.0})
     board.write(3, {"a": 3.0})
     board.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("a")] == [(1, 1.0), (3, 3.0)]
+    assert scalars(tmp_path, "a") == [(1, 1.0), (3, 3.0)]
 
 
 class Moody:
@@ -147,10 +136,10 @@ def test_a_logger_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> N
         metrics.close()
 
 
-def open_sinks(out: Path, **log: str) -> Metrics:
-    out.mkdir()
+def open_sinks(out: Path, resumed_at: int | None = None, **log: Any) -> Metrics:
+    out.mkdir(parents=True, exist_ok=True)
     config = LogConfig(tensorboard=False, **log)
-    return Metrics.open(out, config, {"seed": 0}, journal=Journal(out / "metrics.jsonl"), resumed_at=None)
+    return Metrics.open(out, config, {"seed": 0}, journal=Journal(out / "metrics.jsonl"), resumed_at=resumed_at)
 
 
 def logged(metrics: Metrics, out: Path) -> list[Path]:
@@ -198,17 +187,43 @@ def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleN
     ]  # fmt: skip
 
 
-def test_a_tracker_that_cannot_start_is_left_out(
-    fake_wandb: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def init(**options):
-        raise RuntimeError("its service did not start")
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the trackers were started with."""
+    calls: list[dict[str, Any]] = []
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: calls.append(options)))
+    return calls
 
-    monkeypatch.setattr(fake_wandb, "init", init)
-    with pytest.warns(UserWarning, match=r"Starting wandb failed \(RuntimeError: its service did not start"):
-        metrics = open_sinks(tmp_path / "run", wandb="project")
-    metrics.write(1, {"a": 1.0})
-    assert metrics.sinks == []
+
+@pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), ("trackio", "name")])
+def test_a_run_is_one_run_at_its_tracker_and_no_other(tracker: str, key: str, tmp_path: Path, started) -> None:
+    """Two folders of one name are two runs, a resumed one goes on, and so does one that an earlier version began by the folder's name."""
+    for folder, resumed in (("a", None), ("b", None), ("a", 3)):
+        open_sinks(tmp_path / folder / "smoke", resumed, **{tracker: "p"})
+    first, second, again = (options[key] for options in started)
+    assert first == again != second
+    for resumed in (3, 5):
+        open_sinks(tmp_path / "old" / "smoke", resumed, **{tracker: "p"})
+    assert [options[key] for options in started[3:]] == ["smoke", "smoke"]
+
+
+def test_trackers_get_the_names_of_the_configuration(tmp_path: Path, started) -> None:
+    open_sinks(tmp_path / "run", wandb="p", trackio="q", name="warm", group="g", entity="team", tags=["a", "b"])
+    first, second = started
+    assert {key: first[key] for key in ("project", "name", "group", "entity", "tags")} == {
+        "project": "p", "name": "warm", "group": "g", "entity": "team", "tags": ["a", "b"]
+    }  # fmt: skip
+    assert (second["project"], second["group"]) == ("q", "g")
+    assert second["name"].startswith("warm-")
+
+
+@pytest.mark.parametrize("spoil", [Path.mkdir, os.mkfifo, lambda file: file.write_text("x" * 10**6), Path.touch])
+def test_what_is_not_the_id_of_a_run_is_refused(spoil, tmp_path: Path, started) -> None:
+    (tmp_path / "run").mkdir()
+    spoil(tmp_path / "run" / ".run_id")
+    with pytest.raises(ValueError, match=r"\.run_id (does not hold the id of a run|is a pipe)"):
+        open_sinks(tmp_path / "run", wandb="p")
 
 
 @pytest.fixture
@@ -248,7 +263,8 @@ def test_the_real_trackio_keeps_the_rows(tmp_path: Path) -> None:
     (database,) = (tmp_path / "home").rglob("project.db")
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute("select run_name, step, metrics from metrics").fetchall()
-    assert [(run, step, json.loads(metrics)) for run, step, metrics in rows] == [("run", 1, {"reward/total": 0.5})]
+    name = f"run-{(tmp_path / 'run' / '.run_id').read_text()}"
+    assert [(run, step, json.loads(metrics)) for run, step, metrics in rows] == [(name, 1, {"reward/total": 0.5})]
 
 
 @pytest.mark.parametrize("extra", ["wandb", "trackio"])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import gc
 import io
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ import trainer_toys
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.session import run as train
 from sage_grpo.telling.metrics import TensorBoard
-from sage_grpo.telling.terminal import Outlet, outliving_output
 from sage_grpo.training.config import KeepConfig, LogConfig
 
 
@@ -54,53 +51,6 @@ def test_output_that_cannot_be_written(error: Exception, after: int, make_config
         train(config)
     assert [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")] == [0, 1, 2, 2]
     assert (Path(config.out) / "final").is_dir()
-
-
-def test_a_process_without_output(make_config, monkeypatch) -> None:
-    """Python's sys.stdout is None where it was started with its descriptor closed."""
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    config = make_config(iterations=1, log=LogConfig(tensorboard=False, progress=True))
-    train(config)
-    assert (Path(config.out) / "final").is_dir()
-
-
-def test_letters_that_the_output_does_not_know() -> None:
-    raw = io.BytesIO()
-    outlet = Outlet(io.TextIOWrapper(raw, encoding="ascii"))
-    assert outlet.write("0.5 ± 0.1\n") == 10
-    outlet.flush()
-    assert raw.getvalue() == b"0.5 ? 0.1\n"
-
-
-def test_output_is_as_before_afterwards() -> None:
-    before = sys.stdout, sys.stderr
-    with pytest.raises(KeyError), outliving_output():
-        raise KeyError
-    assert (sys.stdout, sys.stderr) == before
-
-
-@pytest.mark.filterwarnings("error")
-def test_an_outlet_that_is_collected_leaves_its_stream_alone(recwarn: pytest.WarningsRecorder) -> None:
-    stream = io.StringIO()
-    outlet = Outlet(stream)
-    stream.close()
-    del outlet
-    gc.collect()
-    assert not recwarn.list
-    Outlet(stream := io.StringIO()).close()
-    assert not stream.closed
-
-
-@pytest.mark.filterwarnings("error")
-def test_after_the_run_a_closed_output_is_nobodys_affair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library's log handler, set up during the run, flushes what it took for stderr when Python ends."""
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with outliving_output():
-        kept = sys.stderr
-    sys.stderr.close()
-    kept.write("late")
-    kept.flush()
 
 
 def hang_up(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
@@ -177,15 +127,3 @@ def _appending(open_):
         return open_(self, "wb" if mode == "xb" else mode, *arguments, **named)
 
     return opening
-
-
-def test_a_video_folder_that_is_not_one(make_config) -> None:
-    config = make_config(iterations=1, keep=KeepConfig(checkpoint_every=1, videos_every=1))
-    train(replace(config, keep=KeepConfig(checkpoint_every=1, videos_every=0)))
-    folder = Path(config.out) / "videos"
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
-    folder.write_text("no folder")
-    with pytest.warns(UserWarning, match="Saving videos to .* failed"):
-        train(replace(config, iterations=2))

@@ -1,4 +1,4 @@
-"""Runs that train both experts of Wan 2.2: one optimizer, one checkpoint, and steps that move one expert each."""
+"""Runs that train both experts of Wan 2.2, each by steps of its noise; and runs on a model with a frozen adapter."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
-from sage_grpo.forecast.costs import forecast
-from sage_grpo.forecast.hardware import find
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import AdapterSpec, LoraSpec
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
+from trainer_helpers import weights_of
 
 EXPERTS = ("transformer.", "transformer_2.")
 
@@ -86,13 +85,20 @@ def told(trainer) -> dict[str, float]:
     return {name: value for name, value in trainer.step().items() if not name.startswith(own)}
 
 
-def test_a_plan_knows_both(both, make_trainer) -> None:
-    """Twice the adapters, their optimizer and copies; the other expert's weights were there before."""
-    config = both((0, 6))
-    two = forecast(config, find("cpu"))
-    one = forecast(replace(config, model=replace(config.model, expert="high")), find("cpu"))
-    trainer = make_trainer(config)
-    assert two.phases[-1].memory.optimizer == 2 * one.phases[-1].memory.optimizer
-    assert two.phases[-1].memory.optimizer == 2 * 4 * trainer.state.size
-    extra = two.phases[-1].memory.weights - one.phases[-1].memory.weights
-    assert extra == 4 * trainer.state.size / 2
+OWN = {"lora": LoraSpec(rank=2, targets=["to_v"])}
+
+
+def test_ratios_begin_at_one_and_the_base_has_the_adapter(make_config, make_trainer, tmp_path):
+    small = {"kind": "wan_t2v", "rollout": {"steps": 3}, "batch": BatchConfig(prompts=1, group_size=2, micro_batch=2)}
+    turbo = replace(make_config(model={"lora": LoraSpec(rank=2, targets=["to_q"])}, **small).model).load("cpu")
+    turbo.save(tmp_path / "turbo", weights={name: 0.3 * torch.ones_like(p) for name, p in turbo.trainable().items()})
+    adapters = [AdapterSpec(path=str(tmp_path / "turbo"))]
+    trainer = make_trainer(make_config(model={**OWN, "adapters": adapters}, **small))
+    plain = make_trainer(make_config(model=OWN, **small))
+    before, frozen = weights_of(trainer), {n: p.clone() for n, p in trainer.model.transformer.named_parameters()}
+    assert any(not torch.equal(p, plain.model.transformer.get_parameter(name)) for name, p in frozen.items())
+    assert trainer.step()["ratio/first_log"] == 0.0
+    moved = [name for name, p in trainer.model.transformer.named_parameters() if not torch.equal(p, frozen[name])]
+    assert moved
+    assert all(".lora_" in name and "to_v" in name for name in moved)
+    assert any(not torch.equal(p, before[name]) for name, p in weights_of(trainer).items())

@@ -19,16 +19,15 @@ from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.training.update import loss_of, replay
-from slowly import slow_but
-from trainer_helpers import assert_resumes_to_the_bit, plan_of
+from trainer_helpers import assert_alike, assert_resumes_to_the_bit, plan_of, watch_gradients
 
-KERNELS = (("flow", 0.7), ("dance", 0.4), ("sage", 0.5), ("cps", 0.5), ("sage_exact", math.sqrt(2)))
-SURROGATES = (
-    SurrogateConfig(clip_range=2e-3),
-    SurrogateConfig(kind="kl_mask", kl_mask_scale=1e-2),
-    SurrogateConfig(clip_range=2e-3, centred=True),
-    SurrogateConfig(clip_range=1e-3, centred="scaled"),
-)
+ETA = {"flow": 0.7, "dance": 0.4, "sage": 0.5, "cps": 0.5, "sage_exact": math.sqrt(2)}
+SURROGATES = {
+    "clip": SurrogateConfig(clip_range=2e-3),
+    "mask": SurrogateConfig(kind="kl_mask", kl_mask_scale=1e-2),
+    "centred": SurrogateConfig(clip_range=2e-3, centred=True),
+    "scaled": SurrogateConfig(clip_range=1e-3, centred="scaled"),
+}
 FAILING = RewardSpec(name="trainer_toys:bright_but", options={"bad": [1, 6]}, batch_size=0, try_out=False)
 STRONG = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=3.0)
 
@@ -55,13 +54,7 @@ def branching(make_config, *, share: bool, updates: int = 1, window: Window | No
 
 def watch(trainer, iterations: int) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, float]]]:
     """Gradients of every update, and metrics of every update."""
-    gradients, apply = [], trainer._apply
-
-    def noted(metrics):
-        gradients.append({name: p.grad.clone() for name, p in trainer.state.params.items() if p.grad is not None})
-        return apply(metrics)
-
-    trainer._apply = noted
+    gradients = watch_gradients(trainer)
     for _ in range(iterations):
         assert trainer.step()["ratio/first_log"] == 0.0
     return gradients, trainer.log
@@ -70,10 +63,7 @@ def watch(trainer, iterations: int) -> tuple[list[dict[str, torch.Tensor]], list
 def assert_same_run(shared, plain) -> None:
     """Both in float64 (`in_double`)."""
     for left, right in zip(*(run[0] for run in (shared, plain)), strict=True):
-        size = math.sqrt(sum(float(g.square().sum()) for g in right.values()))
-        off = math.sqrt(sum(float((left[name] - right[name]).square().sum()) for name in right))
-        assert size > 0
-        assert off < CLOSE * size, off / size
+        assert_alike(left, right, CLOSE)
     for left, right in zip(*(run[1] for run in (shared, plain)), strict=True):
         assert left.keys() == right.keys()
         for name in left:
@@ -82,11 +72,19 @@ def assert_same_run(shared, plain) -> None:
             assert left[name] == pytest.approx(right[name], rel=CLOSE, abs=1e-12), name
 
 
-@pytest.mark.parametrize("updates", [1, 3])
-@pytest.mark.parametrize(("kernel", "eta"), KERNELS)
-@pytest.mark.parametrize("surrogate", SURROGATES, ids=["clip", "mask", "centred", "scaled"])
+@pytest.mark.parametrize(
+    ("surrogate", "kernel", "updates"),
+    [
+        ("clip", "sage_exact", 3),
+        ("mask", "flow", 3),
+        ("scaled", "cps", 3),
+        ("centred", "dance", 3),
+        ("clip", "sage", 1),
+        ("scaled", "sage_exact", 1),
+    ],
+)
 @pytest.mark.usefixtures("in_double")
-def test_shared_replay_equals_the_plain_path(surrogate, kernel, eta, updates, make_config, make_trainer) -> None:
+def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_config, make_trainer) -> None:
     """Every kernel and surrogate, on and off policy, with masked members and both KL terms."""
     runs = []
     for share in (True, False):
@@ -94,8 +92,8 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, eta, updates, ma
             make_config,
             share=share,
             updates=updates,
-            kernel=KernelSpec(name=kernel, eta=eta),
-            surrogate=surrogate,
+            kernel=KernelSpec(name=kernel, eta=ETA[kernel]),
+            surrogate=SURROGATES[surrogate],
             rewards=[FAILING],
             batch=BatchConfig(prompts=2, group_size=4, micro_batch=3),
         )
@@ -106,9 +104,9 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, eta, updates, ma
 
 
 @pytest.mark.parametrize(
-    ("lora", "guidance"), slow_but([(False, 1.0), (False, 4.0), (True, 1.0), (True, 4.0)], (False, 4.0), (True, 1.0))
+    ("kind", "lora", "guidance"),
+    [("wan_t2v", True, 1.0), pytest.param("hunyuan15_t2v", False, 4.0, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "wan_t2v"])
 @pytest.mark.usefixtures("in_double")
 def test_on_real_architectures(kind, guidance, lora, make_config, make_trainer) -> None:
     runs = []
@@ -204,16 +202,6 @@ def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config,
     assert_same_run(*runs)
 
 
-def test_the_plain_path_makes_every_pass(make_config, make_trainer) -> None:
-    config = branching(make_config, share=False, rollout={"steps": 6}, trust_region=TrustRegion(mode="none"))
-    trainer = make_trainer(config)
-    plan = plan_of(trainer)
-    assert plan.rollout_passes(0).total() == 2 * 6
-    assert sum(plan.rounds) == 2
-    calls = counted(trainer)
-    assert (calls["plain"], calls["graph"], calls["rows"]) == (12, 2, 6 * 8 + 8)
-
-
 def test_members_of_a_group_share_what_comes_before_the_branch_and_nothing_after(make_config, make_trainer) -> None:
     trainer = make_trainer(branching(make_config, share=True, window=Window(kind="drawn", at=[2])))
     plan = plan_of(trainer)
@@ -223,18 +211,6 @@ def test_members_of_a_group_share_what_comes_before_the_branch_and_nothing_after
         assert len(record.x_next) == 4 * len(record.x)
     for _, latents in rollout.latents:
         assert not any(torch.equal(a, b) for a, b in itertools.combinations(latents, 2))
-
-
-def test_prompts_explore_at_different_steps_and_groups_at_one(make_config, make_trainer) -> None:
-    window = Window(kind="drawn", at=[0, 1, 2, 3])
-    batch = BatchConfig(prompts=4, group_size=2, micro_batch=2)
-    trainer = make_trainer(branching(make_config, share=True, window=window, batch=batch))
-    plan = plan_of(trainer)
-    assert sorted(group.branch - 1 for group in plan.groups) == [0, 1, 2, 3]  # stratified: each once
-    metrics = trainer.step()
-    assert {name[-3:] for name in metrics if name.startswith("gradient/raw/")} == {"000", "001", "002", "003"}
-    places = {tuple(group.branch for group in plan_of(trainer, n).groups) for n in range(20)}
-    assert len(places) > 5
 
 
 @pytest.mark.parametrize("solver", ["euler", "ab2"])
@@ -286,20 +262,6 @@ def test_a_window_of_several_steps_shares_its_first(make_config, make_trainer) -
     assert_same_run(*runs)
 
 
-def test_branches_of_one_prompt_are_groups_of_their_own(make_config, make_trainer) -> None:
-    window = Window(kind="drawn", at=[1, 2, 3], branches=2)
-    trainer = make_trainer(branching(make_config, share=True, window=window))
-    plan = plan_of(trainer)
-    assert [group.number for group in plan.groups] == [0, 0, 1, 1]
-    assert all(a.branch != b.branch for a, b in (plan.groups[:2], plan.groups[2:]))
-    rollout = trainer.roll_out(plan)
-    scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
-    assert scored.groups.tolist() == [g for g in range(4) for _ in range(4)]
-    advantages = trainer.advantages(scored)
-    for group in range(4):
-        assert float(advantages[scored.groups == group].mean()) == pytest.approx(0.0, abs=1e-5)
-
-
 def test_resumed_branching_continues_to_the_bit(make_config, make_trainer, tmp_path) -> None:
     window = Window(kind="drawn", at=[1, 2, 3], weights=[0.2, 0.5, 0.3])
     config = branching(make_config, share=True, window=window, iterations=4)
@@ -308,15 +270,15 @@ def test_resumed_branching_continues_to_the_bit(make_config, make_trainer, tmp_p
 
 def test_what_cannot_be_drawn_is_refused_by_name(make_config, make_trainer) -> None:
     config = branching(make_config, share=True, window=Window(kind="drawn", at=[4]))
-    with pytest.raises(ValueError, match="names step 4, but no step"):
+    with pytest.raises(
+        ValueError, match=r"rollout\.window\.at names step 4, but with rollout\.steps 5 it may be 0 to 3:"
+    ):
         make_trainer(replace(config, kernel=KernelSpec(name="sage")))  # the last step is deterministic
-    with pytest.raises(ValueError, match=r"covers steps 9 to 9"):
+    with pytest.raises(
+        ValueError, match=r"rollout\.window\.at names step 9, but with rollout\.steps 5 it may be 0 to 3:"
+    ):
         make_trainer(branching(make_config, share=True, window=Window(kind="drawn", at=[9])))
-    with pytest.raises(ValueError, match=r"one weight for every step"):
-        Window(kind="drawn", at=[1, 2], weights=[1.0])
     with pytest.raises(ValueError, match=r"must be positive"):
         Window(kind="drawn", at=[1, 2], weights=[1.0, 0.0])
     with pytest.raises(ValueError, match=r"is for drawn windows"):
         Window(kind="fixed", at=[1])
-    with pytest.raises(ValueError, match=r"needs a window"):
-        branching(make_config, share=True, window=Window(), rollout={"after_steps": 3})

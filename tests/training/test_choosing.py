@@ -13,10 +13,10 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.update import Item, accumulate
-from trainer_helpers import plan_of, same, weights_of
+from trainer_helpers import plan_of
 
 CPU = torch.device("cpu")
 HALF = BatchConfig(prompts=2, group_size=4, micro_batch=1, trained_fraction=0.5)
@@ -43,27 +43,6 @@ def gradients(trainer, items) -> dict[str, torch.Tensor]:
 def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
     for name in left:
         torch.testing.assert_close(left[name], right[name], rtol=CLOSE, atol=1e-12)
-
-
-@pytest.mark.parametrize(("share", "number"), [(1.0, 12), (0.75, 9), (1 / 3, 4), (0.01, 2)])
-def test_a_share_of_a_group_is_at_least_a_pair(share: float, number: int) -> None:
-    assert BatchConfig(group_size=12, trained_fraction=share).trained == number
-    assert BatchConfig(group_size=24, trained_fraction=1 / 3).trained == 8
-
-
-@pytest.mark.parametrize("rollout", [{}, SHARED])
-def test_choosing_all_clips_changes_no_bit(rollout, make_config, make_trainer) -> None:
-    weights = []
-    for everybody in (False, True):
-        trainer = make_trainer(make_config(rollout=rollout, update=UpdateConfig(updates_per_rollout=2, repeat=True)))
-        plan, *rest = rolled(trainer)
-        assert plan.chosen is None
-        if everybody:
-            members = frozenset(Member(group, index) for group in range(2) for index in range(4))
-            plan = replace(plan, chosen=(members, members))
-        trainer.update(plan, *rest, {})
-        weights.append(weights_of(trainer))
-    assert same(*weights)
 
 
 @pytest.mark.usefixtures("in_double")
@@ -157,16 +136,6 @@ def test_clips_are_dealt_out_once_with_all_their_steps(make_config, make_trainer
     assert trainer.step()["ratio/first_log"] == 0.0
 
 
-def test_one_step_per_prompt_has_two_updates(make_config, make_trainer) -> None:
-    rollout = {"window": Window(kind="drawn", at=[1, 2])}
-    trainer = make_trainer(
-        make_config(batch=BatchConfig(prompts=2, group_size=4, micro_batch=1), update=CLIPS, rollout=rollout)
-    )
-    trainer.step()
-    assert trainer.state.updates == 2
-    assert trainer.done.rounds == [4, 4]
-
-
 def test_failed_clips_are_not_trained(make_config, make_trainer) -> None:
     bad = RewardSpec(name="trainer_toys:bright_but", options={"bad": [0, 5, 6]}, batch_size=0, try_out=False)
     trainer = make_trainer(make_config(rewards=[bad], batch=HALF, max_failed_fraction=0.5, update=CLIPS))
@@ -181,28 +150,3 @@ def test_what_is_foreseen_costs_what_is_chosen(make_config, make_trainer) -> Non
     trainer = make_trainer(make_config(batch=HALF, update=CLIPS))
     plan, *_ = rolled(trainer)
     assert foresee(trainer.config, plan_of(trainer)).rounds == plan.rounds
-
-
-@pytest.mark.parametrize(
-    ("update", "message"),
-    [
-        (UpdateConfig(deal="clips", repeat=True), "does not go with update.repeat"),
-        (UpdateConfig(deal="clips", updates_per_rollout=5), "4 trained clips are too few"),
-    ],
-)
-def test_what_cannot_be_dealt_out_is_refused(update, message, make_config) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_config(batch=HALF, update=update)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SurrogateConfig(kind="kl_mask", centred="scaled"), "kl_mask has none of"),
-        (lambda: RolloutConfig(after_fraction=0.4), "rollout.after_fraction needs a window"),
-        (lambda: RolloutConfig(window=Window(kind="drawn"), after_fraction=0.4, after_steps=3), "the same thing twice"),
-    ],
-)
-def test_settings_that_say_nothing_are_refused(make, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -13,12 +13,10 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.planner import Planner, check_cheap
 from sage_grpo.training.rollout import Rollout
-from slowly import slow_but
 from trainer_helpers import plan_of
 
 WAYS = {
@@ -32,8 +30,6 @@ WAYS = {
     ),
 }
 TOY = {"family": "trainer_zoo.guided"}
-CASES = [(kind, way) for kind in ("hunyuan15_t2v", "wan_t2v", "wan22_t2v") for way in WAYS]
-QUICK = [("hunyuan15_t2v", "all"), ("wan_t2v", "taylorseer")]
 
 
 def cheaply(make_config, cheap: CheapSpec, *, kind: str = "toy", **fields):
@@ -58,7 +54,17 @@ def latents(rollout: Rollout) -> dict:
     return {member: row for batch, rows in rollout.latents for member, row in zip(batch.members, rows)}
 
 
-@pytest.mark.parametrize(("kind", "way"), slow_but(CASES, *QUICK))
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("wan_t2v", "reused"),
+        pytest.param("hunyuan15_t2v", "all", marks=pytest.mark.slow),
+        pytest.param("hunyuan15_t2v", "attention", marks=pytest.mark.slow),
+        pytest.param("wan_t2v", "taylorseer", marks=pytest.mark.slow),
+        pytest.param("wan22_t2v", "first block", marks=pytest.mark.slow),
+        pytest.param("wan22_t2v", "interval", marks=pytest.mark.slow),
+    ],
+)
 def test_the_trained_step_is_exact(kind, way, make_config, make_trainer) -> None:
     """The first log-ratio is 0 to the bit, clips differ from those of the exact way, and an evaluation does not."""
     runs = []
@@ -127,29 +133,7 @@ def test_the_cheap_way_ends_with_an_error(make_config, make_trainer, monkeypatch
     assert model.blocks()[0].attn1.processor._attention_backend == first
 
 
-def test_what_guidance_added_is_added_again(make_config, make_trainer) -> None:
-    """With a prompt and a negative prompt that are alike, guidance adds nothing, fresh or reused; else reusing it beats leaving it out."""
-    found = []
-    for cheap in (CheapSpec(), WAYS["reused"], CheapSpec(guidance=(0.0, 0.01))):
-        config = cheaply(make_config, cheap)
-        trainer = make_trainer(replace(config, model=replace(config.model, guidance_scale=1.5)))
-        found.append(latents(trainer.roll_out(plan_of(trainer))))
-    exact, reused, without = (torch.stack([run[member] for member in sorted(run, key=repr)]) for run in found)
-    assert float((reused - exact).norm()) < 0.5 * float((without - exact).norm())
-
-
-def test_where_nothing_explores_all_of_it_may_be_cheap(make_config, make_trainer) -> None:
-    config = METHODS["nft"](make_config())
-    model = replace(config.model, guidance_in_training=True, guidance_scale=4.0, **TOY)
-    rollout = replace(config.rollout, cheap=WAYS["reused"])
-    trainer = make_trainer(replace(config, model=model, rollout=rollout))
-    assert set(plan_of(trainer).groups[0].guides) == {"whole", "reused"}
-    trainer.step()
-
-
 def test_what_cannot_be_cheap_is_refused(make_config, make_trainer) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.cheap needs a window"):
-        cheaply(make_config, WAYS["reused"], window=Window())
     unguided = cheaply(make_config, WAYS["reused"])
     with pytest.raises(ModelError, match="this run has none"):
         make_trainer(replace(unguided, model=replace(unguided.model, guidance_in_training=False)))
@@ -164,8 +148,8 @@ def test_what_ranks_cannot_do_together_is_refused(make_config, make_trainer) -> 
     with pytest.raises(ModelError, match="of which every rank of parallel"):
         check_cheap(blocks, trainer.model, trainer.planner, split=True)
 
-    def on(ranks: int, at: list[int], prompts: int) -> Planner:
-        batch, window = BatchConfig(prompts=prompts, group_size=3), Window(kind="drawn", at=at)
+    def on(ranks: int, at: list[int] | None, prompts: int, size: int = 3) -> Planner:
+        batch, window = BatchConfig(prompts=prompts, group_size=size), Window(kind="drawn", at=at)
         config = cheaply(make_config, WAYS["reused"], window=window, batch=batch)
         return replace(trainer.planner, config=config, ranks=ranks)
 
@@ -174,6 +158,6 @@ def test_what_ranks_cannot_do_together_is_refused(make_config, make_trainer) -> 
     check_cheap(one_place.config, guided, one_place)
     plan = one_place.plan(0, [Prompt("")] * 4)
     assert plan.rollout_passes(0) == plan.rollout_passes(1)
-    for planner in (on(2, [2, 4], 4), on(3, [3], 5)):
+    for planner in (on(2, [2, 4], 4), on(3, [3], 5), on(2, None, 1, size=4)):
         with pytest.raises(ModelError, match="need ranks that make the same passes"):
             check_cheap(planner.config, guided, planner)

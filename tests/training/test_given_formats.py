@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,25 +148,6 @@ def test_a_resumed_run_is_the_same_run(method: str, several, tmp_path) -> None:
     assert_resumes_to_the_bit(made, several(method), tmp_path / "saved")
 
 
-def test_what_is_learned_does_not_depend_on_ranks(several) -> None:
-    """Ranks whose clips have other shapes at the same time make the records that one alone makes."""
-    trainer = made(several())
-    prompts = trainer.state.stream.take(4)
-
-    def states(ranks: int) -> dict[tuple, Tensor]:
-        plan, found = replace(trainer.planner, ranks=ranks).plan(0, prompts), {}
-        for rank in range(ranks):
-            trainer.studio.world = SimpleNamespace(rank=rank)
-            for replay, record in trainer.studio.sampler(plan).run().records.items():
-                found |= {(member, replay.step): x for member, x in zip(replay.members, record.x)}
-        return found
-
-    alone, shared = states(1), states(3)
-    assert len({x.shape for x in alone.values()}) == 3
-    assert alone.keys() == shared.keys()
-    assert all(torch.equal(alone[key], shared[key]) for key in alone)
-
-
 def header(folder: Path, frames: int, height: int, width: int, fps: float = 8.0) -> Prompt:
     file = folder / f"{frames}-{height}-{width}-{fps:g}.mp4"
     write_mp4(file, clip((frames, height, width), 90), fps)
@@ -240,19 +220,6 @@ def test_what_a_run_cannot_do_is_refused(change: dict, words: str, several) -> N
         change = {"data": replace(config.data, formats=change["data"])}
     with pytest.raises(ConfigError, match=words):
         built(replace(config, **change))
-
-
-def test_pictures_and_models_of_one_format_are_refused(several, pairs) -> None:
-    class OneSize(ToyModel):
-        """A class of its own: what others were found to have is remembered by class."""
-
-    with pytest.raises(ConfigError, match=r"needs a model with the method `in_format\(video\)`"):
-        build(several(), given=Given(model=OneSize(several().model)))
-    row = json.loads(pairs.read_text().splitlines()[0])
-    (pairs.parent / "first.png").touch()
-    pairs.write_text(json.dumps({**row, "image": "first.png"}))
-    with pytest.raises(ConfigError, match="a row with a picture"):
-        built(several())
 
 
 @pytest.mark.parametrize("text", ["81x480", "81x480x", "0x8x8", "81 x 480 x 832", "-1x8x8"])

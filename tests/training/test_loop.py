@@ -98,25 +98,6 @@ def test_observers_are_told_in_their_order_and_see_what_those_before_them_added(
     assert not [what for _, what, *_ in (note for note in log[len(one) :] if len(note) > 1) if what == "saved"]
 
 
-@pytest.mark.parametrize("where", ["during", "after", "evaluated", "saved"])
-def test_what_an_observer_raises_ends_the_run_and_no_later_one_is_told(where: str, loop) -> None:
-    log: Log = []
-    broken = Observer()
-
-    def fails(*given: object) -> None:
-        raise LookupError("the observer's own")
-
-    setattr(broken, where, fails)
-    run = loop(observers=[Noting("before", log), broken, Noting("later", log)], points=[1], when=[1])
-    with pytest.raises(LookupError, match="the observer's own"):
-        run.run()
-    at = {"during": "begins"}.get(where, where)
-    assert [note[0] for note in log if note[1] == at] == ["before"]
-    assert run.trainer.state.iteration == (0 if where == "during" else 1)
-    assert log.count(("before", "ends", 0)) == 1  # what it had opened is closed
-    assert run.saver.saves == ([(1, False)] if where == "saved" else [])
-
-
 def test_evaluations_stand_at_the_points_and_are_not_repeated(loop) -> None:
     at: list[int] = []
     run = loop(points=[0, 2, 3])
@@ -129,17 +110,6 @@ def test_evaluations_stand_at_the_points_and_are_not_repeated(loop) -> None:
     run.trainer.state.evaluated = 2  # as in a run that is continued from a point which has been evaluated
     run.run()
     assert at == [0, 2, 3, 3]
-
-
-def test_an_evaluation_may_be_done_in_the_trainers_place(loop) -> None:
-    log: Log = []
-    run = loop(observers=[Noting("a", log)], points=[0, 3])
-    known, calls = run.trainer.evaluate(), []
-    run.evaluation = lambda after: (calls.append(run.trainer.state.iteration), known)[1]
-    run.trainer.evaluate = None
-    run.run()
-    assert calls == [0, 3]
-    assert [note for note in log if note[1] == "evaluated"] == [("a", "evaluated", False)] * 2
 
 
 @dataclass
@@ -175,16 +145,6 @@ def test_the_last_evaluation_is_finished_although_a_stop_was_asked_for(loop) -> 
     assert run.trainer.state.evaluated == 3
 
 
-def test_a_stop_between_iterations_asks_the_saver_and_ends(loop) -> None:
-    run = loop()
-    run.observers = [Stopping(run, 2)]
-    assert run.run() is True
-    assert run.saver.asked == [(1, False, False), (2, False, True)]
-    run.stop = StopRequest()
-    assert run.run() is False
-    assert run.saver.asked[2:] == [(3, True, False)]
-
-
 ROLLBACK = SentinelConfig(action="rollback")
 
 
@@ -215,22 +175,3 @@ def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_chec
     ]  # what the sentinel may go back to is saved because it is needed
     good = seen[1]  # the weights after one iteration
     assert all(torch.equal(good[name], seen["back"][name]) for name in good)
-
-
-def test_an_iteration_that_diverges_ends_a_run_that_may_not_go_back(loop) -> None:
-    run = loop()
-
-    def diverges() -> dict[str, float]:
-        raise Diverged("the loss is not finite")
-
-    run.trainer.step = diverges
-    with pytest.raises(Diverged):
-        run.run()
-    assert run.saver.saves == []
-
-
-def test_only_what_is_due_is_saved_where_no_sentinel_needs_more(loop) -> None:
-    run = loop(when=[2], points=[0, 1, 2, 3])
-    run.run()
-    assert run.saver.saves == [(2, False)]
-    assert run.saver.asked == [(1, False, False), (2, False, False), (3, True, False)]

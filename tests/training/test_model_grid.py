@@ -79,8 +79,3 @@ def test_evaluation_takes_the_solver_of_its_configuration(family, make_config, m
     spec, config = ModelSpec(family="bent.family"), make_config(evaluate=EvalConfig(prompts=1, solver="checkpoint"))
     with pytest.raises(ModelError, match='solver "checkpoint" needs a model that brings one'):
         make_trainer(replace(config, model=spec)).evaluate()
-
-
-def test_generation_refuses_a_solver_with_exploration() -> None:
-    with pytest.raises(ValueError, match=r'solver "checkpoint" does not explore, but kernel\.name is "sage"'):
-        Options(prompts="a", solver="checkpoint", kernel=KernelSpec(name="sage"))

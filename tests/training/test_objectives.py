@@ -20,7 +20,7 @@ from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.training.planner import Planner, draw_levels
-from trainer_helpers import assert_resumes_to_the_bit, plan_of, weights_of
+from trainer_helpers import assert_alike, assert_resumes_to_the_bit, plan_of, watch_updates, weights_of
 from trainer_toys import bright
 
 PROMPTS, SIZE, STEPS, CLIP, DECAY = 2, 3, 4, 2e-3, 0.4
@@ -123,13 +123,7 @@ def test_gradients_of_every_update_are_those_of_the_formulas(kind, objective, ma
         surrogate = SurrogateConfig(equalize=False, clip_range=CLIP)
         config = replace(config, trust_region=region, kl=kl, surrogate=surrogate)
     trainer = make_trainer(config)
-    caught, apply = [], trainer._apply
-
-    def watch(metrics: dict[str, float]) -> dict[str, float]:
-        caught.append((weights_of(trainer), {name: p.grad.clone() for name, p in trainer.state.params.items()}))
-        return apply(metrics)
-
-    trainer._apply = watch
+    caught = watch_updates(trainer)
     old, runs = weights_of(trainer), []
     for iteration in range(2):
         plan = plan_of(trainer, iteration)
@@ -140,9 +134,7 @@ def test_gradients_of_every_update_are_those_of_the_formulas(kind, objective, ma
     for update, (weights, gradients) in enumerate(caught):
         plan, clips, before = runs[update // 2]
         expected = Oracle(trainer, update // 2, plan, clips, before).gradients(update % 2, weights, config)
-        size = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
-        wrong = math.sqrt(sum(float((expected[n] - gradients[n]).square().sum()) for n in expected))
-        assert wrong < CLOSE * size, (update, wrong / size)
+        assert_alike(gradients, expected, CLOSE)
     if kind == "awm":
         assert any(0 < log["ratio/clip_fraction"] < 1 for log in trainer.log)  # else the clip was not tested
         assert (trainer.log[2]["ratio/largest_log"] == 0) == (config.objective.old_decay == 0)

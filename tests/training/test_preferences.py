@@ -13,10 +13,11 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.training import trainer as line
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import build
-from sage_grpo.training.planner import choose, foresee
+from sage_grpo.training.planner import foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
-from trainer_helpers import assert_resumes_to_the_bit, same, weights_of
+from sage_grpo.training.update import with_rivals
+from trainer_helpers import assert_alike, assert_resumes_to_the_bit, same, watch_gradients, weights_of
 
 PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
 
@@ -40,20 +41,6 @@ def small(make_config):
 
 def made(config) -> Trainer:
     return Trainer(config, build(config))
-
-
-def sent(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
-    """Gradients of every update of one iteration, before the optimizer uses them, and the row."""
-    found: list[dict[str, torch.Tensor]] = []
-
-    def look(metrics):
-        found.append({name: p.grad.clone() for name, p in trainer.state.params.items() if p.grad is not None})
-        return apply(metrics)
-
-    apply, trainer._apply = trainer._apply, look
-    trainer.row = trainer.step()
-    trainer._apply = apply
-    return found
 
 
 def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -98,21 +85,14 @@ def load(params: dict, weights: dict) -> None:
         p.copy_(weights[name])
 
 
-def assert_alike(found: dict, wanted: dict, rtol: float = 1e-4) -> None:
-    norm = torch.sqrt(sum(one.double().square().sum() for one in wanted.values()))
-    gap = torch.sqrt(sum((found[name] - one).double().square().sum() for name, one in wanted.items()))
-    assert norm > 0
-    assert gap < rtol * norm, (float(gap), float(norm))
-
-
 @pytest.mark.parametrize("method", ["dpo", "rft"])
 def test_gradients_are_those_of_the_formulas_at_the_start_and_after_it(method: str, small) -> None:
     trainer = made(small(method))
     start = weights_of(trainer)
     for _ in range(2):  # at the reference, and away from it, where a clip needs its rival's error
-        wanted = oracle(trainer, start)
-        (found,) = sent(trainer)
-        assert_alike(found, wanted)
+        wanted, found = oracle(trainer, start), watch_gradients(trainer)
+        trainer.step()
+        assert_alike(found[0], wanted, 1e-4)
 
 
 def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
@@ -123,18 +103,23 @@ def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
         row = trainer.step()
     assert passes == ["live"]
     assert row["loss/policy"] == pytest.approx(math.log(2), rel=1e-6)
-    assert row["preference/lead"] == 0.0
+    assert row["preference/lead"] == row["preference/accuracy"] == 0.0  # a tie is no win
 
 
-def test_exchanged_clips_have_the_opposite_gradient_at_the_start(monkeypatch, small) -> None:
-    (found,) = sent(made(small("dpo")))
-
-    def exchanged(config, plan, advantages, valid):
-        return choose(config, plan, -advantages, valid)
-
-    monkeypatch.setattr(line, "choose", exchanged)
-    (other,) = sent(made(small("dpo")))
-    assert_alike(other, {name: -one for name, one in found.items()}, 1e-6)
+def test_what_only_keeps_ranks_in_step_is_nobodys_rival(monkeypatch, small) -> None:
+    trainer, calls = made(small("dpo")), []
+    monkeypatch.setattr(line, "with_rivals", lambda *given: (calls.append(given), with_rivals(*given))[1])
+    trainer.step()
+    trainer.step()
+    objective, (first, *others), *rest = calls[1]
+    rows, weight = first.duel.rows, torch.zeros_like(first.weight)
+    items = with_rivals(objective, [replace(first, weight=weight), *others], *rest)
+    idle = torch.cat(
+        [item.duel.rival_excess[torch.isin(item.duel.rivals, rows)] for item in items if item.step == first.step]
+    )
+    assert len(idle)
+    assert not idle.any()
+    assert any(item.duel.rival_excess.any() for item in items)
 
 
 @pytest.mark.parametrize("method", ["dpo", "rft"])
@@ -181,6 +166,7 @@ def test_pairs_stay_together_where_clips_are_dealt_to_updates(small) -> None:
     for better, worse in plan.pairs:
         assert [better in part for part in plan.chosen] == [worse in part for part in plan.chosen]
         assert sum(better in part for part in plan.chosen) == 1
+    assert replace(plan, chosen=(frozenset({Member(0, 0)}), frozenset({Member(2, 1)}))).skipped == 2
 
 
 def test_an_sft_at_a_level_is_weighed_by_sigma(small) -> None:

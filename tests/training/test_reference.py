@@ -31,7 +31,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("kind", ["toy", "wan_t2v"])
+@pytest.mark.parametrize("kind", ["toy", pytest.param("wan_t2v", marks=pytest.mark.slow)])
 def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     kind: str, make_config, make_trainer, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,13 +54,6 @@ def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     assert trainer.log == always.log
 
 
-def test_a_fixed_anchor_is_the_live_policy_once(make_config, make_trainer, passes: list[int]) -> None:
-    trainer = make_trainer(make_config(trust_region=TrustRegion(mode="fixed"), anchor=AnchorConfig(every=1)))
-    for _ in range(2):
-        trainer.step()
-    assert len(passes) == 3
-
-
 def test_a_kl_too_small_to_act_is_left_out_after_it_was_measured(make_config, make_trainer, passes: list[int]) -> None:
     config = make_config(kl=WEAK, trust_region=TrustRegion(mode="fixed"), anchor=AnchorConfig(every=2, skip_below=1e-3))
     trainer, ticks = make_trainer(config), []
@@ -78,21 +71,6 @@ def test_a_kl_too_small_to_act_is_left_out_after_it_was_measured(make_config, ma
     each = passes[0]
     totals = [total for done, total in ends if done == total]
     assert totals == [each * count for count in (3, 4, 2, 2, 2, 2, 4)]
-
-
-def test_the_tolerance_is_what_it_says(make_config, make_trainer) -> None:
-    """The first update without the pass differs from one with it by about the share that was measured."""
-    region, weak = TrustRegion(mode="fixed"), replace(WEAK, lambda_max=1e-2)
-    config = make_config(kl=weak, trust_region=region, anchor=AnchorConfig(every=2))
-    ends = []
-    for skip in (0.0, 0.5):
-        trainer = make_trainer(replace(config, anchor=replace(config.anchor, skip_below=skip)))
-        rows = [trainer.step() for _ in range(3)]
-        ends.append((trainer.log[4], [row.get("kl/skipped") for row in rows]))
-    assert [skipped for _, skipped in ends] == [[None] * 3, [0.0, 0.0, 1.0]]
-    share = ends[0][0]["gradient/kl_share"]
-    norms = [log["gradient/norm"] for log, _ in ends]
-    assert 0 < abs(norms[1] / norms[0] - 1) < 2 * share < 0.5
 
 
 @pytest.mark.parametrize("kind", ["ppo", "paper"])
@@ -126,13 +104,14 @@ def test_a_run_that_leaves_passes_out_resumes_to_the_bit(make_config, make_train
     assert other.state.anchor.renewed_at == 4
 
 
-def test_lambda_that_grows_beyond_what_was_measured_ends_the_rest() -> None:
+@pytest.mark.parametrize("shares", [(5e-9, 1e-8), (1e-8, 5e-9)])
+def test_lambda_that_grows_beyond_what_was_measured_ends_the_rest(shares: tuple[float, float]) -> None:
     """Shares are proportional to lambda: 1e-8 at 1 is 1e-7 at 10."""
     reference = Reference(
         limit=15e-8, stretch=2
     )  # a rest of four stretches may bring it to five times of what was measured
     reference.note({"gradient/kl_share": 0.0, "kl/lambda": 1.0}, "live")
-    for share in (5e-9, 1e-8):
+    for share in shares:  # the largest counts, rising or falling
         reference.note({"gradient/kl_share": share, "kl/lambda": 1.0}, "pass")
     anchor = Anchor({}, every=None)
     assert reference.needs(anchor, 3, 1, 2.9) == ["inert"]

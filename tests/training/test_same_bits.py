@@ -12,7 +12,6 @@ import torch
 from torch.utils import deterministic
 
 from sage_grpo.configure import ConfigError
-from sage_grpo.lab.prepare import key_of
 from sage_grpo.recipes import recipe
 from sage_grpo.training import inputs
 from sage_grpo.training import placing as module
@@ -43,13 +42,8 @@ def test_on_a_gpu_torch_adds_in_a_fixed_order_and_does_not_only_warn() -> None:
         # With a warning attention goes on in any order.
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert not deterministic.fill_uninitialized_memory
-
-
-@pytest.mark.parametrize(("device", "wanted"), [(GPU, False), (CPU, True), (CPU, False)])
-def test_otherwise_torch_is_left_as_it_is(device: torch.device, *, wanted: bool) -> None:
-    with same_bits(device, wanted=wanted):
+    with same_bits(CPU, wanted=True):
         assert not torch.are_deterministic_algorithms_enabled()
-        assert deterministic.fill_uninitialized_memory
 
 
 def test_what_a_program_had_asked_torch_for_comes_back() -> None:
@@ -82,11 +76,6 @@ def test_a_part_without_a_fixed_order_is_refused_by_name(as_on_a_gpu: None) -> N
         same_bits(CPU, wanted=True),
     ):
         output.backward()
-
-
-def test_other_faults_stay_what_they_are(as_on_a_gpu: None) -> None:
-    with pytest.raises(RuntimeError, match=r"^out of memory$"), same_bits(CPU, wanted=True):
-        raise RuntimeError("out of memory")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -183,11 +172,3 @@ def test_cublas_is_told_before_its_first_product_and_a_users_word_counts(monkeyp
     monkeypatch.setenv(module.WORKSPACE, ":16:8")
     get_ready(wanted=True)
     assert os.environ[module.WORKSPACE] == ":16:8"
-
-
-@pytest.mark.parametrize("method", ["sage", "sage_paper", "branch", "flow_grpo", "nft"])
-def test_the_miniature_is_repeatable_and_the_setting_makes_no_other_run_of_it(method: str) -> None:
-    config = recipe(f"shapes/{method}")
-    assert config.model.deterministic
-    other = replace(config, model=replace(config.model, deterministic=False))
-    assert key_of(config, (0,), "train") == key_of(other, (0,), "train")

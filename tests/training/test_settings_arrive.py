@@ -38,7 +38,7 @@ from sage_grpo.training.scoring import Scored, describe
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Tally, summarize
 from sage_grpo.types import Conditioning
-from trainer_helpers import plan_of, resume, same, steps_of, weights_of
+from trainer_helpers import plan_of, resume, same, steps_of, watch_starts, weights_of
 from trainer_zoo import toy
 
 DIMS = math.prod(toy.SHAPE)
@@ -133,26 +133,21 @@ def test_clips_of_a_rollout_are_scored_with_their_own_prompts(
 
 
 @pytest.mark.parametrize(
-    ("surrogate", "clip"),
+    ("surrogate", "clip", "tau"),
     [
-        (SurrogateConfig(clip_scale=0.5), 0.5 / math.sqrt(DIMS)),
-        (SurrogateConfig(clip_scale=0.5, clip_range=0.03), 0.03),
+        (SurrogateConfig(clip_scale=0.5), 0.5 / math.sqrt(DIMS), math.inf),
+        (SurrogateConfig(clip_scale=0.5, clip_range=0.03), 0.03, math.inf),
+        (SurrogateConfig(kind="kl_mask", kl_mask_scale=0.7), 0.01, 0.7 / DIMS),
     ],
 )
-def test_the_clip_range_is_the_one_that_was_asked_for(surrogate, clip, make_config, make_trainer) -> None:
-    objective = make_trainer(make_config(surrogate=surrogate)).objective
-    log_ratio = torch.log1p(torch.tensor([0.9, 1.1]) * clip)
-    assert objective.surrogate_terms(log_ratio, torch.ones(2), None, torch.ones(())).inactive.tolist() == [False, True]
-
-
-def test_the_threshold_of_the_kl_mask_falls_with_the_number_of_dimensions(make_config, make_trainer) -> None:
-    surrogate = SurrogateConfig(kind="kl_mask", kl_mask_scale=0.7)
-    objective = make_trainer(make_config(surrogate=surrogate)).objective
-    kl = torch.tensor([0.9, 1.1]) * 0.7 / DIMS
-    assert objective.surrogate_terms(torch.full((2,), 0.1), torch.ones(2), kl, torch.ones(())).inactive.tolist() == [
-        False,
-        True,
-    ]
+def test_the_clip_range_and_the_threshold_of_the_mask_are_those_that_were_asked_for(
+    surrogate, clip, tau, make_config, make_trainer
+) -> None:
+    """The range falls with the root of the number of dimensions, the threshold with the number."""
+    objective, both = make_trainer(make_config(surrogate=surrogate)).objective, torch.tensor([0.9, 1.1])
+    log_ratio, kl = torch.log1p(both * clip), both * tau if surrogate.kind == "kl_mask" else None
+    terms = objective.surrogate_terms(log_ratio, torch.ones(2), kl, torch.ones(()))
+    assert terms.inactive.tolist() == [False, True]
 
 
 def test_the_centred_ratio_is_the_ratio_times_the_exponential_of_the_kl(make_config, make_trainer) -> None:
@@ -319,6 +314,9 @@ def test_rollout_and_updates_run_without_guidance_when_asked_to(guides, family, 
     trainer = make_trainer(replace(make_config(), model=model))
     assert trainer.step()["ratio/first_log"] == 0.0
     assert set(trainer.model.seen) == {3.0 if guides else 1.0}
+    trainer.model.seen.clear()
+    trainer.evaluate()
+    assert set(trainer.model.seen) == {3.0}  # whatever training does
 
 
 def test_a_prompts_own_seed_gives_the_same_start_in_every_iteration(make_config, make_trainer, tmp_path: Path) -> None:
@@ -387,14 +385,7 @@ def test_branches_of_one_prompt_start_from_one_noise(make_config, make_trainer) 
     window = Window(kind="drawn", at=[1, 2], branches=2)
     rollout = {"same_noise": True, "share": False, "window": window}
     trainer = make_trainer(make_config(rollout=rollout, update=UpdateConfig(updates_per_rollout=1)))
-    starts, velocity = [], trainer.model.velocity
-
-    def watched(x, sigma, conditions, **options):
-        if float(sigma) == 1:
-            starts.append(x)
-        return velocity(x, sigma, conditions, **options)
-
-    trainer.model.velocity = watched
+    starts = watch_starts(trainer)
     trainer.roll_out(plan_of(trainer))
     assert len(starts) == 4  # two prompts with two branches each
     assert torch.equal(starts[0], starts[1])
@@ -426,13 +417,6 @@ def test_a_second_order_rollout_starts_anew_after_every_exploring_step(make_conf
 # Evaluation and rewards ---------------------------------------------------------------------------------------------
 
 
-def test_evaluation_guides_whatever_training_does(family, make_config, make_trainer) -> None:
-    model = replace(family(Guided), guidance_in_training=False)
-    trainer = make_trainer(replace(make_config(), model=model))
-    trainer.evaluate()
-    assert set(trainer.model.seen) == {3.0}
-
-
 def test_first_frames_reach_rollouts_and_evaluations(make_config, make_trainer, tmp_path: Path) -> None:
     from PIL import Image
 
@@ -455,21 +439,6 @@ def test_first_frames_reach_rollouts_and_evaluations(make_config, make_trainer, 
         assert given["a cat"].tolist() == [[[9, 8, 7]] * 4] * 3
 
 
-def test_every_evaluated_clip_starts_from_a_noise_of_its_own(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(evaluate=EvalConfig(prompts=3, per_prompt=2, steps=2)))
-    starts, velocity = [], trainer.model.velocity
-
-    def watched(x, sigma, conditions, **options):
-        if float(sigma) == 1:
-            starts.extend(x)
-        return velocity(x, sigma, conditions, **options)
-
-    trainer.model.velocity = watched
-    trainer.evaluate()
-    assert len(starts) == 6
-    assert len({tuple(start.flatten().tolist()) for start in starts}) == 6
-
-
 def test_evaluation_scores_every_clip_against_its_own_prompt(family, make_config, make_trainer) -> None:
     """Prompts are batched by their length; scores and captions come back in the order of the file."""
     config = make_config(
@@ -483,16 +452,6 @@ def test_evaluation_scores_every_clip_against_its_own_prompt(family, make_config
     assert result.captions == [prompt.text for prompt in trainer.held_out for _ in range(2)]
     assert fits(result.clips, result.captions, 8.0) == [1.0] * 10
     assert fits(result.clips, result.captions[::-1], 8.0) != [1.0] * 10
-
-
-def test_the_standard_error_is_that_of_the_mean(make_config, make_trainer, tmp_path: Path) -> None:
-    file = tmp_path / "worth.csv"
-    file.write_text("prompt,worth\na,1\nb,2\nc,3\nd,6\n")
-    config = make_config(rewards=[RewardSpec(name="trainer_toys:told", try_out=False)], evaluate=EvalConfig(steps=1))
-    trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=str(file))))
-    metrics = trainer.evaluate().metrics
-    assert metrics["eval/total"] == 3.0
-    assert metrics["eval/total_stderr"] == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 4) / math.sqrt(4), rel=1e-6)
 
 
 def test_rewards_are_told_the_frame_rate_of_the_model(make_config, make_trainer) -> None:

@@ -17,7 +17,7 @@ from sage_grpo.telling import observers
 from sage_grpo.telling.events import Hooks
 from sage_grpo.training import trainer as trainers
 from sage_grpo.training.config import BatchConfig, EvalConfig, KeepConfig
-from sage_grpo.training.decoding import Clips, frames_needed
+from sage_grpo.training.decoding import frames_needed
 from sage_grpo.types import VideoSpec
 from trainer_helpers import assert_same_run
 
@@ -47,6 +47,7 @@ def small(make_config):
     )
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_figures_and_weights_and_shows_whole_clips(small, tmp_path, monkeypatch) -> None:
     """The second iteration is saved as videos; the first is for the reward alone."""
     seen: list[Tensor] = []
@@ -95,19 +96,3 @@ def test_all_frames_are_needed_where_one_does_not_say_or_the_model_cannot() -> N
     assert needed(Model(), [2, 6]) == sorted({2, 6, *frames_seen(FRAMES)})
     assert needed(Model(), None) is None
     assert needed(SimpleNamespace(video=Model.video), [2, 6]) is None
-
-
-def test_frames_that_are_not_decoded_take_no_memory() -> None:
-    """Half a gigabyte of black clips, of which a frame each is written: the process grows by what was written."""
-    import resource
-
-    video = VideoSpec(frames=81, height=480, width=848, fps=16.0)
-    model = SimpleNamespace(video=video, decode_frames=lambda z, frames: torch.ones(len(z), 1, 480, 848, 3).byte())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    clips = Clips(model, [40], 5)
-    for _ in range(5):
-        clips.add(torch.zeros(1))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert clips.videos.numel() > 450e6
-    assert clips.videos[:, 40].all()
-    assert grown * 1024 < 100e6  # kilobytes on Linux

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training import update as update_module
 from sage_grpo.training.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.scoring import compose
 from sage_grpo.training.update import Tally, mean_of, summarize
-from trainer_helpers import same, weights_of
+from trainer_helpers import same, watch_starts, weights_of
 
 
 def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
@@ -133,14 +135,8 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
             config, evaluate=replace(settings, seed=seed), data=replace(config.data, eval_prompts=str(file))
         )
         trainer = make_trainer(config)
-        starts, velocity = [], trainer.model.velocity
-
-        def watched(x, sigma, conditions, *, starts=starts, velocity=velocity, **options):
-            starts.extend(x)
-            return velocity(x, sigma, conditions, **options)
-
-        trainer.model.velocity = watched
-        rows = trainer.evaluate().rows
+        starts, rows = watch_starts(trainer), trainer.evaluate().rows
+        starts = [start for batch in starts for start in batch]
         assert [row["prompt"] for row in rows] == [
             text for text in ("a cat", "a dog", "a bird", "the sea") for _ in "123"
         ]
@@ -164,3 +160,28 @@ def test_the_standard_error_is_of_the_clips_that_have_a_score(make_config, make_
     metrics = trainer.evaluate().metrics
     assert (metrics["eval/total"], metrics["eval/failed"]) == (3.0, 2.0)
     assert metrics["eval/total_stderr"] == pytest.approx(math.sqrt((4 + 1 + 9) / 3) / math.sqrt(3), rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss(scale: float) -> None:
+    """The backward pass brings -scale weight J^T push; a clip that counts nothing brings nothing, and keeps what it had."""
+    push, came = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [-3.0], [7.0]])
+    item = SimpleNamespace(push=update_module.Push(push), weight=torch.tensor([0.25, 0.5, 0.0]))
+    x = torch.zeros(3, 1, requires_grad=True)
+    x.grad = -scale * item.weight[:, None] * came
+    update_module._carry(item, x, scale)
+    torch.testing.assert_close(item.push.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
+
+
+@pytest.mark.parametrize(("device", "between"), [("cpu", False), ("cuda", True)])
+def test_rewards_leave_an_accelerator_between_their_calls(device: str, between: bool, make_config) -> None:
+    assert compose(make_config(), torch.device(device)).offload_between == between
+
+
+def test_an_iteration_tells_how_its_clips_look(make_config, make_trainer) -> None:
+    """Where somebody decoded them."""
+    trainer = make_trainer(make_config())
+    assert trainer.step()["video/spread"] > 0
+    judge = trainer.judge
+    trainer.judge = lambda rollout, plan: replace(judge(rollout, plan), thumbnails=None)
+    assert not [name for name in trainer.step() if name.startswith("video/")]

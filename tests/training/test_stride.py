@@ -13,8 +13,8 @@ from double import CLOSE
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.windows import Window
 from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.rl.pace import SLACK
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.telling.terminal import plan_table
 from sage_grpo.training.anchor import Snapshot
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.update import Diverged, path_kl
@@ -121,35 +121,7 @@ def test_every_group_is_gauged_once_on_any_layout(shared, ranks, micro_batch, ma
     assert plan.gauge_rounds == max(len(plan.gauged(rank)) for rank in range(ranks)) > 0
 
 
-def test_measuring_takes_one_pass_a_group_and_the_plan_says_so(make_config, make_trainer) -> None:
-    passes, said = [], []
-    for limit in (None, 1e9):
-        config = make_config(trust_region=FREE, optimizer=optimizer(max_kl=limit))
-        trainer = make_trainer(config)
-        velocity, calls = trainer.model.velocity, []
-        trainer.model.velocity = lambda *a, calls=calls, velocity=velocity, **k: calls.append(1) or velocity(*a, **k)
-        ticks = []
-        trainer.clock.listen = lambda phase, done, total, ticks=ticks: ticks.append((phase, done, total))
-        trainer.step()
-        assert [(done, total) for phase, done, total in ticks if phase == "update"][-1] == (
-            8 + (2 if limit else 0),
-        ) * 2
-        passes.append(len(calls))
-        table = plan_table(config, plan_of(trainer), dims=96, clip=0.1, device="cpu", parameters=1)
-        said.append(" ".join(str(cell) for column in table.columns for cell in column._cells))
-    assert passes[1] - passes[0] == 2
-    assert "2 to measure the step" in said[1]
-    assert "to measure" not in said[0]
-
-
-def test_without_targets_nothing_is_measured_and_nothing_is_kept(make_config, make_trainer) -> None:
-    trainer, plan, rollout, _, row = measured(make_config, make_trainer)
-    assert plan.gauge_rounds == 0
-    assert not [name for name in row if name in ("optimizer/kl", "optimizer/kept", "optimizer/lr_factor")]
-    assert trainer.before is None
-    assert all(record.v_old is None for record in rollout.records.values())
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [2e-5, 3e-2])
 def test_the_learning_rate_follows_until_the_kl_is_at_its_target(lr: float, make_config, make_trainer) -> None:
     """Over three decades of learning rate."""
@@ -166,18 +138,19 @@ def test_the_learning_rate_follows_until_the_kl_is_at_its_target(lr: float, make
         assert (after["optimizer/lr_factor"] < before["optimizer/lr_factor"]) == (before["optimizer/kl"] > 0.003)
 
 
+@pytest.mark.parametrize(("limit", "seed"), [(1e-5, 0), (1e-5, 2), (1e-3, 1)])
 @pytest.mark.usefixtures("in_double")
-def test_a_step_that_went_too_far_is_taken_back_to_the_limit(make_config, make_trainer) -> None:
-    """All of its updates together, and measured again it has the KL that it may have."""
-    limit = 1e-3
+def test_a_step_that_went_too_far_is_taken_back_to_the_limit(limit, seed, make_config, make_trainer) -> None:
+    """All of its updates together, and measured again it has the KL that it may have, also where that is far from the step's square."""
+    fields = {"seed": seed, "update": UpdateConfig(updates_per_rollout=2)}
     trainer, plan, rollout, before, row = measured(
-        make_config, make_trainer, optimizer=optimizer(max_kl=limit), update=UpdateConfig(updates_per_rollout=2)
+        make_config, make_trainer, optimizer=optimizer(lr=0.1, max_kl=limit), **fields
     )
     assert row["optimizer/kl"] > 4 * limit
-    assert row["optimizer/kept"] == pytest.approx(math.sqrt(limit / row["optimizer/kl"]))
-    assert 96 * path_kl(plan, rollout, trainer.world, trainer.model.device) == pytest.approx(limit, rel=0.05)
-    free, *_ = measured(make_config, make_trainer, optimizer=optimizer(max_kl=1e9))
-    assert free.log[-1]["optimizer/kept"] == 1.0
+    assert 96 * path_kl(plan, rollout, trainer.world, trainer.model.device) == pytest.approx(limit, rel=SLACK)
+    free, *_, whole_row = measured(make_config, make_trainer, optimizer=optimizer(lr=0.1, max_kl=1e9), **fields)
+    assert whole_row["optimizer/kept"] == 1.0
+    assert whole_row["optimizer/kl"] == row["optimizer/kl"]
     whole = weights_of(free)
     for name, now in weights_of(trainer).items():
         moved = before[name] + row["optimizer/kept"] * (whole[name] - before[name])
@@ -225,6 +198,7 @@ def test_a_policy_that_is_no_number_any_more_stops_the_run(make_config, make_tra
         trainer.step()
 
 
+@pytest.mark.slow
 def test_the_share_of_the_kl_is_held_in_a_run(make_config, make_trainer) -> None:
     """The KL of a fixed anchor has no gradient in the first update; afterwards it has the part that it should have."""
     config = make_config(
@@ -250,25 +224,3 @@ def test_a_run_with_a_trust_region_that_acts_resumes_to_the_bit(region, make_con
     resume(trainer, tmp_path / "checkpoints")
     assert trainer.state.optimizer.pace.factor < 0.9  # else the test could not fail
     assert trainer.state.kl.value > 1.1
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"kl": KlCoefficient(kind="share"), "trust_region": FREE}, "trust_region.mode is none, so that there is no KL"),
-        (
-            {"kl": KlCoefficient(kind="share"), "trust_region": TrustRegion(mode="stepwise"), "update": UpdateConfig(updates_per_rollout=1)},
-            "no gradient with update.updates_per_rollout 1",
-        ),
-    ],
-)  # fmt: skip
-def test_a_share_of_nothing_is_refused(fields, message, make_config) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_config(**fields)
-
-
-def test_contradictions_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"max_lr_factor .* needs optimizer.target_kl"):
-        OptimizerConfig(max_lr_factor=2.0)
-    with pytest.raises(ValueError, match=r"max_kl .* is below optimizer.target_kl"):
-        OptimizerConfig(target_kl=0.1, max_kl=0.01)

@@ -1,8 +1,7 @@
-"""Evaluation: the ODE, fixed seeds, all rewards, whatever the batches."""
+"""Evaluation: the ODE, fixed seeds, all rewards, whatever the batches; and rewards that compare get whole groups."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import trainer_toys
 from double import CLOSE
 from sage_grpo.cli import main
 from sage_grpo.models.spec import ModelSpec
@@ -17,9 +17,9 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
-from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig
+from sage_grpo.training.config import BatchConfig, EvalConfig
 from sage_grpo.training.inputs import build
-from trainer_helpers import plan_of, same, weights_of
+from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 REWARDS = [
     RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),
@@ -27,7 +27,7 @@ REWARDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["toy", "wan_t2v"])
+@pytest.mark.parametrize("kind", ["toy", pytest.param("wan_t2v", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("in_double")
 def test_evaluation_repeats_and_does_not_depend_on_batches_or_history(kind: str, make_config, make_trainer) -> None:
     config = make_config(kind=kind, rewards=REWARDS, evaluate=EvalConfig(prompts=3, per_prompt=2, steps=3))
@@ -70,21 +70,13 @@ def test_a_prompts_own_seed_fixes_its_noise_wherever_it_stands(make_config, make
         settings = EvalConfig(prompts=3, per_prompt=2, steps=3, seed=number, show=6)
         config = make_config(evaluate=settings)
         trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=str(file))))
-        starts, velocity = [], trainer.model.velocity
-
-        def watched(x, sigma, conditions, *, velocity=velocity, starts=starts, **options):
-            if float(sigma) == 1:
-                starts.extend(x)
-            return velocity(x, sigma, conditions, **options)
-
-        trainer.model.velocity = watched
-        result = trainer.evaluate()
+        starts, result = watch_starts(trainer), trainer.evaluate()
         clips.append(
             {(text, copy): result.clips[2 * p + copy] for p, text in enumerate(result.captions[::2]) for copy in (0, 1)}
         )
         for copy in (0, 1):  # the noise of `generate --seed`
             noise = keyed_noise(trainer.model.latent_shape(), "generate", 7 + copy, "start")
-            assert any(torch.equal(noise, start) for start in starts)
+            assert any(torch.equal(noise, start) for batch in starts for start in batch)
     first, second = clips
     assert [(first["a cat", copy].int() - second["a cat", copy].int()).abs().max() <= 1 for copy in (0, 1)] == [
         True
@@ -109,13 +101,6 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
     assert torch.equal(trainer.studio.score(videos, plan).total, worth.repeat_interleave(2))
 
 
-def test_evaluation_draws_other_noise_than_training(make_config, make_trainer) -> None:
-    config = make_config(evaluate=EvalConfig(prompts=2, per_prompt=2, steps=3, seed=0), seed=0)
-    trainer = make_trainer(config)
-    clips = trainer.studio.decode(trainer.roll_out(plan_of(trainer)))
-    assert not any(torch.equal(a, b) for a in trainer.evaluate().clips for b in clips)
-
-
 def failing(*bad: int, **fields) -> RewardSpec:
     options = {"bad": list(bad)}
     return RewardSpec(
@@ -138,7 +123,7 @@ def test_failed_clips_are_counted_and_left_out(make_config, make_trainer) -> Non
 
 def test_more_failures_than_allowed_stop_an_evaluation_and_nothing_becomes_the_best(make_config, make_trainer) -> None:
     config = make_config(evaluate=EvalConfig(prompts=5, steps=2), max_failed_fraction=0.25)
-    with pytest.raises(RewardFailure, match=r"4 of 5 clips(.|\n)*bright on '"):
+    with pytest.raises(RewardFailure, match=r"4 of 5 clips(.|\n)*bright x4, first on '"):
         make_trainer(replace(config, rewards=[failing(0, 1, 2, 4)])).evaluate()
     with pytest.raises(RewardFailure, match="5 of 5 clips"):  # nothing to compare, however much is allowed
         make_trainer(replace(config, rewards=[failing(0, 1, 2, 3, 4)], max_failed_fraction=1.0)).evaluate()
@@ -161,57 +146,38 @@ def test_a_metric_that_always_fails_is_counted_and_named(make_config, make_train
     assert "the reward's machine is gone" in trainer.failures
 
 
-def test_failures_below_the_limit_are_said_in_the_log(make_config, capsys: pytest.CaptureFixture[str]) -> None:
-    config = make_config(iterations=1, rewards=[failing(1)], max_failed_fraction=0.5)
-    train(config)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "bright could not score 1 of 2 clips" in said  # the evaluations
-    assert "bright could not score 1 of 8 clips" in said  # the iteration
-    assert said.count("returned bright_but = nan") == 3
-    rows = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
-    assert [row["reward/failed/bright"] for row in rows if "reward/total" in row] == [1]
-    assert [row["eval/failed/bright"] for row in rows if "eval/total" in row] == [1, 1]
-
-
 def test_rewards_are_tried_before_the_model_is_loaded(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments, **named):
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(ModelSpec, "load", never)
-    broken = RewardSpec(name="trainer_toys:broken", metric_only=True)
-    config = make_config(rewards=[*REWARDS, broken])
-    with pytest.raises(RewardConfigError, match=r"'broken' failed when it was tried out: ConnectionError.*'a cat'"):
-        build(config)
+    for name, options, why in (
+        ("broken", {}, "ConnectionError"),
+        ("bright_but", {"bad": [0]}, "returned bright_but = nan"),
+    ):
+        reward = RewardSpec(name=f"trainer_toys:{name}", metric_only=True, options=options)
+        config = make_config(rewards=[*REWARDS, reward])
+        with pytest.raises(RewardConfigError, match=rf"'{name}' failed when it was tried out: {why}.*'a cat'"):
+            build(config)
     arguments = ["evaluate", "--model.family", "trainer_zoo.toy", "--prompts", config.data.prompts]
     assert main([*arguments, "--rewards", '[{"name": "trainer_toys:broken"}]']) == 2
 
 
-def test_trying_rewards_does_not_move_the_runs_random_numbers(make_config) -> None:
-    states = []
-    for spec in (REWARDS[0], replace(REWARDS[0], name="trainer_toys:draws", label="bright")):
-        build(make_config(rewards=[spec]))
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
+RANKED = RewardSpec(name="trainer_toys:ranked", options={"takes": "group"}, overlap=True)
 
 
-def test_rewards_learn_where_the_first_frame_is(make_config, make_trainer, tmp_path: Path) -> None:
-    """Training, evaluation and the try-out hand over what is known about a prompt besides its text."""
-    from PIL import Image
-
-    Image.new("RGB", (16, 16)).save(tmp_path / "first.png")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a cat", "image": "first.png"}\n{"prompt": "a dog"}\n')
-    data = DataConfig(prompts=str(tmp_path / "rows.jsonl"), eval_prompts=str(tmp_path / "rows.jsonl"))
-    config = make_config(data=data, rewards=[RewardSpec(name="trainer_toys:has_image")])
-    trainer = make_trainer(config)
-    assert trainer.evaluate().metrics["eval/has_image"] == 0.5
-    plan = plan_of(trainer)
-    scored = trainer.studio.score(trainer.studio.decode(trainer.roll_out(plan)), plan)
-    expected = [float(plan.groups[group].prompt.image is not None) for group in scored.groups.tolist()]
-    assert scored.total.tolist() == expected
-    assert sorted(set(expected)) == [0.0, 1.0]
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_every_call_has_a_whole_group_in_training_and_evaluation(micro_batch, make_config, make_trainer):
+    batch = BatchConfig(prompts=2, group_size=4, micro_batch=micro_batch)
+    evaluate = EvalConfig(prompts=2, per_prompt=3, steps=2)
+    trainer = make_trainer(make_config(rewards=[RANKED], batch=batch, evaluate=evaluate))
+    trainer_toys.SIZES.clear()  # the reward was tried out with two clips
+    assert trainer.step()["reward/total"] == pytest.approx(1.5)  # the mean of 0, 1, 2, 3
+    assert trainer_toys.SIZES == [4, 4]
+    trainer.evaluate()
+    assert trainer_toys.SIZES[2:] == [3, 3]
 
 
-def test_runs_without_held_out_prompts_evaluate_nothing(make_config, make_trainer) -> None:
-    config = make_config()
-    trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None)))
-    assert trainer.held_out == []
+def test_an_evaluation_of_one_clip_a_prompt_is_refused_before_anything_is_sampled(make_config, make_trainer):
+    with pytest.raises(RewardConfigError, match="per_prompt"):
+        make_trainer(make_config(rewards=[RANKED]))

@@ -11,7 +11,7 @@ from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
 KERNELS = ("flow", "dance", "sage", "cps", "sage_exact")
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [pytest.param(k, marks=[pytest.mark.slow] * (k != "sage")) for k in KERNELS])
 def test_first_update_ratio_is_exactly_one(kernel: str, make_config, make_trainer) -> None:
     """Every kernel with both storages and with and without checkpointing, which over the kernels meet in all pairs."""
     turned = KERNELS.index(kernel) % 2 == 1
@@ -34,15 +34,6 @@ def test_first_update_ratio_is_exactly_one(kernel: str, make_config, make_traine
         assert 0 < trainer.log[1]["ratio/std"] <= trainer.log[1]["ratio/largest_log"] * 1.1
 
 
-def test_first_update_ratio_is_one_in_every_iteration_with_guidance_and_an_anchor(make_config, make_trainer) -> None:
-    batch = BatchConfig(prompts=2, group_size=4, micro_batch=3)  # the last micro-batch is smaller
-    model = {"guidance_scale": 4.0, "frames": 5}
-    trainer = make_trainer(make_config(kind="hunyuan15_t2v", model=model, batch=batch, rollout={"steps": 4}))
-    for _ in range(2):
-        assert trainer.step()["ratio/first_log"] == 0.0
-    assert trainer.log[-1]["ratio/largest_log"] > 0
-
-
 def test_ratio_spread_is_measured_where_float32_could_not(make_config, make_trainer) -> None:
     """At the paper's learning rate ratios leave 1 in the sixth digit; E[r^2] - E[r]^2 in float32 would say 0."""
     trainer = make_trainer(make_config(optimizer=OptimizerConfig(lr=1e-6)))
@@ -52,6 +43,7 @@ def test_ratio_spread_is_measured_where_float32_could_not(make_config, make_trai
     assert 0.1 * second["ratio/largest_log"] < second["ratio/std"] < second["ratio/largest_log"]
 
 
+@pytest.mark.slow
 def test_first_update_ratio_is_one_where_the_negative_branch_has_no_gradient(make_config, make_trainer) -> None:
     """Rollout and replay run the same two passes; only what goes backward differs, and with it the weights after the first update."""
     weights = []

@@ -135,25 +135,22 @@ def files(config: TrainConfig) -> dict[str, Any]:
     return {"names": sorted(names), "rows": len((out / "metrics.jsonl").read_text().splitlines())}
 
 
-def first_difference(left: Iterable[tuple[str, Any]], right: Iterable[tuple[str, Any]], *, near: bool = False) -> str:
+def first_difference(left: Iterable[tuple[str, Any]], right: Iterable[tuple[str, Any]]) -> str:
     """The first phase in which two runs differ, and nothing after it is computed; empty where they are one."""
     for one, other in itertools.zip_longest(left, right):
         if one is None or other is None:
             return "gradient"  # one of them has more updates
-        if one[0] != other[0] or not equal(one[1], other[1], near=near):
+        if one[0] != other[0] or not equal(one[1], other[1]):
             return one[0]
     return ""
 
 
-def equal(left: Any, right: Any, *, near: bool = False) -> bool:
-    """Equal to the bit, or nearly."""
+def equal(left: Any, right: Any) -> bool:
+    """Equal to the bit."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        if left.shape != right.shape:
-            return False
-        same = torch.equal(left, right)
-        return same or (near and torch.allclose(left, right, rtol=1e-3, atol=1e-5))
+        return torch.equal(left, right)
     if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key], near=near) for key in left)
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(equal(one, other, near=near) for one, other in zip(left, right))
-    return bool(left == right) or (near and isinstance(left, float) and abs(left - right) < 1e-4)
+        return len(left) == len(right) and all(map(equal, left, right))
+    return bool(left == right)

@@ -9,22 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-import needs
 from sage_grpo.lab.machine import PER_GPU, cores, how_many
-from sage_grpo.lab.prepare import SMALL
 from sage_grpo.lab.world import ceiling, columns_of
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import resolve
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
-from sage_grpo.rewards.spec import BUILT_IN
 from sage_grpo.session.preflight import check_files
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
-from sage_grpo.types import PartScores, Reward
+from sage_grpo.types import PartScores
 from sage_grpo.worlds import judging
 from sage_grpo.worlds.shapes.render import to_uint8
 from sage_grpo.worlds.world import SCENES, SHAPES, WORLDS, World, world_of_model, world_of_prompts
@@ -70,17 +66,6 @@ def test_what_a_prompt_names_is_the_scene_that_made_it_in_every_template(world: 
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_batches_keep_their_scenes(world: World) -> None:
-    module: Any = world.scene
-    scenes = module.some_scenes("train", 40, 0)
-    batch = module.batch_of(scenes, torch.Generator().manual_seed(0))
-    assert batch.scenes() == scenes
-    assert batch[3:9].scenes() == scenes[3:9]
-    assert batch.to("cpu").texts(2) == [module.to_text(scene, 2) for scene in scenes]
-    assert (len(batch), len(module.batch_of([]))) == (40, 0)
-
-
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: World) -> None:
     judge: Any = world.judge()
     assert list(judge.weights) == list(world.scene.ATTRIBUTES)
@@ -98,42 +83,11 @@ def test_a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: 
     assert judge(whole[:0], [], fps)["TA"].shape == (0,)
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_the_judge_prefers_a_worlds_clean_clips_of_the_right_prompts(world: World) -> None:
-    texts = world.texts("heldout")[:3]
-    clips, judge = world.clips(texts), world.judge()
-    frames, side, fps = world.format
-    assert clips.shape == (3, frames, side, side, 3)
-    assert isinstance(judge, Reward)
-    right, wrong = judge(clips, texts, fps), judge(clips, texts[1:] + texts[:1], fps)
-    assert {"VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in WEIGHED[world.name])} <= set(judge.names)
-    assert bool((right["TA"] > wrong["TA"] + 0.1).all())
-    assert bool((right["VQ"] == wrong["VQ"]).all())
-    assert world.name in BUILT_IN
-
-
 def drawn(world: World, n: int) -> tuple[Any, Callable[..., Tensor]]:
     """Scenes of a world, and what renders them."""
     module: Any = world.scene
     batch = module.random_scenes(n, torch.Generator().manual_seed(0), "all")
     return batch, import_module(f"{world.package}.render").render
-
-
-@pytest.mark.parametrize(("world", "close"), [(SHAPES, 0.01), (SCENES, 0.02)])
-def test_a_batch_is_its_clips_at_every_size_and_a_displacement_moves_what_moves(world: World, close: float) -> None:
-    batch, render = drawn(world, 12)
-    together = render(batch, 5, 40, 56)
-    assert (together.shape, together.dtype) == ((12, 5, 40, 56, 3), torch.float32)
-    assert together.min() >= 0
-    assert together.max() <= 1
-    alone = torch.cat([render(batch[i : i + 1], 5, 40, 56) for i in range(12)])
-    assert torch.allclose(together, alone, atol=1e-6)
-    zero, side = torch.zeros(12, 3, 2), world.format[1]
-    coarse = render(batch, 3, side, side)
-    assert torch.equal(coarse, render(batch, 3, side, side, zero))
-    assert not torch.equal(coarse, render(batch, 3, side, side, zero + 0.1))
-    fine = render(batch, 3, 4 * side, 4 * side).flatten(0, 1).movedim(-1, 1)
-    assert (F.avg_pool2d(fine, 4) - coarse.flatten(0, 1).movedim(-1, 1)).square().mean().sqrt() < close
 
 
 def noisy_scores(world: World, device: str = "cpu", part: slice = slice(None)) -> PartScores:
@@ -144,27 +98,18 @@ def noisy_scores(world: World, device: str = "cpu", part: slice = slice(None)) -
     return world.judge()(clips[part].to(device), batch.texts(5)[part], world.format[2])
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_scores_do_not_depend_on_the_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("world", [SHAPES, pytest.param(SCENES, marks=pytest.mark.slow)], ids=WORLDS)
+def test_scores_do_not_depend_on_the_batch_or_on_the_callers_precision(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, again, part = noisy_scores(world), noisy_scores(world), noisy_scores(world, part=slice(1, 3))
     monkeypatch.setitem(judging.PIXELS_AT_ONCE, "cpu", world.format[0] * world.format[1] ** 2)
-    portions = noisy_scores(world)
+    with torch.autocast("cpu", torch.bfloat16):
+        portions = noisy_scores(world)
     for name in whole:
         assert torch.equal(whole[name], again[name]), name
         assert torch.allclose(whole[name][1:3], part[name], atol=1e-4), name
         assert torch.allclose(whole[name], portions[name], atol=1e-4), name
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_the_device_does_not_matter(world: World) -> None:
-    needs.gpu()
-    here, there = noisy_scores(world), noisy_scores(world, "cuda")
-    for name in here:
-        assert torch.allclose(here[name], there[name].cpu(), atol=1e-2), name
-
-
-WEIGHED = {"shapes": list(SHAPES.scene.ATTRIBUTES), "scenes": ["place", "kind", "colour", "verb"]}
 
 
 @pytest.mark.parametrize(
@@ -184,10 +129,6 @@ def test_the_model_of_a_world_is_known_by_its_name(path: str | None, name: str |
     config = TrainConfig(model=ModelSpec(path=path))
     assert how_many([config], ["0"]) == (1 if name is None else min(cores(), PER_GPU))
     assert how_many([config, TrainConfig(model=ModelSpec(path="owner/large"))], ["0", "1"]) == 2
-
-
-def test_every_world_has_settings_for_quick_runs_of_many() -> None:
-    assert set(SMALL) == set(WORLDS)
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -1,0 +1,268 @@
+"""Figures and limits of checks, on made-up measurements: what is told, and where a verdict turns."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from sage_grpo.doctor import checkpoint, learning, reward, sampling
+from sage_grpo.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
+from sage_grpo.doctor.workers import honest
+from sage_grpo.flow.noise import keyed_noise
+
+GROUPS = torch.tensor([0, 0, 1, 1])
+
+
+def test_an_error_is_relative_to_what_is_right_and_graded_by_limits() -> None:
+    three, four = torch.tensor([3.0]), torch.tensor([4.0])
+    assert (relative(three, four), relative(four, three)) == (0.25, pytest.approx(1 / 3))
+    assert relative(three, torch.zeros(1)) == relative(three, torch.zeros(2)) == math.inf
+    assert relative(torch.zeros(1), torch.zeros(1)) == 0.0
+    found = [graded(value, warn=1.0, fail=2.0) for value in (1.0, 1.5, 2.0, 2.5, math.nan, math.inf)]
+    assert found == ["pass", "warn", "warn", "fail", "fail", "fail"]
+    assert (rounding(torch.float32), rounding(torch.bfloat16)) == (2e-4, 5e-2)
+
+
+def test_a_check_says_why_and_what_to_do() -> None:
+    known, unknown = Check("padding", "warn", "x"), Check("a stage", "fail", "x")
+    assert (known.why, known.remedy) == (WHY["padding"], REMEDY["padding"])
+    assert (unknown.why, unknown.remedy) == STOPPED
+    assert (Check("padding", "warn", "x", why="own", remedy="do").why, Check("padding", "skip", "x").remedy) == (
+        "own",
+        "",
+    )
+    assert Check("padding", "fail", "x", remedy="do").remedy == "do"
+
+
+@pytest.mark.parametrize(("off", "status"), [(0, "pass"), (1, "pass"), (2, "warn"), (5, "fail")])
+def test_decoding_is_measured_in_levels_of_255(off: int, status: str, monkeypatch) -> None:
+    wanted = torch.full((1, 2, 4, 4, 3), 100, dtype=torch.uint8)
+    monkeypatch.setattr(checkpoint, "stock_decode", lambda model, latents: wanted)
+    found = checkpoint.vae(SimpleNamespace(decode=lambda latents: wanted + off), torch.zeros(1))
+    assert (found.status, found.number) == (status, pytest.approx(off))
+    assert f"by {off:.2g} of 255" in found.value
+    assert checkpoint.vae(SimpleNamespace(decode=lambda latents: wanted[:, :1]), torch.zeros(1)).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("second", "number", "status"), [(3.0, 0.5, "pass"), (2.0, 0.0, "fail"), (math.inf, math.inf, "fail")]
+)
+def test_another_prompt_is_measured_by_the_first(second: float, number: float, status: str) -> None:
+    model = SimpleNamespace(
+        velocity=lambda x, sigma, given: given[0] * torch.ones_like(x), latent_shape=lambda: (3, 2), device="cpu"
+    )
+    x = checkpoint.start(model)
+    assert x.shape == (1, 3, 2)
+    assert 0 < float(checkpoint.MIDDLE) < 1
+    found = checkpoint.prompt(model, x, [2.0, second])
+    assert (found.number, found.status) == (pytest.approx(number), status)
+
+
+def trainer_of(**gradients: list[float] | None) -> SimpleNamespace:
+    """A trainer of modules with one weight each, whose gradients are given."""
+    params = {}
+    for name, gradient in gradients.items():
+        params[f"{name}.weight"] = p = nn.Parameter(torch.zeros(2))
+        p.grad = None if gradient is None else torch.tensor(gradient)
+    config = SimpleNamespace(optimizer=SimpleNamespace(eps=1e-8, warmup_updates=5, lr=0.1, max_kl=None))
+    return SimpleNamespace(
+        state=SimpleNamespace(params=params, updates=0),
+        config=config,
+        world=SimpleNamespace(size=1),
+        model=SimpleNamespace(network=nn.Module(), others=[]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("gradients", "status", "number"),
+    [
+        ({"a": [0.0, 3.0], "b": [4.0, 0.0]}, "pass", 2.5),  # a part of a weight may be silent
+        ({"a": [0.0, 3.0], "b": [0.0, 0.0]}, "warn", 1.5),
+        ({"a": [0.0, 3.0], "b": None, "c": None}, "fail", math.sqrt(9 / 6)),
+        ({"a": [1e-9, 0.0]}, "warn", 1e-9 / math.sqrt(2)),
+        ({"a": [math.nan, 1.0]}, "fail", math.nan),
+        ({"a": None}, "fail", 0.0),
+    ],
+)
+def test_gradients_by_module_and_size(gradients, status: str, number: float) -> None:
+    found = learning.gradients(trainer_of(**gradients))
+    assert (found.status, found.number) == (status, pytest.approx(number, nan_ok=True))
+
+
+@pytest.mark.parametrize(
+    ("moves", "status", "share"),
+    [([1, 1], "pass", 1.0), ([1, 0], "warn", 0.5), ([0, 0], "fail", 0.0), ([1, math.nan], "fail", 1.0)],
+)
+def test_how_much_an_update_changes(moves: list[float], status: str, share: float) -> None:
+    """After the warm-up; of weights whose gradient is not next to nothing."""
+    trainer = trainer_of(a=[1.0, 1.0], b=[1e-9, 1.0], c=None)
+    trainer.state.params["b.weight"].grad[1] = 0.0
+
+    def apply(metrics: dict[str, float]) -> dict[str, float]:
+        assert trainer.state.updates == 5
+        with torch.no_grad():
+            trainer.state.params["a.weight"].add_(torch.tensor(moves))
+        return {"optimizer/lr": 0.1}
+
+    trainer._apply = apply
+    trainer.state.params["b.weight"].grad = None
+    found = learning.update_moves(trainer)
+    assert (found.status, found.number) == (status, share)
+
+
+def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
+    """By the passes of an update: gradients of before are gone, and are summed over processes in the last pass of each network."""
+    logs, done = iter([0.1, 0.3, 0.2]), []
+
+    def accumulate(objective, items, device, *, kl_lambda, scale, before_last):
+        before_last()
+        return SimpleNamespace(largest_log_ratio=next(logs))
+
+    monkeypatch.setattr(learning, "accumulate", accumulate)
+    trainer = trainer_of(a=[1.0, 1.0])
+    trainer.state.kl, trainer.state.anchor = SimpleNamespace(value=0.0), None
+    trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: done.append("zeroed"))
+    trainer.objective = SimpleNamespace(clip=1.0)
+    trainer.model.device = "cpu"
+    trainer.engine = SimpleNamespace(
+        begin=lambda: done.append("begun"), synchronize=lambda: done.append("summed"), scale=1.0
+    )
+    items = [SimpleNamespace(label=label, network=network) for label, network in ((4, 0), (7, 0), (9, 1))]
+    found = learning.ratio(SimpleNamespace(trainer=trainer), items)
+    assert (found.status, found.number) == ("fail", 0.3)
+    assert "over 3 steps, at step 7 (clip range 1)" in found.value
+    assert done == ["zeroed", "begun", "summed", "summed"]
+
+
+@pytest.mark.parametrize(
+    ("updates", "lags", "every", "inert"),
+    [(1, False, 1, True), (1, False, None, True), (1, False, 2, False), (2, False, 1, False), (1, True, 1, False)],
+)
+def test_a_kl_to_the_policy_itself_is_told(
+    updates: int, lags: bool, every: int | None, inert: bool, monkeypatch
+) -> None:
+    sums = {"kl/total": 0.1, "gradient/policy": 9.0, "gradient/kl": 1.0}
+    monkeypatch.setattr(learning, "accumulate", lambda *given, **named: SimpleNamespace(sums=sums))
+    monkeypatch.setattr(learning, "with_anchor", lambda items, *given: items)
+    monkeypatch.setattr(
+        learning, "with_old", lambda objective, items, device: seen.append((objective, items, device)) or items
+    )
+    seen: list[object] = []
+    trainer = trainer_of(a=[1.0, 1.0])
+    trainer.config.trust_region = SimpleNamespace(mode="moving", estimator="closed_form")
+    trainer.config.update = SimpleNamespace(updates_per_rollout=updates)
+    trainer.config.objective = SimpleNamespace(lags=lags)
+    trainer.state.anchor = None if every is None else SimpleNamespace(every=every)
+    trainer.state.kl = SimpleNamespace(value=0.5)
+    trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: None)
+    trainer.old, trainer.objective, trainer.model.device = None, "loss", "cpu"
+    if lags:
+        trainer.old = SimpleNamespace(applied=nullcontext)
+    trainer.engine = SimpleNamespace(begin=lambda: None, scale=1.0)
+    found = learning.trust_region(SimpleNamespace(trainer=trainer), [])
+    assert seen == ([("loss", [], "cpu")] if lags else []), "the reference is the old policy's"
+    assert (found.status, found.number) == (("warn", 0.0) if inert else ("pass", 0.25))
+    assert ("next to nothing" in found.value) is False
+    sums["gradient/kl"] = 0.0
+    assert learning.trust_region(SimpleNamespace(trainer=trainer), []).status == ("warn" if inert else "fail")
+
+
+def test_differences_between_prompts_are_means_over_groups() -> None:
+    mean, error = reward._advantage(torch.tensor([1.0, 1.0, 3.0, 3.0]), GROUPS)
+    assert (mean, error) == (2.0, pytest.approx(1.0))
+    assert reward._advantage(torch.ones(2), torch.zeros(2)) == (1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("size", "spread", "flat"), [(1e6, 0.3, True), (1e6, 30.0, False), (1e-3, 3e-7, True), (1e-3, 1e-5, False)]
+)
+def test_scores_are_flat_by_their_size_but_not_by_less_than_one(size: float, spread: float, flat: bool) -> None:
+    first = size + spread * torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    scoring = reward.Scoring(
+        groups=GROUPS, swapped=first[None], **dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
+    )
+    assert reward.is_flat(scoring) == flat
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.3, "pass"), (0.5, "warn"), (1.3, "warn"), (1.6, "fail")])
+def test_noise_of_a_reward_is_measured_by_two_calls_and_compared_with_the_spread(off: float, status: str) -> None:
+    """Clips of a prompt differ by a spread of 1; two calls by `off`, of which the noise of one is a share."""
+    first = torch.tensor([0.0, math.sqrt(2), 0.0, math.sqrt(2)], dtype=torch.float64)
+    same = dict.fromkeys(("first", "reversed", "single", "path"), first)
+    scoring = reward.Scoring(
+        groups=GROUPS, swapped=first[None], again=first + off * torch.tensor([1, -1, 1, -1]), **same
+    )
+    found = reward.spread(scoring)
+    assert (found.status, found.number) == (status, pytest.approx(1.0))
+    assert f"of which noise {off / math.sqrt(2):.2g}" in found.value
+    assert reward.repeats(scoring).number == pytest.approx(off)
+    limit = reward.NOISE * off
+    assert [reward._is_noise(torch.full((4,), size), scoring) for size in (0.0, 0.99 * limit, 1.01 * limit)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_what_is_trained_is_counted_by_modules() -> None:
+    """Both halves of an adapter belong to the layer that they adapt."""
+    params = {f"block.q.lora_{half}.weight": nn.Parameter(torch.zeros(2, 3)) for half in "AB"}
+    for lora, what in ((None, "all weights"), (object(), "a LoRA")):
+        found = learning.trainable(SimpleNamespace(trainable=lambda: params, spec=SimpleNamespace(lora=lora)))
+        assert (found.status, found.number, found.value) == (
+            "pass",
+            12.0,
+            f"{what}: 12 parameters in 1 modules, float32",
+        )
+    assert learning.trainable(SimpleNamespace(trainable=dict, spec=SimpleNamespace(lora=None))).status == "fail"
+
+
+def test_a_probe_branches_where_a_run_explores() -> None:
+    """At all steps, or at the first that it trains."""
+    group = SimpleNamespace(label=lambda step: 10 + step, trained=[[4, 6], [5]])
+    for kind, label in (("all", None), ("fixed", 14)):
+        config = SimpleNamespace(
+            rollout=SimpleNamespace(window=SimpleNamespace(kind=kind)), kernel=SimpleNamespace(eta=0.7)
+        )
+        prober = SimpleNamespace(config=config, exploring=lambda eta, at: (eta, at))
+        assert sampling.plan_probe(prober, SimpleNamespace(groups=[group])) == (0.7, label)
+
+
+@pytest.mark.parametrize(
+    ("scores", "allowed", "status"),
+    [([1, 2], 0.0, "pass"), ([1, math.nan], 0.5, "warn"), ([1, math.nan], 0.4, "fail"), ([math.inf] * 2, 1.0, "fail")],
+)
+def test_clips_without_a_score(scores: list[float], allowed: float, status: str) -> None:
+    assert reward.valid(torch.tensor(scores), allowed).status == status
+
+
+def test_few_clips_are_not_fitted() -> None:
+    first = keyed_noise((4,), "scores").double()
+    scoring = reward.Scoring(
+        groups=GROUPS, swapped=first[None], **dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
+    )
+    videos = torch.randint(0, 256, (4, 3, 4, 4, 3), dtype=torch.uint8)
+    assert reward.statistics(scoring, videos, 8.0).status == "skip"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "refused", "status"),
+    [({"a": 0.1, "b": 0.2}, 0, "pass"), ({"a": 0.1}, 0, "warn"), ({"a": 0.3, "b": 0.1}, 0, "fail"), ({"a": 0.1, "b": 0.1}, 1, "fail"), ({"a": math.nan, "b": 0.1}, 0, "fail")],
+)  # fmt: skip
+def test_workers_are_honest_where_none_is_further_off_than_is_allowed(gaps, refused: float, status: str) -> None:
+    found = honest(gaps, 0.2, 2, refused=refused)
+    assert found.status == status
+    assert f"{max(gaps, key=lambda one: gaps[one])} differs by" in found.value
+
+
+def test_noises_are_one_where_they_point_one_way() -> None:
+    one, other = keyed_noise((4000,), "one"), keyed_noise((4000,), "other")
+    assert sampling._alike(one, 2 * one)
+    assert not sampling._alike(one, other)
+    assert not sampling._alike(one, -one)
+    assert not sampling._alike(one, 0.4 * one + other)

@@ -1,0 +1,224 @@
+"""Prompts and pictures are encoded once, under keys that cover all that encoding reads: an encoding from the disk is the one that would be made now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny
+from sage_grpo.models import ModelError, family
+from sage_grpo.models.checkpoints.cache import EncodingCache, image_digest
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.types import Placed, Sound
+
+UNREAD = {"transformer", "transformer_2", "scheduler", "guider", "audio_vae", "vocoder"}
+"""Components that no encoding of a prompt or a picture reads."""
+QUICK = ("wan_i2v",)
+SLOW = (
+    "ltx2",
+    "hunyuan15_i2v",
+    "qwen_image_edit",
+    "ltx",
+    "hunyuan",
+    "sana_video",
+    "flux",
+    "flux2",
+    "sd3",
+    "z_image",
+    "ltx2_3",
+)
+PROMPT = 'a cat holds a sign "hi"'
+BYTES = "ByT5Tokenizer"
+OTHER = {"image_mean": [0.1, 0.2, 0.3], "eos_token": "<unk>"}
+"""Settings of components without weights."""
+SETTINGS: dict[str, Any] = {
+    "qwen_image_edit": {"options": {"picture_pixels": 64 * 64}},
+}
+
+
+def changed(component: Path) -> None:
+    """Other weights and other settings under the same names, of a copy whose files are links to its source's."""
+    for file in [path for path in component.rglob("*") if path.is_file()]:
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+            tensors |= {
+                name: one + 0.3 * torch.randn_like(one) for name, one in tensors.items() if one.is_floating_point()
+            }
+            file.unlink()
+            save_file(tensors, file, metadata={"format": "pt"})
+        elif file.suffix == ".json":
+            content = json.loads(file.read_text())
+            for name, value in OTHER.items():
+                content |= {name: value} if name in content and content.get("tokenizer_class", BYTES) == BYTES else {}
+            words = content.get("model", {}).get("vocab", {})
+            for one, other in ("ca", "nt") if words else ():
+                for end in ("", "</w>") if "c</w>" in words else ("",):
+                    words[one + end], words[other + end] = words[other + end], words[one + end]
+            tiny.write(file, {**content, **({} if words else {"_diffusers_version": "0"})})
+
+
+def load(folder: Path, cache: Path, **fields: Any) -> Any:
+    return ModelSpec(path=str(folder), cache=str(cache), guidance_scale=1.0, train=False, **fields).load("cpu")
+
+
+def encoded(model: Any) -> dict[str, torch.Tensor]:
+    picture = [tiny.image(1, 48, 40)] if model.takes_images else None
+    return dict(model.encode([PROMPT], picture)[0].tensors)
+
+
+def fresh(model: Any) -> dict[str, torch.Tensor]:
+    model._cache = EncodingCache(None, "")
+    model._conditions.clear()
+    return encoded(model)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
+def test_whatever_component_changes_cached_encodings_are_fresh_ones(kind: str, checkpoint, tmp_path: Path) -> None:
+    settings, cache = SETTINGS.get(kind, {}), tmp_path / "cache"
+    before = load(checkpoint(kind), cache, **settings)
+    base, pictured = encoded(before), before.takes_images
+    moved = set()
+    components = {path.name for path in checkpoint(kind).iterdir() if path.is_dir()} - UNREAD
+    for name in sorted(components):
+        folder = tiny.variant(checkpoint(kind), tmp_path / name)
+        changed(folder / name)
+        model = load(folder, cache, **settings)
+        cached, made = encoded(model), fresh(model)
+        assert same(cached, made), name
+        moved |= set() if same(made, base) else {name}
+    assert moved == components - (set() if pictured else {"vae"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("ltx2", {"options": {"image_crf": 0}}),
+        ("qwen_image_edit", {"options": {"picture_pixels": 96 * 96}}),
+        ("wan_i2v", {"frames": 9}),
+        ("wan_i2v", {"height": 48}),
+        ("wan_i2v", {"width": 48}),
+        ("wan_i2v", {"dtype": "bfloat16", "vae_dtype": "float32"}),
+        ("wan_i2v", {"vae_dtype": "bfloat16"}),
+    ],
+)
+def test_whatever_setting_changes_cached_encodings_are_fresh_ones(
+    kind: str, settings: dict[str, Any], checkpoint, tmp_path: Path
+) -> None:
+    base = encoded(load(checkpoint(kind), tmp_path, **SETTINGS.get(kind, {})))
+    model = load(checkpoint(kind), tmp_path, **settings)
+    cached, made = encoded(model), fresh(model)
+    assert same(cached, made)
+    assert not same(made, base)
+
+
+@pytest.mark.parametrize(
+    "kind", ["ltx2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wan_t2v", "flux"))]
+)
+def test_latents_of_other_components_have_another_key(kind: str, checkpoint, tmp_path: Path) -> None:
+    """Of clips with their sound, where the model hears."""
+    made = {}
+    for name in ("", *sorted(path.name for path in checkpoint(kind).iterdir() if path.is_dir())):
+        folder = tiny.variant(checkpoint(kind), tmp_path / f"other {name}")
+        if name:
+            changed(folder / name)
+        model = load(folder, tmp_path / "cache")
+        video = model.video
+        clip = torch.stack([tiny.image(frame, video.height, video.width) for frame in range(video.frames)])[None]
+        sound = [Sound(torch.sin(torch.arange(1600) / 5)[None, None], model.heard_rate)] if kind == "ltx2" else []
+        made[name] = (model.latents_key(), model.to_latents(clip, *sound))
+    key, latents = made.pop("")
+    moved = {name for name, (_, other) in made.items() if not torch.equal(other, latents)}
+    assert {"vae"} | ({"audio_vae"} if kind == "ltx2" else set()) == moved
+    assert moved == {name for name, (other, _) in made.items() if other != key}
+
+
+def test_pictures_are_told_apart() -> None:
+    """By their sizes, their pixels, their number and their places."""
+    picture = tiny.image(1, 4, 6)
+    others = [picture.reshape(6, 4, 3), tiny.image(2, 4, 6), picture[None], None]
+    others += [(Placed(picture[None], at),) for at in (0, 8)]
+    others += [(Placed(picture[None]), Placed(tiny.image(2, 4, 6)[None], 8))]
+    prints = {image_digest(one) for one in (picture, *others)}
+    assert len(prints) == len(others) + 1
+    assert image_digest(picture.clone()) in prints
+
+
+@pytest.fixture
+def loads(monkeypatch) -> list[str]:
+    """Names of the encoders that get loaded."""
+    seen = []
+    original = family.load_component
+
+    def spy(folder, index, name, dtype):
+        seen.append(name)
+        return original(folder, index, name, dtype)
+
+    monkeypatch.setattr(family, "load_component", spy)
+    return seen
+
+
+def test_equal_prompts_share_one_object(fresh_model) -> None:
+    a, b, c = fresh_model("wan_t2v").encode(["a cat", "a dog", "a cat"])
+    assert a is c
+    assert a is not b
+    assert a.negative is b.negative
+
+
+def test_default_cache_is_the_users_folder(fresh_model, tmp_path) -> None:
+    fresh_model("wan_t2v", cache="auto", guidance_scale=1.0).encode(["a cat"])
+    assert list((tmp_path / "cache" / "sage-grpo" / "conditioning").rglob("*.safetensors"))
+
+
+def test_encoders_unload_and_come_back(fresh_model, loads) -> None:
+    ours = fresh_model("wan_t2v", guidance_scale=1.0)
+    a = ours.encode(["a cat"])[0]
+    ours.unload_text()
+    assert ours.pipe.text_encoder is None
+    assert ours.encode(["a cat"])[0] is a
+    assert ours.pipe.text_encoder is None
+    ours.encode(["a dog"])
+    assert loads == ["text_encoder", "text_encoder"]
+    ours.place("text", "cpu")
+
+
+def test_too_long_prompts_are_cut_as_in_the_pipeline(model) -> None:
+    assert len(model("wan_t2v").encode(["x" * 2000])[0].tensors["text"]) == 512
+    assert len(model("hunyuan15_t2v").encode(["x" * 2000])[0].tensors["text"]) == 1000
+
+
+@pytest.mark.parametrize("kind", ["wan_i2v", pytest.param("hunyuan15_i2v", marks=pytest.mark.slow)])
+def test_every_sample_uses_its_own_image(kind: str, model) -> None:
+    ours = model(kind, guidance_scale=2.0)
+    images = [tiny.image(1), tiny.image(2)]
+    x = torch.randn(1, *ours.latent_shape()).repeat(2, 1, 1, 1, 1)
+    with torch.no_grad():
+        together = ours.velocity(x, torch.tensor(0.5), ours.encode(["a cat"] * 2, images))
+        alone = [ours.velocity(x[:1], torch.tensor(0.5), ours.encode(["a cat"], [image])) for image in images]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    assert (together[0] - together[1]).abs().max() > 1e-2
+
+
+def test_images_and_models_must_fit(model) -> None:
+    with pytest.raises(ModelError, match="needs one image per prompt"):
+        model("wan_i2v").encode(["a cat"])
+    two = torch.stack([tiny.image(), tiny.image(1)])
+    with pytest.raises(ModelError, match="give the prompt a last_image"):
+        model("wan_flf2v").encode(["a cat"], [two[0]])
+    for kind in ("wan_i2v", "wan22_5b_t2v"):
+        with pytest.raises(ModelError, match="leave last_image out"):
+            model(kind).encode(["a cat"], [two])
+    with pytest.raises(ModelError, match="starts from text"):
+        model("wan_t2v").encode(["a cat"], [tiny.image()])
+    with pytest.raises(ModelError, match="uint8 H x W x 3"):
+        model("wan_i2v").encode(["a cat"], [torch.zeros(3, 4, 4)])
+    with pytest.raises(ModelError, match="2 prompts but 1 images"):
+        model("wan_i2v").encode(["a", "b"], [tiny.image()])

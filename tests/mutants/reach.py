@@ -1,0 +1,168 @@
+"""The tests that run each line of the package, with their seconds: measured on the tree as it is, by coverage.py with a context for every test.
+
+A generated error is tried by the tests that run its line, the quickest first. Code that runs in a fixture of a file or a session belongs to every
+test of that file. Code that runs on import belongs to every test that runs any line of its module.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from mutants import pattern
+from mutants.error import PACKAGE, PlantedError
+
+BUDGET = 30.0
+"""Seconds of tests that one error gets."""
+LONGEST = 60.0
+"""A test that takes longer on the tree as it is, is not used."""
+OTHERS = ("mutants", "parallel", "browser", "e2e", "typed")
+"""Folders whose tests compute in other processes."""
+
+
+@dataclass
+class Reach:
+    """Which tests run which lines."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """The tests that pass, and how long each takes."""
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
+    """File under the package -> line -> tests; the empty name is the import."""
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, each name of a test once."""
+        number = {name: index for index, name in enumerate(["", *self.seconds])}
+        lines = {
+            file: {line: sorted(number[name] for name in names if name in number) for line, names in rows.items()}
+            for file, rows in self.lines.items()
+        }
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+
+    def add(self, path: Path) -> None:
+        """Take in what another process has written."""
+        stored = json.loads(path.read_text())
+        names = ["", *stored["seconds"]]
+        self.seconds |= stored["seconds"]
+        for file, rows in stored["lines"].items():
+            for line, tests in rows.items():
+                self.lines.setdefault(file, {}).setdefault(int(line), set()).update(names[test] for test in tests)
+
+    def tests(self, error: PlantedError, root: Path) -> tuple[str, ...]:
+        """The tests for a generated error, the quickest first, as many as the budget allows; on import those of its room come first."""
+        names, near = self._of(error, root), f"tests/{error.file.partition('/')[0]}/"
+        if "" in names:
+            files = {name.partition("::")[0] for names in self.lines[error.file].values() for name in names}
+            names = {name for name in self.seconds if name.startswith(near) or name.partition("::")[0] in files}
+        else:
+            near = ""
+        chosen, spent = [], 0.0
+        for name in sorted(names, key=lambda name: (not name.startswith(near), self.seconds[name], name)):
+            spent += self.seconds[name]
+            if spent > BUDGET and chosen:
+                break
+            chosen.append(name.removeprefix("tests/"))
+        return tuple(chosen)
+
+    def on_import(self, error: PlantedError, root: Path) -> bool:
+        """Whether its code runs when the package is imported, so that changing a loaded function would be too late."""
+        return "" in self._of(error, root)
+
+    def _of(self, error: PlantedError, root: Path) -> set[str]:
+        rows = self.lines.get(error.file, {})
+        return set().union(*(rows.get(line, ()) for line in _lines(error, root)))
+
+    def aim(self, errors: Iterable[PlantedError], root: Path) -> Iterator[PlantedError]:
+        """The errors with their tests."""
+        for error in errors:
+            yield replace(error, tests=self.tests(error, root))
+
+
+def _lines(error: PlantedError, root: Path) -> range:
+    """From the beginning of the statement, whose later lines may have no event of their own, to the end of what changes."""
+    _, source, spot = error.located(root)
+    assert spot is not None
+    tree: ast.AST = pattern.parsed(source)
+    first = last = 1
+    for step in spot.way:
+        tree = pattern.child(tree, step)
+        first = tree.lineno if isinstance(tree, ast.stmt) else first
+        last = getattr(tree, "end_lineno", None) or last
+    return range(first, last + 1)
+
+
+class Measure:
+    """A plugin for pytest that measures which lines each test runs, and writes a Reach."""
+
+    def __init__(self, folder: Path, output: Path, slow: bool) -> None:
+        """slow: also the slow tests."""
+        import coverage
+
+        self.package, self.output, self.slow = folder / PACKAGE, output, slow
+        self.coverage: Any = coverage.Coverage(data_file=None, config_file=False, source=[str(self.package)])
+        self.coverage.start()  # before the package is imported: what runs then has the empty context
+        self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
+        self.test = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """After conftest.py has said which tests are slow."""
+        items[:] = [item for item in items if self.slow or not item.get_closest_marker("slow")]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """A context for every test; a test that does not end is a failure."""
+
+        def late(number: int, frame: FrameType | None) -> None:
+            raise TimeoutError(f"longer than {LONGEST} s")
+
+        self.test = item.nodeid
+        self.coverage.switch_context(item.nodeid)
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, LONGEST)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            self.coverage.switch_context("")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+        """What a shared fixture runs belongs to the file."""
+        shared = fixturedef.scope != "function"
+        if shared:
+            self.coverage.switch_context(self.test.partition("::")[0])
+        try:
+            return (yield)
+        finally:
+            if shared:
+                self.coverage.switch_context(self.test)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was measured."""
+        self.coverage.stop()
+        seconds = {name: value for name, value in self.seconds.items() if name not in self.failed}
+        reach, files = Reach(seconds), {}
+        for name in seconds:
+            files.setdefault(name.partition("::")[0], []).append(name)
+        data = self.coverage.get_data()
+        for file in data.measured_files():
+            rows = {
+                line: {name for one in contexts for name in files.get(one, [one]) if not name or name in seconds}
+                for line, contexts in data.contexts_by_lineno(file).items()
+            }
+            reach.lines[Path(file).relative_to(self.package).as_posix()] = rows
+        reach.write(self.output)

@@ -1,0 +1,106 @@
+"""Every value of every preset is written down twice: a run that somebody made with one is made again by it, unless a release says otherwise.
+
+After a change that is meant, `python tests/recipes/test_settings.py` (with tests/ and src/ on the path) writes settings.yaml anew; what changed in it belongs into the release notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sage_grpo.commands import train
+from sage_grpo.configure import parse
+from sage_grpo.folder.identity import differences, plain
+from sage_grpo.recipes import meanings, recipe, remarks
+from sage_grpo.recipes.methods import METHODS
+from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
+from sage_grpo.training.config import TrainConfig
+
+FILE = Path(__file__).with_name("settings.yaml")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "recipes"
+
+
+def changes(before: TrainConfig, after: TrainConfig) -> dict[str, Any]:
+    """Fields with their new values."""
+    found = differences(plain(asdict(before)), plain(asdict(after)))
+    return {name: new for name, (_, new) in found.items()}
+
+
+def at_steps(method: Callable[[TrainConfig], TrainConfig], target: str, steps: int) -> dict[str, Any]:
+    """What a method changes of a target with so many steps: most of its numbers follow them."""
+    base = TARGETS[target]()
+    base = replace(base, rollout=replace(base.rollout, steps=steps))
+    return changes(base, method(base))
+
+
+def settings() -> dict[str, Any]:
+    """Targets by what they change of the defaults; methods by what they change of a target, at several numbers of steps, of which two leave no room for shares."""
+    targets = {name: changes(TrainConfig(), target()) for name, target in {**TARGETS, **WHOLE}.items()}
+    kinds = {
+        "shapes, 6": ("shapes", 6),
+        "shapes, 2": ("shapes", 2),
+        "wan, 20": ("wan", 20),
+        "hunyuan15, 25": ("hunyuan15", 25),
+    }
+    methods = {
+        name: {title: at_steps(method, *kind) for title, kind in kinds.items()} for name, method in METHODS.items()
+    }
+    return {"targets": targets, "methods": methods, "weights": SETTINGS}
+
+
+def test_presets_say_what_they_said() -> None:
+    known, found = yaml.safe_load(FILE.read_text()), yaml.safe_load(yaml.safe_dump(settings()))
+    for part in ("targets", "methods", "weights"):
+        assert known[part].keys() == found[part].keys()
+        for name, values in found[part].items():
+            assert values == known[part][name], f"{part} {name}: see the head of this file"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(target: str) -> None:
+    name = yaml.safe_load((EXAMPLES / f"{target}.yaml").read_text())["recipe"]
+    start, argv = train.defaults(["--config", str(EXAMPLES / f"{target}.yaml")])
+    assert parse(train.Options, argv, prog="train", defaults=start, recipes=True) == recipe(name)
+    method = name.removeprefix(f"{target}/")
+    assert recipe(name) == replace(METHODS[method](TARGETS[target]()), out=f"runs/{target}-{method}")
+    assert recipe(target).out == f"runs/{target}-sage"
+
+
+def test_every_part_of_a_name_has_its_meaning() -> None:
+    targets, methods = meanings().values()
+    assert {**targets, **methods} == {
+        name: part.__doc__.split("\n")[0] for name, part in {**TARGETS, **WHOLE, **METHODS}.items()
+    }
+
+
+def test_settings_at_the_end_weigh_videoalign_alone() -> None:
+    for setting, weights in SETTINGS.items():
+        named = recipe(f"ltx2/sage/{setting}")
+        sight, sound = named.rewards
+        assert (sight.weights, sound) == (weights, recipe("ltx2/sage").rewards[1])
+        assert named.out == f"runs/ltx2-sage-{setting}"
+    assert recipe("branch") == recipe("shapes/branch")
+    with pytest.raises(ValueError, match="rewards are shapes"):
+        recipe("shapes/sage/a")
+    with pytest.raises(ValueError, match="Did you mean 'shapes/sage'"):
+        recipe("shapes/sagee")
+
+
+def test_facts_of_the_recipes_checkpoint_that_stayed_with_another_are_told() -> None:
+    start = recipe("wan22/sage")
+    other = replace(start, model=replace(start.model, path="another", guidance_scale=7.0))
+    assert list(remarks(start, start)) == []
+    (told,) = remarks(other, start)
+    assert "model.guidance_scale_2 3 are still" in told
+    assert "guidance_scale 4" not in told
+    free = recipe("wan22/nft")  # no guidance is the method's choice
+    assert list(remarks(replace(free, model=replace(free.model, path="another")), free)) == []
+
+
+if __name__ == "__main__":
+    FILE.write_text(yaml.safe_dump(settings(), sort_keys=True, width=140, default_flow_style=None))

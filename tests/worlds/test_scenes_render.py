@@ -1,0 +1,113 @@
+"""The second world's renderer obeys geometry: inside the frame, same world at every size and frame rate, near before far."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sage_grpo.worlds.scenes.render import (
+    COLOURS,
+    MARGIN,
+    PAN,
+    RADIUS,
+    appearance,
+    layout_of,
+    render,
+    scroll_of,
+    slack,
+)
+from sage_grpo.worlds.scenes.scene import ATTRIBUTES, FRAMES, SceneBatch, random_scenes
+
+
+def some(n: int, seed: int = 0) -> SceneBatch:
+    return random_scenes(n, torch.Generator().manual_seed(seed), "all")
+
+
+def changed(batch: SceneBatch, **values: torch.Tensor) -> SceneBatch:
+    return SceneBatch(**{**vars(batch), **values})
+
+
+def test_every_scene_stays_whole_inside_the_frame_and_on_the_ground() -> None:
+    batch = some(3000)
+    # The extreme places are the dangerous ones.
+    batch = changed(batch, offset=batch.offset.sign(), layout=batch.layout.sign())
+    layout = layout_of(batch, 33)
+    reach = layout.centres.abs().amax((2, 3)) + RADIUS
+    assert reach[layout.present].max() <= 1 - MARGIN + 1e-5
+    assert slack(batch).min() >= 0
+    assert layout.ground[layout.present].min() > 0.1, "on the ground, not in the sky"
+
+
+def test_verbs_are_what_they_say_on_the_ground() -> None:
+    batch = some(3000, seed=1)
+    layout = layout_of(batch, 33)
+    # Seen from the ground the camera does not matter.
+    ground = layout.centres[:, 0, :, 0] + scroll_of(batch, 33)
+    rise = -layout.centres[:, 0, :, 1].diff(dim=1)
+    steps = ground.diff(dim=1)
+    turn = layout.angles[:, 0].diff(dim=1)
+    own = {name: batch.verb == index for index, name in enumerate(ATTRIBUTES["verb"])}
+    for name, sign in (("right", 1), ("left", -1)):
+        assert (sign * steps[own[name]] > 0).all()
+        assert rise[own[name]].abs().max() < 1e-5
+        rolls = own[name] & (batch.kind != 1) & (batch.kind != 4)
+        assert torch.allclose(turn[rolls] * RADIUS, steps[rolls], atol=1e-4), "what rolls does not slip"
+        assert turn[own[name] & ~rolls].abs().max() == 0, "boxes and cones slide"
+    assert (rise[own["rise"]] > 0).all()
+    assert (rise[own["bounce"]] > 0).any(1).all()
+    assert (rise[own["bounce"]] < 0).any(1).all()
+    assert (turn[own["spin"]] > 0).all()
+    for name in ("bounce", "spin", "rise"):
+        assert steps[own[name]].abs().max() < 1e-5, name
+    x, y = steps[own["circle"]], -rise[own["circle"]]
+    assert (x[:, :-1] * y[:, 1:] - y[:, :-1] * x[:, 1:] > 0).all(), "turns clockwise"
+
+
+def test_the_camera_moves_the_place_and_what_stands_in_it() -> None:
+    batch = some(400)
+    pan = scroll_of(batch, 9)[:, -1] - scroll_of(batch, 9)[:, 0]
+    for index, way in enumerate((0.0, -PAN, PAN)):
+        assert torch.allclose(pan[batch.camera == index], torch.tensor(way), atol=1e-5)
+    pair = batch[batch.relation > 0]
+    stands = layout_of(pair, 9).centres[:, 3, :, 0]
+    assert torch.allclose(
+        stands + scroll_of(pair, 9), (stands + scroll_of(pair, 9))[:, :1].expand_as(stands), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("relation", ["front", "behind"])
+def test_the_nearer_object_hides_the_farther(relation: str) -> None:
+    batch = some(600, seed=3)
+    plain = (batch.relation == ATTRIBUTES["relation"].index(relation)) & (batch.kind == 0) & (batch.other_kind == 2)
+    batch = batch[plain][:4]
+    batch = changed(batch, texture=torch.zeros_like(batch.texture), layout=torch.zeros_like(batch.layout))
+    side = 128
+    layout = layout_of(batch, FRAMES)
+    pictures = render(batch, FRAMES, side, side)[:, FRAMES // 2]
+    # Where the lower edge of the farther and the upper edge of the nearer overlap, both are there.
+    centres = layout.centres[:, [0, 3], FRAMES // 2]
+    edge = RADIUS * torch.tensor([0.95, 0.72])  # of a ball and a box
+    far, near = (1, 0) if relation == "front" else (0, 1)
+    low, high = centres[:, far, 1] + edge[far], centres[:, near, 1] - edge[near]
+    assert (low > high).all()
+    x, y = ((torch.stack([centres[..., 0].mean(1), (low + high) / 2]) + 1) * side / 2).long()
+    seen = pictures[torch.arange(len(batch)), y, x]
+    nearer = layout.colour[:, 0] if relation == "front" else layout.colour[:, 3]
+    gap = (seen.unsqueeze(1) - torch.tensor(COLOURS)).square().sum(-1)
+    assert gap.argmin(1).tolist() == nearer.tolist()
+
+
+def test_textures_turn_with_the_object() -> None:
+    """A striped ball that has turned by a quarter has its stripes across."""
+    side = 48
+    x = ((torch.arange(side) + 0.5) / side * 2 - 1) * RADIUS
+    dx, dy = x.repeat(side).unsqueeze(0), x.repeat_interleave(side).unsqueeze(0)
+    striped, ball = torch.tensor([1]), torch.tensor([0])
+    upright, turned = (
+        appearance(ball, striped, torch.tensor([angle]), dx, dy, 2 * RADIUS / side)[1].reshape(side, side)
+        for angle in (0.0, math.pi / 2)
+    )
+    assert torch.allclose(turned, upright.T, atol=1e-4)
+    assert not torch.allclose(turned, upright, atol=0.5)
