@@ -1,0 +1,169 @@
+"""Hash the metrics of short runs of every method, so that a change which must not change a number can be checked.
+
+    python scripts/metric_hashes.py --out before.json [--only sage] [--ranks 1]
+    python scripts/metric_hashes.py --compare before.json
+
+Runs three iterations in float32 on the CPU: every method on shapes with one rank and with two, and sage, branch, nft, dpo and draft on
+tiny random checkpoints of HunyuanVideo-1.5 and Wan. All rows of metrics.jsonl count, without clocks and memory. Hashes are equal on
+one machine and one version of torch only. Exit status 1 when a hash differs; the first metric that differs is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FAMILIES = {"hunyuan15": "hunyuan15_t2v", "wan": "wan_t2v"}
+METHODS_OF_FAMILIES = ("sage", "branch", "nft", "dpo", "draft")
+SMALL = {
+    "iterations": 3,
+    "batch.prompts": 2,
+    "batch.group_size": 4,
+    "batch.micro_batch": 4,
+    "rollout.steps": 6,
+    "evaluate.every": 3,
+    "evaluate.prompts": 2,
+    "evaluate.steps": 2,
+    "keep.checkpoint_every": 1000,
+    "keep.videos_every": 1000,
+    "sentinel.action": "warn",
+    "log.progress": "false",
+}
+TINY = {"model.frames": 5, "model.height": 32, "model.width": 32, "model.cache": "null", "model.dtype": "float32"}
+REWARD = """
+def warm(videos, prompts, fps):
+    return (videos[..., 0].float() - videos[..., 2].float()).mean((1, 2, 3)) / 255 + videos.float().std((1, 2, 3, 4)) / 255
+"""
+CLOCKS = ("time/", "memory/", "seconds", "gpu/", "throughput/")
+
+
+def jobs() -> Iterator[tuple[str, int, list[str]]]:
+    """Name, ranks and the words of `sage-grpo train` of every run, without --out."""
+    from sage_grpo.recipes.methods import METHODS
+
+    small = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+    tiny = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+    for ranks in (1, 2):
+        for method in METHODS:
+            more = ["--rollout.steps", "10"] if method == "branch_long" else []
+            yield f"shapes/{method} x{ranks}", ranks, ["--recipe", f"shapes/{method}", *small, *more]
+    for family, kind in FAMILIES.items():
+        for method in METHODS_OF_FAMILIES:
+            words = ["--recipe", f"{family}/{method}", *small, *tiny, "--model.path", kind]
+            words += ["--rewards", '[{"name": "warm_reward:warm", "options": {"differentiable": true}}]', "--data.prompts", "p.txt", "--data.eval_prompts", "p.txt"]
+            yield f"{family}/{method} x1", 1, words
+
+
+def digest(folder: Path) -> dict[str, Any]:
+    """The hash of a run's metrics and of its exported weights, with the rows."""
+    rows = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        rows.append({name: row[name] for name in sorted(row) if not any(clock in name for clock in CLOCKS)})
+    text = json.dumps(rows, sort_keys=True)
+    return {"hash": hashlib.sha256(text.encode()).hexdigest()[:16], "rows": rows}
+
+
+def run(name: str, ranks: int, words: list[str], folder: Path) -> dict[str, Any]:
+    """One run in processes of its own pool: each rank is one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out = folder / name.replace("/", "-").replace(" ", "-")
+    processes = [CONTEXT.Process(target=_rank, args=(rank, ranks, port, [*words, "--out", str(out)], folder)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        return {"hash": f"failed: exit codes {[process.exitcode for process in processes]}", "rows": []}
+    return digest(out)
+
+
+def _rank(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> None:
+    if ranks > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    log = os.open(folder / f"log-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    error = os.dup(2)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    from sage_grpo.cli import main
+
+    try:
+        status = main(["train", *words])
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if status:
+        os.write(error, (folder / f"log-{rank}.txt").read_bytes()[-2000:])
+    sys.exit(status)
+
+
+def first_difference(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """The first metric whose value differs."""
+    if len(before) != len(after):
+        return f"{len(before)} rows, now {len(after)}"
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                return f"row {number}, {name}: {old.get(name)} -> {new.get(name)}"
+    return "no metric"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write hashes and rows to this file")
+    parser.add_argument("--compare", type=Path, help="compare with this file")
+    parser.add_argument("--only", default="", help="only runs whose name holds this text")
+    options = parser.parse_args()
+    before = json.loads(options.compare.read_text()) if options.compare else {}
+    found, differ = {}, 0
+    with tempfile.TemporaryDirectory(prefix="hashes-") as place:
+        folder = Path(place)
+        (folder / "warm_reward.py").write_text(REWARD)
+        (folder / "p.txt").write_text("a cat runs\na red car\na dog sleeps\n")
+        sys.path.insert(0, str(ROOT / "tests"))
+        import tiny
+
+        for kind in FAMILIES.values():
+            tiny.build(kind, folder / kind)
+        for name, ranks, words in jobs():
+            if options.only not in name:
+                continue
+            found[name] = run(name, ranks, words, folder)
+            line = f"{name:32} {found[name]['hash']}"
+            if before:
+                same = before["runs"].get(name, {}).get("hash") == found[name]["hash"]
+                differ += not same
+                why = first_difference(before["runs"].get(name, {}).get("rows", []), found[name]["rows"])
+                line += "  equal" if same else f"  DIFFERS: {why}"
+            print(line, flush=True)
+    if options.out:
+        machine = {"machine": platform.machine(), "python": platform.python_version()}
+        options.out.write_text(json.dumps({"machine": machine, "runs": found}, indent=1))
+    print(f"{len(found)} runs" + (f", {differ} differ" if before else ""))
+    return 1 if differ else 0
+
+
+CONTEXT = multiprocessing.get_context("forkserver")
+if __name__ == "__main__":
+    CONTEXT.set_forkserver_preload(["torch", "diffusers", "transformers", "peft"])
+    sys.exit(main())
