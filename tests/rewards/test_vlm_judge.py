@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import re
 import threading
 from email.utils import formatdate
 from pathlib import Path
@@ -62,7 +61,7 @@ def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(m
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert (body["model"], body["temperature"], body["seed"]) == ("m-1", 0.0, 7)
     assert body["response_format"] == {"type": "json_object"}
-    text, *pictures = body["messages"][1]["content"]
+    _, *pictures = body["messages"][1]["content"]
     shown = []
     for picture in pictures:
         head, _, data = picture["image_url"]["url"].partition(",")
@@ -97,7 +96,9 @@ def test_the_judge_is_told_what_it_sees_and_when() -> None:
     """The centres of three equal slices of the clip; its grey levels say which frames these are."""
 
     def asked(clips: list[torch.Tensor], prompt: str, fps: float, **options: Any) -> tuple[str, list[int]]:
-        text, *pictures = json.loads(judge("https://host/v1", **options).request(clips, prompt, fps))["messages"][1]["content"]
+        text, *pictures = json.loads(judge("https://host/v1", **options).request(clips, prompt, fps))["messages"][1][
+            "content"
+        ]
         return text["text"], [round((float(np.asarray(_image(one)).mean()) - 10) / 3) for one in pictures]
 
     clip = clips(1, frames=20)[0]
