@@ -112,17 +112,6 @@ def test_sage_integrates_the_diffusion_of_flow_exactly() -> None:
     assert float(Sage(eta=0.5)(torch.tensor(p).double(), q).std ** 2) == pytest.approx(integral, rel=1e-6)
 
 
-def test_sage_exact_composes_two_short_steps_are_one_long_step() -> None:
-    """For a fixed x0 the correlation of the noise multiplies: the step size cannot matter."""
-    sigmas = torch.tensor([0.97, 0.7, 0.2], dtype=torch.float64)
-
-    def rho(p: Tensor, q: Tensor) -> float:
-        step = SageExact(eta=0.8)(p, q)
-        return float((step.a * p + step.b) / q)
-
-    assert rho(sigmas[0], sigmas[1]) * rho(sigmas[1], sigmas[2]) == pytest.approx(rho(sigmas[0], sigmas[2]), rel=1e-12)
-
-
 def test_sage_exact_renews_all_noise_at_sigma_one_and_its_clamp_does_not() -> None:
     free, clamped = SageExact(eta=0.5)(1.0, 0.9), SageExact(eta=0.5, sigma_max=0.997)(1.0, 0.9)
     assert float(free.std) == pytest.approx(0.9)

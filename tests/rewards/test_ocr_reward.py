@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.ocr import OcrReward, edit_distance, quoted_text, reading_order, text_score
@@ -33,16 +31,15 @@ def test_quoted_text_only():
     assert quoted_text("ein Schild “offen”") == "offen"
 
 
-@given(st.text(max_size=8), st.text(max_size=8), st.text(max_size=8))
-def test_edit_distance_is_a_metric(a, b, c):
-    assert edit_distance(a, a) == 0
-    assert (edit_distance(a, b) == 0) == (a == b)
-    assert edit_distance(a, b) == edit_distance(b, a)
-    assert edit_distance(a, c) <= edit_distance(a, b) + edit_distance(b, c)
-
-
 def test_edit_distance_and_score_values():
-    assert edit_distance("kitten", "sitting") == 3
+    assert edit_distance("kitten", "sitting") == edit_distance("sitting", "kitten") == 3
+    assert [edit_distance(*pair) for pair in (("", ""), ("", "ab"), ("abc", "abc"), ("ab", "ba"), ("abc", "xbcd"))] == [
+        0,
+        2,
+        0,
+        2,
+        2,
+    ]
     assert text_score("Open!", "o p e n") == 1
     assert text_score("OPEN", "OPEM") == 0.75
     assert text_score("OPEN", "") == 0

@@ -178,10 +178,10 @@ def test_only_the_server_that_kept_others_waiting_is_left_alone(clock) -> None:
     (slow, a), (fast, b) = pool.acquire(), pool.acquire()
     clock.now += 1.0
     pool.dropped(fast, b, late=False)  # a second try that lost by a hair
-    assert (fast.failures, fast.down_until) == (0, 0.0)
+    assert (fast.failures, fast.down_until, fast.seconds) == (0, 0.0, 1.0)
     clock.now += 1.0
     pool.dropped(slow, a, late=True)
-    assert (slow.failures, slow.down_until) == (1, clock.now + 2.0)
+    assert (slow.failures, slow.down_until, slow.seconds) == (1, clock.now + 2.0, 2.0)
 
 
 def hanging() -> tuple[socket.socket, list[socket.socket], threading.Thread]:

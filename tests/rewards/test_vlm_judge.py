@@ -294,6 +294,7 @@ def test_what_is_sent_is_what_the_options_say():
     "text",
     [
         '{"look": {"score": 7}, "move": {"score": 4.5}}',
+        '{"look": 7, "move": 4.5} is what I say',
         '```json\n{"look": 7, "move": 4.5}\n```',
         'Let me see {not json}. {"look": 1, "move": 1} is a draft.\nFinal: {"Look": "7/10", "MOVE ": "4.5"} Done.',
         '<think>{"look": 3}</think>{"look": {"score": "7"}, "move": {"score": 4.5, "reason": ""}}',
@@ -361,6 +362,13 @@ def test_a_wrong_key_model_or_address_stops_the_run(status):
         assert len(server.asked) == 1
 
 
+def test_answers_are_shown_as_far_as_they_help():
+    with judge_server([Reply(400, b"y" * 500), *[completion("z" * 201)] * 2, Reply(200, b"[" + b"q" * 300)]) as server:
+        reward = judge(server.url, network={**QUICK, "retries": 0})
+        told = [reward(clips(), ["x"], 8.0).reasons[0] for _ in range(3)]
+        assert [text.count(letter) for text, letter in zip(told, "yzq")] == [400, 200, 199]
+
+
 def test_retry_after_is_a_number_or_a_date():
     now = 1_800_000_000.0
     dates = {formatdate(now + 30, usegmt=True): 30, formatdate(now - 30, usegmt=True): 0, "7": 7, "soon": 0}
@@ -399,7 +407,7 @@ def test_a_cache_is_on_the_disk_at_once_and_a_torn_one_is_used_as_far_as_it_goes
             stream.write('{"digest": "x", "sco')
         judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
         assert len(server.asked) == 1
-    assert "cannot be read" in caplog.text
+    assert "1 lines of the judge's cache" in caplog.text
 
 
 def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):
