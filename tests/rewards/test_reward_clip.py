@@ -231,9 +231,6 @@ def test_a_head_or_configuration_that_does_not_fit_is_refused(image_reward, tmp_
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RewardConfigError, match=r"not a med_config.json \(KeyError"):
         ImageReward(**{**image_reward, "config": str(tmp_path / "config.json")})
-    save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
-    with pytest.raises(RewardConfigError, match="not an ImageReward"):
-        ImageReward(**{**image_reward, "checkpoint": str(tmp_path / "b.safetensors")})
 
 
 def test_long_prompts_are_cut(image_reward):
