@@ -42,7 +42,7 @@ def test_edit_distance_and_score_values():
     ]
     assert text_score("Open!", "o p e n") == 1
     assert text_score("OPEN", "OPEM") == 0.75
-    assert text_score("OPEN", "") == 0
+    assert text_score("OPEN", "") == text_score("a", "b") == 0
 
 
 def test_mean_and_best_over_frames():
@@ -79,7 +79,14 @@ def test_the_reward_reads_in_that_order():
     assert OcrReward(engine=engine)(clip(10), ['"open now late"'], 1.0)["OCR"].item() == 1
     assert reading_order([]) == []
     assert reading_order([(box(0, 9.6), "lower"), (box(50, 0), "upper")]) == ["upper", "lower"]  # a fifth is no line
-    assert reading_order([(box(0, 0, height=40), "BIG"), (box(50, 14), "small")]) == ["BIG", "small"]
+    assert reading_order([(box(0, 100, height=40), "BIG"), (box(50, 102), "small")]) == ["BIG", "small"]
+    assert reading_order([(box(150, 0, 20), "late"), (box(0, 0, 200), "wide")]) == ["wide", "late"]
+    half = [
+        (box(0, 105, height=10), "lower"),
+        (box(50, 92, height=10, tilt=16), "upper"),
+    ]  # from 100 to 110 in its middle
+    assert reading_order(half) == ["lower", "upper"]
+    assert reading_order([(box(0, 106, height=10), "lower"), half[1]]) == ["upper", "lower"]
 
 
 def test_a_prompt_without_text_cannot_be_scored_and_says_why(monkeypatch):

@@ -74,6 +74,8 @@ def test_synchrony_is_for_moments_that_coincide() -> None:
     assert apart < 0.5
     assert math.isnan(never)
     assert "never changes" in scores.reasons[3]
+    once = SoundStats(parts=["synchrony"])(flashes([1])[None], [""], FPS, sound=Sound(clicks([1])[None, None], RATE))
+    assert float(once["synchrony"]) == pytest.approx(1.0)  # at other lags nothing is left that changes
 
 
 @pytest.fixture(scope="module")
