@@ -71,6 +71,13 @@ def test_drawn_windows_that_cannot_be_drawn_are_refused(options: dict, message: 
         Window(kind="drawn", **options)
 
 
+def test_which_prompt_draws_which_step_is_random_and_goes_by_iteration_and_seed() -> None:
+    window = Window(kind="drawn", at=[1, 2, 3])
+    found = {(n, seed): window.draw([1, 2, 3], 3, n, seed) for n in range(20) for seed in (0, 1)}
+    assert {rows[0][0] for rows in found.values()} == {1, 2, 3}
+    assert found[0, 0] != found[0, 1] or found[1, 0] != found[1, 1]
+
+
 def test_as_many_branches_as_steps_can_be_drawn() -> None:
     window = Window(kind="drawn", at=[4, 2], weights=[1.0, 1.0], branches=2)
     assert [sorted(row) for row in window.draw([4, 2], 3, 0, 0)] == [[2, 4]] * 3

@@ -72,6 +72,8 @@ def test_clipscore_is_the_clamped_and_scaled_cosine(folder):
     torch.testing.assert_close(pick, expected / 0.07, atol=3e-2, rtol=0)  # exp of CLIP's initial logit scale
     divided = PickScore(model=str(folder), divide_by=26.0)(videos, PROMPTS, 8.0)["PickScore"]
     torch.testing.assert_close(divided, pick / 26)
+    with pytest.raises(RewardConfigError, match="divide_by must be positive, got 0"):
+        PickScore(model=str(folder), divide_by=0)
 
 
 @pytest.mark.parametrize("size", [(40, 56), (16, 30), (90, 31)])

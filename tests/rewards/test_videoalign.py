@@ -183,10 +183,10 @@ def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
 
 def test_patches_equal_plain_loops():
     """An odd frame counts twice."""
-    frames = torch.randn(4, 3, 56, 84, generator=torch.Generator().manual_seed(0))
+    frames = torch.randn(4, 3, 84, 112, generator=torch.Generator().manual_seed(0))
     for given, whole in ((frames, frames), (frames[:3], torch.cat([frames[:3], frames[2:3]]))):
         patches, grid = patchify(given)
-        assert grid == (2, 4, 6)
+        assert grid == (2, 6, 8)
         assert torch.equal(patches, naive_patches(whole))
 
 

@@ -152,6 +152,7 @@ class Patience(threading.Event):
     [
         ({}, [0.5, 1.0, 1.5, 1.5, 1.5]),  # doubled up to max_wait, by the jitter at most halved
         ({"retry-after": "2"}, [2.0, 2.0, 2.0, 2.0, 2.0]),  # at least what is asked for
+        ({"retry-after": "3"}, [3.0, 3.0, 3.0, 3.0, 3.0]),  # up to the limit
         ({"retry-after": "0.75"}, [0.75, 1.0, 1.5, 1.5, 1.5]),  # and at least one's own pause
     ],
 )
