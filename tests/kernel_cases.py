@@ -15,6 +15,8 @@ STOCHASTIC = ITO + COEFFICIENT_PRESERVING
 
 law = settings(max_examples=100, deadline=None, derandomize=True)
 """Every property test: the same examples on every machine, and no clock."""
+some = settings(law, max_examples=25)
+"""For those whose examples take long."""
 
 
 def grid(steps: int, shift: float = 1.0) -> Tensor:

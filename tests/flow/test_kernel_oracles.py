@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from kernel_cases import COEFFICIENT_PRESERVING, final_variance, grid
 from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, Ode, Sage, SageExact
@@ -46,26 +45,3 @@ def test_sage_injects_the_same_total_variance_whatever_the_schedule(steps: int, 
     assert total == pytest.approx(4.812 * eta**2, rel=1e-4)
     dance = float(Dance(eta=eta)(sigmas[:-1], sigmas[1:]).std.square().sum())
     assert dance == pytest.approx(eta**2, rel=1e-9)
-
-
-def test_a_simulated_chain_has_the_variance_of_the_recursion() -> None:
-    """Sampling through Transition and Gaussian is what the recursion talks about."""
-    generator = torch.Generator().manual_seed(3)
-    samples, c = 100_000, 0.25
-    sigmas = grid(12, 3.0)
-    for kernel in (Flow(), Sage(), SageExact(), Cps(), Dance()):
-        x = torch.randn(samples, 1, generator=generator)
-        for p, q in zip(sigmas[:-1].float(), sigmas[1:].float()):
-            v = (p - (1 - p) * c) / ((1 - p) ** 2 * c + p**2) * x
-            x = kernel(p, q)(x, v).sample(torch.randn(samples, 1, generator=generator))
-        spread = float(x.var())
-        assert spread == pytest.approx(final_variance(kernel, sigmas, c), rel=5 * math.sqrt(2 / samples))
-
-
-@pytest.mark.parametrize("c", [1.0, 0.25])
-@pytest.mark.parametrize("kernel", [Ode(), SageExact(), SageExact(eta=1.0)], ids=repr)
-def test_first_order_convergence_to_the_data(kernel: Kernel, c: float) -> None:
-    error = [abs(final_variance(kernel, grid(steps), c) - c) for steps in (160, 320, 640)]
-    assert error[1] / error[0] == pytest.approx(0.5, abs=0.04)
-    assert error[2] / error[1] == pytest.approx(0.5, abs=0.04)
-    assert error[2] < 0.01 * max(c, 0.5)

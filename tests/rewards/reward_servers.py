@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import uvicorn
 
@@ -41,17 +37,6 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
         assert not thread.is_alive()
 
 
-def process_server(port: int, reward: str) -> subprocess.Popen:
-    """Serve a toy reward in a process of its own, as the command does."""
-    code = (
-        "from sage_grpo.commands.serve_reward import Options, run, RewardSpec, ServerLimits\n"
-        f"run(Options(rewards=[RewardSpec(name='toy_rewards:{reward}')], port={port}, "
-        "limits=ServerLimits(max_queue=2000, max_body_mb=1)))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
-
-
 def call(port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None):
     """One plain HTTP request: status and body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -67,14 +52,3 @@ def metric(port: int, name: str) -> float:
     """One of the numbers under /metrics."""
     lines = call(port, "GET", "/metrics")[1].decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"sage_grpo_reward_{name} "))
-
-
-def wait_until_up(port: int, seconds: float = 60) -> None:
-    """Until /health answers."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            if call(port, "GET", "/health")[0] == 200:
-                return
-        time.sleep(0.05)
-    raise TimeoutError("the server did not start")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import naive_patches, qwen_tokenizer, write_qwen_base
 
-from sage_grpo.rewards.built_in.hpsv3 import REWARD_TOKEN, TEMPLATE, Hpsv3
-from sage_grpo.rewards.built_in.qwen import read_template
+from sage_grpo.rewards.built_in.hpsv3 import Hpsv3
 from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
 
@@ -117,13 +115,13 @@ def options(checkpoint: Path, base: Path, template: Path) -> dict[str, str]:
 
 
 def test_scores_equal_the_reference(checkpoint, base, template, trained):
-    # 8 frames at 8 fps: four slices of a quarter of a second, but no more than three
-    reward, videos = Hpsv3(**options(checkpoint, base, template), sample_fps=4.0, num_frames=3), clips()
+    # 8 frames at 4 fps: four slices of half a second, but no more than three
+    reward, videos = Hpsv3(**options(checkpoint, base, template), sample_fps=2.0, num_frames=3), clips()
     expected = [
         sum(reference(trained, clip[index], prompt, 16 * 28 * 28) for index in (1, 4, 6)) / 3
         for clip, prompt in zip(videos, PROMPTS)
     ]
-    ours = reward(videos, PROMPTS, 8.0)["HPSv3"]
+    ours = reward(videos, PROMPTS, 4.0)["HPSv3"]
     torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-4, rtol=0)
     assert (ours[0] - ours[1]).abs() > 1e-3
 
@@ -138,23 +136,12 @@ def test_what_does_not_fit_is_refused(base, template, trained, tmp_path):
 
     refused({name: value for name, value in state.items() if "layers.1.mlp.up_proj" not in name}, "lacks")
     refused({name: value for name, value in state.items() if name != "rm_head.3.bias"}, "no whole head")
-    refused({**state, "model.embed_tokens.weight": torch.zeros(300, 32)}, "another shape")
     torch.save(state, tmp_path / "HPSv3.pth")
     with pytest.raises(RewardConfigError, match="only safetensors"):
         Hpsv3(**options(tmp_path / "HPSv3.pth", base, template))
 
 
-def test_prompts_and_templates_cannot_move_the_place_that_is_read(checkpoint, base, template, tmp_path):
+def test_prompts_cannot_move_the_place_that_is_read(checkpoint, base, template):
     reward = Hpsv3(**options(checkpoint, base, template))
     with pytest.raises(ValueError, match="special token"):
         reward(clips(), ["a", "b <|Reward|>"], 8.0)
-    text = tmp_path / "template.txt"
-    text.write_text(INSTRUCTION + ENDING)
-    read = partial(read_template, strings=TEMPLATE, tokens=[REWARD_TOKEN], source="data_collator_qwen.py")
-    assert read(text) == read(template)
-    text.write_text(INSTRUCTION)
-    with pytest.raises(RewardConfigError, match=r"must hold <\|Reward\|> once"):
-        read(text)
-    (tmp_path / "x.py").write_text("INSTRUCTIONS = 'a'\n")
-    with pytest.raises(RewardConfigError, match="Did you mean 'INSTRUCTIONS'"):
-        read(tmp_path / "x.py")

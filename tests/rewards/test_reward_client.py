@@ -74,12 +74,65 @@ def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> N
     assert (bad.failures, bad.down_until) == (0, 0.0)
 
 
-def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(clock) -> None:
+@pytest.mark.parametrize(("hung", "pause"), [(0.5, 1.0), (300.0, 300.0), (9999.0, 600.0)])
+def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(hung: float, pause: float, clock) -> None:
+    """At least for the first pause, at most for ten minutes."""
     pool = servers(1)
     server, number = pool.acquire()
-    clock.now += 300
+    clock.now += hung
     pool.failed(server, number, "timed out")
-    assert server.down_until == clock.now + 300
+    assert (server.down_until, server.measured) == (clock.now + pause, clock.now)
+    pool.failed(server, None, "and wrong")  # it is down already
+    assert server.failures == 1
+
+
+def test_one_more_request_costs_what_is_known_of_the_server(clock) -> None:
+    """What others took, where nothing is known and it has something to do; half as much a minute later; never less than what runs has taken."""
+    (server,) = servers(1).servers
+    assert server.cost(10.0, 4.0) == (0.0, 0)
+    server.running = {1: 8.0, 2: 9.0}
+    assert [server.cost(now, 4.0) for now in (10.0, 20.0)] == [(12.0, 2), (36.0, 2)]
+    server.seconds, server.measured = 3.0, 10.0
+    assert [server.cost(now, 4.0) for now in (10.0, 70.0)] == [(9.0, 2), (186.0, 2)]
+    server.running = {}
+    assert [server.cost(now, 4.0) for now in (10.0, 70.0)] == [(3.0, 0), (1.5, 0)]
+
+
+def test_how_long_a_server_takes_is_averaged_over_its_last_answers(clock) -> None:
+    pool = servers(1)
+    for took, mean in ((10.0, 10.0), (20.0, 13.0), (3.0, 10.0)):
+        server, number = pool.acquire()
+        clock.now += took
+        pool.succeeded(server, number)
+        assert server.seconds == pytest.approx(mean)
+        assert (server.measured, server.running) == (clock.now, {})
+
+
+def test_another_server_is_asked_as_well_where_it_would_have_answered_several_times_over(clock) -> None:
+    """A server that was never heard of is thought to take five seconds."""
+    pool = servers(2)
+    slow, _ = pool.acquire()
+    (other,) = (server for server in pool.servers if server is not slow)
+    assert pool.quicker(10.0, [slow], 2.0) is None
+    assert not other.running
+    found = pool.quicker(10.02, [slow], 2.0)
+    assert found is not None
+    assert found[0] is other
+    clock.now += 3.0
+    pool.succeeded(*found)
+    assert pool.quicker(9.0, [slow], 3.0) is None
+    assert pool.quicker(9.02, [slow], 3.0) is not None
+    assert pool.quicker(18.0, [slow], 3.0) is None  # two would run there
+    assert pool.quicker(99.0, [slow, other], 3.0) is None
+    pool.failed(other, None, "gone")
+    assert pool.quicker(99.0, [slow], 3.0) is None
+
+
+def test_pauses_are_doubled_up_to_the_longest_and_shortened_by_chance_to_a_half(monkeypatch) -> None:
+    pauses = Backoff(0.5, 3.0)
+    assert [pauses.full(tries) for tries in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    found = [pauses.pause(2) for _ in range(200)]
+    assert 1.0 <= min(found) < 1.2 < 1.8 < max(found) <= 2.0
 
 
 def test_requests_that_fail_together_count_once(clock) -> None:
@@ -125,10 +178,10 @@ def test_only_the_server_that_kept_others_waiting_is_left_alone(clock) -> None:
     (slow, a), (fast, b) = pool.acquire(), pool.acquire()
     clock.now += 1.0
     pool.dropped(fast, b, late=False)  # a second try that lost by a hair
-    assert (fast.failures, fast.down_until) == (0, 0.0)
+    assert (fast.failures, fast.down_until, fast.seconds) == (0, 0.0, 1.0)
     clock.now += 1.0
     pool.dropped(slow, a, late=True)
-    assert (slow.failures, slow.down_until) == (1, clock.now + 2.0)
+    assert (slow.failures, slow.down_until, slow.seconds) == (1, clock.now + 2.0, 2.0)
 
 
 def hanging() -> tuple[socket.socket, list[socket.socket], threading.Thread]:

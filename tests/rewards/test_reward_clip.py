@@ -68,29 +68,12 @@ def test_clipscore_is_the_clamped_and_scaled_cosine(folder):
     expected = reference_cosines(folder, videos, PROMPTS, FRAMES_AT_2).mean(dim=1)
     torch.testing.assert_close(plain, expected, atol=2e-3, rtol=0)
     assert expected.std() > 0.01  # the reference tells the clips apart
-
-
-def test_pickscore_is_the_logit(folder):
-    videos = clips()
-    cosine = reference_cosines(folder, videos, PROMPTS, FRAMES_AT_2)
-    scale = 1 / 0.07  # exp of CLIP's initial logit scale
-    ours = PickScore(model=str(folder))(videos, PROMPTS, 8.0)["PickScore"]
-    torch.testing.assert_close(ours, scale * cosine.mean(dim=1), atol=3e-2, rtol=0)
+    pick = PickScore(model=str(folder))(videos, PROMPTS, 8.0)["PickScore"]
+    torch.testing.assert_close(pick, expected / 0.07, atol=3e-2, rtol=0)  # exp of CLIP's initial logit scale
     divided = PickScore(model=str(folder), divide_by=26.0)(videos, PROMPTS, 8.0)["PickScore"]
-    torch.testing.assert_close(divided, ours / 26)
-
-
-@pytest.mark.parametrize("size", [(40, 56), (33, 33), (20, 24), (60, 40)])
-def test_tensor_preprocessing_equals_the_image_processor(size):
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    frames = clips(1, 2, *[(side + 7) // 8 * 8 for side in size])[0][:, : size[0], : size[1]]
-    processor = CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
-    theirs = processor([Image.fromarray(frame.numpy()) for frame in frames], return_tensors="pt")["pixel_values"]
-    ours = clip_pixels(frames, 30, halves="down")
-    # fixed-point against floating-point arithmetic: exact halves may fall the other way, by one or two of 255
-    assert (ours - theirs).abs().max() < 2.5 / 255 / 0.26
-    assert ((ours - theirs).abs() > 1e-4).float().mean() < 0.03
+    torch.testing.assert_close(divided, pick / 26)
+    with pytest.raises(RewardConfigError, match="divide_by must be positive, got 0"):
+        PickScore(model=str(folder), divide_by=0)
 
 
 @pytest.mark.parametrize("size", [(40, 56), (16, 30), (90, 31)])
@@ -143,19 +126,6 @@ def test_an_odd_rest_of_the_crop_goes_where_each_scores_authors_put_it(kind, lef
     ours = reward(videos, PROMPTS[:1], 2.0)[part]
     torch.testing.assert_close(ours, score[left], atol=1e-6, rtol=1e-6)
     assert (ours - score[15 - left]).abs() > 1e-4
-
-
-@pytest.mark.parametrize("kind", [ClipScore, PickScore])
-def test_what_stands_at_the_edge_counts_only_when_padded(kind, folder):
-    videos = clips()
-    changed = videos.clone()
-    changed[:, :, :, :6] = 255 - changed[:, :, :, :6]  # 40 x 56: the crop leaves 8 columns out on each side
-    (part,) = kind(model=str(folder)).names
-    cropped, padded = kind(model=str(folder)), kind(model=str(folder), fit="pad")
-    assert torch.equal(cropped(videos, PROMPTS, 8.0)[part], cropped(changed, PROMPTS, 8.0)[part])
-    assert not torch.allclose(padded(videos, PROMPTS, 8.0)[part], padded(changed, PROMPTS, 8.0)[part], atol=1e-4)
-    with pytest.raises(RewardConfigError, match="crop or pad"):
-        kind(model=str(folder), fit="stretch")
 
 
 def test_aesthetic_head_applies_the_layers_in_order(folder, tmp_path):
@@ -230,18 +200,6 @@ def test_imagereward_reads_the_prompt_while_it_looks_at_the_frames(image_reward)
     assert (ours[0] - ours[1]).abs() > 1e-4
 
 
-def test_imagereward_cuts_the_centre_out_as_torchvision_does(image_reward):
-    """39 columns of which 24 are shown: 7.5 is rounded to 8. The short edge fits, so that nothing is resized."""
-    generator = torch.Generator().manual_seed(4)
-    videos = torch.randint(0, 256, (1, 2, 24, 39, 3), generator=generator, dtype=torch.uint8)
-    reward = ImageReward(**image_reward)
-    whole, down, even = (
-        reward(part, BOTH[:1], 2.0)["ImageReward"] for part in (videos, videos[:, :, :, 7:31], videos[:, :, :, 8:32])
-    )
-    torch.testing.assert_close(whole, even, atol=1e-6, rtol=1e-6)
-    assert (whole - down).abs() > 1e-4
-
-
 @pytest.mark.parametrize("reward", ["hpsv2", "imagereward"])
 def test_pickles_damaged_and_incomplete_files_are_refused(reward, base, hps, image_reward, tmp_path):
     good = {"checkpoint": str(hps), "base": str(base)} if reward == "hpsv2" else image_reward
@@ -275,9 +233,6 @@ def test_a_head_or_configuration_that_does_not_fit_is_refused(image_reward, tmp_
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RewardConfigError, match=r"not a med_config.json \(KeyError"):
         ImageReward(**{**image_reward, "config": str(tmp_path / "config.json")})
-    save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
-    with pytest.raises(RewardConfigError, match="not an ImageReward"):
-        ImageReward(**{**image_reward, "checkpoint": str(tmp_path / "b.safetensors")})
 
 
 def test_long_prompts_are_cut(image_reward):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import toy_rewards
 from toy_rewards import clips, toy
 
-from sage_grpo.rewards.base import SMALL, CompositeReward
-from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.base import SMALL, CompositeReward, _moving_picture, _noise
+from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
 from sage_grpo.rewards.member import (
     SHOWN,
+    ClipBatch,
     Failure,
     FailureReport,
     RewardFailure,
@@ -41,14 +44,6 @@ def test_one_none_costs_its_own_clip_only(array, monkeypatch):
     assert scores.total[[0, 1, 3, 4]].tolist() == [6.0] * 4
     assert toy_rewards.CALLS == [5]
     assert [(one.index, one.reason) for one in report.failures] == [(2, "part 'one_none' is None")]
-
-
-def test_a_judge_that_is_down_is_not_asked_for_every_clip():
-    toy_rewards.CALLS.clear()
-    _, report = CompositeReward([toy("raises_for_bad", batch_size=0)]).score(clips(16), ["bad"] * 16, FPS)
-    assert len(toy_rewards.CALLS) <= 9
-    assert [one.index for one in report.failures] == list(range(16))
-    assert all("TimeoutError: the judge takes too long" in one.reason for one in report.failures)
 
 
 def test_reasons_come_with_the_clip_and_remarks_are_kept():
@@ -86,8 +81,10 @@ HALVES = {"weights": {"level": 1.0, "broken": 1.0}}
 @pytest.mark.parametrize("spec", [toy("only_nan", metric_only=True), toy("half_nan", **HALVES)])
 def test_a_reward_that_gives_nothing_but_nan_is_refused(spec):
     problem = CompositeReward([spec]).try_out("one", others=[("two", {}), ("three", {})])
-    assert "= nan without a reason, and so for each of 3 prompts (a clip of 17 frames" in problem
-    assert "try_out: false" in problem
+    told = (
+        "= nan without a reason, and so for each of 3 prompts (a clip of 17 frames of 64 x 64 at 8 fps, prompt 'one')"
+    )
+    assert told in problem
 
 
 def test_a_reward_that_needs_the_runs_own_format_is_tried_with_it():
@@ -98,6 +95,53 @@ def test_a_reward_that_needs_the_runs_own_format_is_tried_with_it():
     small = (1, SMALL.frames, SMALL.height, SMALL.width, 3)
     assert [(shape, fps) for shape, _, fps in seen] == [(small, 16.0), ((1, 81, 16, 24, 3), 16.0)]
     assert "needs 81 frames" in composite.try_out("x", video=VideoSpec(frames=5, height=16, width=24))
+
+
+def test_rewards_are_tried_with_a_coarse_picture_that_moves_and_with_noise() -> None:
+    """A blank clip would have no contrast, and a still one no motion: some rewards are NaN there."""
+    video = VideoSpec(frames=3, height=16, width=24, fps=4.0)
+    (clip,) = _moving_picture(video)
+    assert clip.shape == (3, 16, 24, 3)
+    assert all(torch.equal(clip[frame], clip[0].roll(frame, dims=1)) for frame in (1, 2))
+    blocks = clip[0].view(8, 2, 8, 3, 3)
+    assert torch.equal(blocks, blocks[:, :1, :, :1].expand_as(blocks))
+    assert len(blocks[:, 0, :, 0].flatten(0, 1).unique(dim=0)) == 64
+    noise = _noise(video, 2)
+    assert (noise.waves.shape, noise.rate) == ((2, 2, 12_000), 16_000)
+    assert float(noise.waves.abs().max()) == pytest.approx(0.5, abs=0.01)
+    assert float(noise.waves.mean()) == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "calls"),
+    [("mean_level", None, 8), ("mean_level", 0, 20), ("mean_level", 3, 3), ("remote", None, 20), ("remote", 5, 5)],
+)
+def test_clips_a_call(name: str, size: int | None, calls: int) -> None:
+    spec = toy(name, batch_size=size)
+    if name == "remote":
+        spec = RewardSpec(name=name, weights={"a": 1.0}, options={"urls": ["http://x"]}, batch_size=size)
+    (member,) = CompositeReward([spec])._members
+    assert (member.batch(20), member.batch(0)) == (calls, calls if calls < 20 else 1)
+
+
+def test_groups_of_clips_are_those_that_are_named_or_those_of_one_prompt() -> None:
+    batch = ClipBatch(clips(4), ["a", "b", "a", "b"], FPS, [{}] * 4)
+    assert batch.grouped() == [[0, 2], [1, 3]]
+    assert replace(batch, groups=[7, 7, 7, 5]).grouped() == [[0, 1, 2], [3]]
+
+
+def test_long_texts_are_cut() -> None:
+    one = Failure("r", 0, "p\n" * 100, "q  " * 400, clips=2)
+    assert one.describe() == f"r x2, first on {'p ' * 60!r}: {'q ' * 250}"
+
+    def long(videos, prompts, fps):
+        raise ValueError("q" * 400)
+
+    objects = {"ocr": FunctionReward(long)}  # of the package: told without a place
+    _, report = CompositeReward([RewardSpec(name="ocr", isolate_failures=False)], objects=objects).score(
+        clips(2), ["a", "b"], FPS
+    )
+    assert [one.reason for one in report.failures] == [f"ValueError: {'q' * 300} (in a call of 2 clips)"] * 2
 
 
 def test_the_limit_of_failures_is_the_one_that_was_given():
@@ -122,6 +166,11 @@ def test_one_exception_costs_one_clip_and_a_bounded_number_of_calls(count):
         assert [one.index for one in report.failures] == [bad]
         assert scores.valid.sum() == count - 1
         assert len(toy_rewards.CALLS) <= 1 + 2 * math.ceil(math.log2(count))
+    toy_rewards.CALLS.clear()  # a judge that is down is not asked for every clip
+    _, report = CompositeReward([toy("raises_for_bad", batch_size=0)]).score(clips(count), ["bad"] * count, FPS)
+    assert len(toy_rewards.CALLS) <= 1 + 2 * math.ceil(math.log2(count))
+    assert [one.index for one in report.failures] == list(range(count))
+    assert all("TimeoutError: the judge takes too long" in one.reason for one in report.failures)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_the_same_clip_is_read_at_the_same_times(fps):
     read = shown[sample_indices(3 * fps, fps, sample_fps=2.0)]
     wanted = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.25, 2.75])
     torch.testing.assert_close(read, wanted, atol=1e-6, rtol=0)
+    assert sample_indices(3 * fps, fps, sample_fps=2.0, max_frames=1) == [3 * fps // 2]
 
 
 @given(st.integers(1, 200), st.sampled_from([5.0, 8.0, 12.5, 16.0, 23.976, 24.0, 30.0]), st.floats(0.5, 8))

@@ -13,7 +13,7 @@ from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import CompositeReward, _joined
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
-from sage_grpo.rewards.member import Outcome
+from sage_grpo.rewards.member import Failure, Outcome
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import Sound
 
@@ -32,23 +32,18 @@ def test_a_write_through_numpy_reaches_nobody_else(size):
     torch.testing.assert_close(scores.parts["as_list"], torch.tensor([float(len(p)) for p in PROMPTS]))
 
 
-def test_what_ships_with_the_package_gets_no_copy(monkeypatch):
-    seen, videos = {}, clips()
+def test_what_ships_with_the_package_gets_no_copy():
+    seen = []
 
-    def watched(reward, title):
-        def call(videos, prompts, fps, **extra):
-            seen[title] = videos.untyped_storage().data_ptr()
-            return reward(videos, prompts, fps, **extra)
+    def watched(videos, prompts, fps):
+        seen.append(videos.untyped_storage().data_ptr())
+        return [0.0] * len(prompts)
 
-        call.names = reward.names
-        return call
-
-    composite = CompositeReward([RewardSpec(name="video_stats", weights={"brightness": 1.0}), toy("mean_level")])
-    for member in composite._members:
-        monkeypatch.setattr(member, "reward", watched(member.reward, member.spec.title))
-    composite.score(videos, PROMPTS, FPS)
+    names, videos = ("ocr", "toy_rewards:mean_level"), clips()
+    objects = {name: FunctionReward(watched) for name in names}
+    CompositeReward([RewardSpec(name=name) for name in names], objects=objects).score(videos, PROMPTS, FPS)
     own = videos.untyped_storage().data_ptr()
-    assert {title: pointer == own for title, pointer in seen.items()} == {"video_stats": True, "mean_level": False}
+    assert [pointer == own for pointer in seen] == [True, False]
 
 
 @pytest.mark.parametrize("size", [0, 2])
@@ -114,21 +109,20 @@ def test_async_rewards_are_awaited_also_where_a_loop_runs_already(spec):
     assert asyncio.run(notebook()) == expected
 
 
-@pytest.mark.parametrize("overlapping", [(True, False), (True, True)])
-def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(overlapping, monkeypatch):
+@pytest.mark.parametrize("second", [False, True])
+def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(second, monkeypatch):
     monkeypatch.setattr(toy_rewards, "BOTH", threading.Barrier(2, timeout=20))
-    first, second = overlapping
-    specs = [
-        toy("meets_second", overlap=second, isolate_failures=False, metric_only=True),
-        toy("meets_first", overlap=first),
-        toy("too_few", overlap=True, metric_only=True),
-    ]
-    composite = CompositeReward(specs)
+    composite = CompositeReward(
+        [
+            toy("meets_second", overlap=second, isolate_failures=False, metric_only=True),
+            toy("meets_first", overlap=True),
+            toy("too_few", overlap=True, metric_only=True),
+        ]
+    )
     scores, report = composite.score(clips(2), PROMPTS[:2], FPS)
     assert scores.total.tolist() == [1.0, 1.0]
-    assert [(one.reward, one.index) for one in report.failures] == [
-        ("meets_second", 0), ("meets_second", 1), ("too_few", 0), ("too_few", 1),
-    ]  # fmt: skip
+    failed = [(one.reward, one.index) for one in report.failures]
+    assert failed == [("meets_second", 0), ("meets_second", 1), ("too_few", 0), ("too_few", 1)]
     assert "KeyError" in report.failures[0].reason
     assert list(composite.seconds) == ["meets_second", "meets_first", "too_few"]
 
@@ -249,11 +243,10 @@ def test_it_begins_before_the_last_clip_is_there() -> None:
 
     def watched(videos, prompts, fps):
         begun.set()
-        return videos.float().mean((1, 2, 3, 4))
+        return toy_rewards.level_of(videos)
 
-    composite = CompositeReward(
-        [toy("mean_level", overlap=True)], objects={"toy_rewards:mean_level": FunctionReward(watched)}
-    )
+    objects = {"toy_rewards:mean_level": FunctionReward(watched)}
+    composite = CompositeReward([toy("mean_level", overlap=True)], objects=objects)
     with composite.early(FPS) as early:
         early.add(clips()[:1], PROMPTS[:1], [{}])
         assert begun.wait(timeout=60)
@@ -262,23 +255,20 @@ def test_it_begins_before_the_last_clip_is_there() -> None:
     torch.testing.assert_close(scores.total, LEVELS)
 
 
-def test_the_time_of_all_pieces_counts() -> None:
+def test_the_time_of_all_pieces_counts_and_failures_count_on() -> None:
     pieces = [Future() for _ in range(3)]
     for number, piece in enumerate(pieces):
-        piece.set_result(Outcome({"level": torch.ones(1)}, seconds=float(number + 1)))
-    assert _joined(pieces).seconds == 6
-
-
-class Weighty:
-    """A reward with weights."""
-
-    names = ("level",)
-
-    def to(self, device: torch.device) -> None:
-        pass
-
-    def __call__(self, videos, prompts, fps):
-        return {"level": videos.float().mean((1, 2, 3, 4))}
+        told = {kind: [Failure("r", 1, f"{number}", kind)] for kind in ("failures", "remarks")}
+        piece.set_result(Outcome({"level": torch.full((2 + number,), 0.5)}, seconds=float(number + 1), **told))
+    joined = _joined(pieces)
+    assert joined.seconds == 6
+    assert joined.values["level"].tolist() == [0.5] * 9
+    for kind in ("failures", "remarks"):
+        assert [(one.index, one.prompt, one.reason) for one in getattr(joined, kind)] == [
+            (1, "0", kind),
+            (3, "1", kind),
+            (6, "2", kind),
+        ]
 
 
 def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys_device() -> None:
@@ -289,7 +279,7 @@ def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys
         toy("in_place", label="here", overlap=True),
         toy("worth", label="elsewhere", overlap=True, device="cpu"),
     ]
-    weighty = dict.fromkeys((specs[3].name, specs[4].name), Weighty())
+    weighty = dict.fromkeys((specs[3].name, specs[4].name), toy_rewards.Movable())
     with CompositeReward(specs, objects=weighty).early(FPS) as early:
         early.add(clips(), PROMPTS, [{}] * 5)
         assert list(early.outcomes()) == ["as_list", "elsewhere"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 
@@ -50,6 +51,24 @@ def test_round_trip():
         "m": [1, 1],
     }
     assert scores.reasons == {1: "why"}
+
+
+def test_what_is_sent_byte_by_byte():
+    """Other languages send requests too: a safetensors file whose header is padded to eight bytes."""
+    pieces, checksum = encode_request(torch.arange(12, dtype=torch.uint8).view(1, 1, 2, 2, 3), ["é"], 8, "id")
+    assert checksum == hashlib.sha256(b'[[1, 1, 2, 2, 3], ["\\u00e9"], 8.0]' + bytes(range(12))).hexdigest()
+    about = {"id": "id", "prompts": '["\\u00e9"]', "fps": "8.0", "checksum": checksum}
+    entry = {"dtype": "U8", "shape": [1, 1, 2, 2, 3], "data_offsets": [0, 12]}
+    header = json.dumps({"__metadata__": about, "videos": entry}).encode()
+    header += b" " * (8 - len(header) % 8)
+    assert bytes(pieces[0]) == struct.pack("<Q", len(header)) + header
+    assert bytes(pieces[1]) == bytes(range(12))
+    scores = {"b": torch.tensor([1.0]), "a": torch.tensor([2.0])}
+    answer = encode_response(decode_request(b"".join(pieces)), scores, {})
+    (length,) = struct.unpack("<Q", answer[:8])
+    found = json.loads(answer[8 : 8 + length])["__metadata__"]
+    values = [b"a\0" + struct.pack("<f", 2.0), b"b\0" + struct.pack("<f", 1.0)]
+    assert found["scores"] == hashlib.sha256(b"".join(values)).hexdigest()
 
 
 def test_a_checksum_is_of_everything_that_a_score_depends_on():
@@ -110,6 +129,9 @@ def test_a_changed_answer_never_gives_another_score(data):
 def test_a_prompt_that_would_keep_all_others_waiting_is_refused():
     with pytest.raises(WireError, match="20,001 characters"):
         decode_request(encoded(request()[0], ["a", "a" * 20_001], 8.0, "id")[0])
+    assert decode_request(encoded(*request(), 8.0, "i" * 200)[0]).id == "i" * 200
+    with pytest.raises(WireError, match="id is longer than 200"):
+        decode_request(encoded(*request(), 8.0, "i" * 201)[0])
 
 
 ZEROS = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)

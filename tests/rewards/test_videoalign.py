@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_reward_checkpoints import (
     NORMS,
     TEMPLATE,
@@ -20,7 +21,7 @@ from tiny_reward_checkpoints import (
 )
 
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.built_in.qwen import patchify, read_template
+from sage_grpo.rewards.built_in.qwen import patchify, read_template, renamed
 from sage_grpo.rewards.built_in.qwen import target_size as qwen_size
 from sage_grpo.rewards.built_in.videoalign import (
     MIN_PIXELS,
@@ -29,6 +30,7 @@ from sage_grpo.rewards.built_in.videoalign import (
     find_checkpoint,
     frame_indices,
     read_config,
+    read_state,
 )
 from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
@@ -112,71 +114,47 @@ def reference_scores(case, clip: torch.Tensor, prompt: str, fps: float, *, rope_
 
 
 def test_a_prompt_with_a_special_token_is_refused_and_masked_alone(folder, base, template):
-    spec = RewardSpec(
-        name="videoalign",
-        weights={"TA": 1.0},
-        options={"checkpoint": str(folder), "base": str(base), "template": str(template)},
-    )
-    composite = CompositeReward([spec])
-    for token in ("<|TA_reward|>", "<|im_end|>", "<|video_pad|>"):
-        scores, report = composite.score(clips(), ["fine", f"bad {token}", "fine"], 4.0)
-        assert scores.valid.tolist() == [True, False, True]
-        assert token in report.failures[0].reason
+    files = {"checkpoint": str(folder), "base": str(base), "template": str(template)}
+    composite = CompositeReward([RewardSpec(name="videoalign", weights={"TA": 1.0}, options=files)])
+    prompts = ["a {text_prompt} and {0} and {video}", "bad <|TA_reward|>", "bad <|im_end|>"]
+    scores, report = composite.score(clips(), prompts, 4.0)
+    assert scores.valid.tolist() == [True, False, False]
+    assert all(one.prompt.removeprefix("bad ") in one.reason for one in report.failures)
     assert composite.try_out("fine") == ""  # the small clip fits
-    assert "special token" in composite.try_out("bad <|im_end|>")
-    braces = composite.score(clips(1), ["a {text_prompt} and {0} and {video}"], 4.0)[0]
-    assert braces.valid.all()
 
 
-def test_the_latest_checkpoint_wins_and_model_pth_wins_over_the_adapter(tmp_path, base, template):
-    model, head, _ = reference_model(base, lora=True, output_dim=3)
-    write_videoalign(tmp_path, model, head, kind="adapter", step=9)
-    write_videoalign(tmp_path, model, 2 * head, kind="adapter", step=10)
-    make = {"base": str(base), "template": str(template), "normalize": False}
-    old = VideoAlign(checkpoint=str(tmp_path), step=9, **make)(clips(1), PROMPTS[:1], 4.0)["VQ"]
-    new = VideoAlign(checkpoint=str(tmp_path), **make)(clips(1), PROMPTS[:1], 4.0)["VQ"]
-    torch.testing.assert_close(new, 2 * old, atol=1e-4, rtol=1e-4)
-    write_videoalign(tmp_path, model, 3 * head, kind="whole_lora", step=10)
-    whole = VideoAlign(checkpoint=str(tmp_path), **make)(clips(1), PROMPTS[:1], 4.0)["VQ"]
-    torch.testing.assert_close(whole, 3 * old, atol=1e-4, rtol=1e-4)
+def test_the_latest_checkpoint_wins_and_of_its_files_the_safest(tmp_path):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "checkpoint-11").write_text("not a folder")
+    assert [find_checkpoint(tmp_path, step).name for step in (None, 9)] == ["checkpoint-10", "checkpoint-9"]
     with pytest.raises(RewardConfigError, match="checkpoint-7"):
         find_checkpoint(tmp_path, 7)
+    place, one = tmp_path / "checkpoint-10", torch.ones(1)
+    save_file({"model.a.lora_A.weight": one}, place / "adapter_model.safetensors")
+    with pytest.raises(RewardConfigError, match=r"needs model\.pth"):
+        read_state(place)
+    torch.save({"rm_head.weight": one}, place / "non_lora_state_dict.pth")
+    assert read_state(place) == ({"rm_head.weight": one, "language_model.a.lora_A.weight": one}, False)
+    torch.save({"rm_head.weight": 2 * one}, place / "model.pth")
+    assert read_state(place) == ({"rm_head.weight": 2 * one}, True)
+    save_file({"rm_head.weight": 3 * one}, place / "model.safetensors")
+    assert read_state(place) == ({"rm_head.weight": 3 * one}, True)
 
 
-def test_an_adapter_may_bring_its_own_embeddings(tmp_path, base, template):
-    from safetensors.torch import load_file, save_file
-
-    model, head, _ = reference_model(base, lora=True, output_dim=3)
-    write_videoalign(tmp_path, model, head, kind="adapter")
-    make = {"checkpoint": str(tmp_path), "base": str(base), "template": str(template), "normalize": False}
-    before = VideoAlign(**make)(clips(1), PROMPTS[:1], 4.0)
-    path = tmp_path / "checkpoint-11" / "adapter_model.safetensors"
-    adapter = load_file(path)
-    rows = model.state_dict()["base_model.model.model.language_model.embed_tokens.weight"].clone()
-    adapter["base_model.model.lm_head.weight"] = rows.clone()
-    rows[-3:] += 1.0  # only the three special tokens
-    adapter["base_model.model.model.embed_tokens.weight"] = rows
-    save_file(adapter, path)
-    changed = VideoAlign(**make)
-    assert torch.equal(changed.model.get_input_embeddings().weight, rows)
-    assert all((changed(clips(1), PROMPTS[:1], 4.0)[part] - before[part]).abs() > 1e-3 for part in NORMS)
-
-
-def test_a_base_with_the_original_names_gives_the_same_scores(tmp_path, folder, base, template):
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(base, tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    plain = {
-        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
-        for name, value in weights.items()
+def test_the_authors_names_become_those_of_transformers_5():
+    """Of peft's copies the trained one counts; a base's embeddings may come with the adapter."""
+    ours = {
+        "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight": "language_model.layers.0.self_attn.q_proj.weight",
+        "base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight": "language_model.layers.0.mlp.up_proj.lora_B.weight",
+        "base_model.model.model.embed_tokens.modules_to_save.default.weight": "language_model.embed_tokens.weight",
+        "base_model.model.visual.merger.mlp.0.bias": "visual.merger.mlp.0.bias",
+        "model.language_model.norm.weight": "language_model.norm.weight",
+        "model.visual.blocks.0.norm1.weight": "visual.blocks.0.norm1.weight",
     }
-    assert {name.split(".")[0] for name in plain} <= {"model", "visual", "lm_head"}
-    save_file(plain, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
-    make = {"checkpoint": str(folder), "template": str(template)}
-    ours = VideoAlign(base=str(tmp_path / "base"), **make)(clips(1), PROMPTS[:1], 4.0)
-    same = VideoAlign(base=str(base), **make)(clips(1), PROMPTS[:1], 4.0)
-    assert all(torch.equal(ours[part], same[part]) for part in ours)
+    given = {name: torch.tensor(float(number)) for number, name in enumerate(ours)}
+    found = renamed({**given, "base_model.model.model.embed_tokens.original_module.weight": torch.zeros(1)})
+    assert found == {ours[name]: value for name, value in given.items()}
 
 
 class Evil:
@@ -203,23 +181,13 @@ def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
         read(template, strings=["DETAILED_PROMPT_WITH_SPECIAL_TOKENS"])
 
 
-def test_patches_equal_plain_loops_and_the_image_processor():
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    frames = torch.randn(4, 3, 56, 84, generator=torch.Generator().manual_seed(0))
-    patches, grid = patchify(frames)
-    assert grid == (2, 4, 6)
-    assert torch.equal(patches, naive_patches(frames))
-    odd, odd_grid = patchify(frames[:3])
-    assert odd_grid == (2, 4, 6)
-    assert torch.equal(odd, naive_patches(torch.cat([frames[:3], frames[2:3]])))
-    image = torch.randint(0, 256, (56, 84, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    theirs = Qwen2VLImageProcessorPil()(image.numpy(), do_resize=False, return_tensors="pt")
-    pixels = image.permute(2, 0, 1).float() / 255
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
-    pixels = (pixels - mean) / std
-    ours, _ = patchify(pixels.expand(2, -1, -1, -1))
-    torch.testing.assert_close(ours, theirs["pixel_values"], atol=1e-5, rtol=0)
+def test_patches_equal_plain_loops():
+    """An odd frame counts twice."""
+    frames = torch.randn(4, 3, 84, 112, generator=torch.Generator().manual_seed(0))
+    for given, whole in ((frames, frames), (frames[:3], torch.cat([frames[:3], frames[2:3]]))):
+        patches, grid = patchify(given)
+        assert grid == (2, 6, 8)
+        assert torch.equal(patches, naive_patches(whole))
 
 
 def test_scores_equal_the_reference_for_every_layout(case, base, template):

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import re
 import threading
 from email.utils import formatdate
 from pathlib import Path
@@ -62,10 +61,7 @@ def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(m
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert (body["model"], body["temperature"], body["seed"]) == ("m-1", 0.0, 7)
     assert body["response_format"] == {"type": "json_object"}
-    text, *pictures = body["messages"][1]["content"]
-    assert "a red ball" in text["text"]
-    assert "how it moves" in text["text"]
-    assert "from 0 (worst) to 10 (best)" in text["text"]
+    _, *pictures = body["messages"][1]["content"]
     shown = []
     for picture in pictures:
         head, _, data = picture["image_url"]["url"].partition(",")
@@ -77,18 +73,38 @@ def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(m
     assert "1 requests, 1,000 + 50 tokens" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fps", [4.0, 12.5])
-def test_the_judge_is_told_when_its_frames_are_shown(fps):
+TOLD = """Frames of one video of 1.60 s, taken at 0.24, 0.80, 1.28 s.
+Prompt of the video:
+<prompt>
+a red ball
+</prompt>
+Score each dimension from 0 (worst) to 10 (best):
+- look: how it looks
+- move: how it moves
+Answer with one JSON object and nothing else: {"look": {"reason": "one sentence", "score": number}, "move": {"reason": "one sentence", "score": number}}"""
+PAIR = """Frames of two videos of 0.80 s, taken at 0.40 s: 1 of the first, then 1 of the second.
+Prompt of the videos:
+<prompt>
+x
+</prompt>
+Score each dimension from 0 (the second is clearly better) over 0.5 (no difference) to 1 (the first is clearly better):
+- look: how it looks
+Answer with one JSON object and nothing else: {"look": {"reason": "one sentence", "score": number}}"""
+
+
+def test_the_judge_is_told_what_it_sees_and_when() -> None:
+    """The centres of three equal slices of the clip; its grey levels say which frames these are."""
+
+    def asked(clips: list[torch.Tensor], prompt: str, fps: float, **options: Any) -> tuple[str, list[int]]:
+        text, *pictures = json.loads(judge("https://host/v1", **options).request(clips, prompt, fps))["messages"][1][
+            "content"
+        ]
+        return text["text"], [round((float(np.asarray(_image(one)).mean()) - 10) / 3) for one in pictures]
+
     clip = clips(1, frames=20)[0]
-    body = json.loads(judge("https://host/v1", frames={"num_frames": 3}).request([clip], "x", fps))
-    text, *pictures = body["messages"][1]["content"]
-    said = text["text"].splitlines()[0]
-    length, times = re.fullmatch(r"Frames of one video of (\S+) s, taken at (.+) s\.", said).groups()
-    assert float(length) == pytest.approx(20 / fps, abs=0.005)
-    greys = [np.asarray(_image(picture)).mean() for picture in pictures]
-    shown = [round((grey - 10) / 3) for grey in greys]  # the clip's levels say which frames these are
-    assert [float(time) for time in times.split(", ")] == pytest.approx([index / fps for index in shown], abs=0.005)
-    assert shown == [3, 10, 16]
+    assert asked([clip], "a red ball", 12.5, frames={"num_frames": 3}) == (TOLD, [3, 10, 16])
+    pair = {"takes": "pairs", "parts": ["look"], "frames": {"num_frames": 1}}
+    assert asked([clip[:8], clip[8:16]], "x", 10.0, **pair) == (PAIR, [4, 12])
 
 
 def _image(picture: dict[str, Any]) -> Image.Image:
@@ -136,6 +152,7 @@ class Patience(threading.Event):
     [
         ({}, [0.5, 1.0, 1.5, 1.5, 1.5]),  # doubled up to max_wait, by the jitter at most halved
         ({"retry-after": "2"}, [2.0, 2.0, 2.0, 2.0, 2.0]),  # at least what is asked for
+        ({"retry-after": "3"}, [3.0, 3.0, 3.0, 3.0, 3.0]),  # up to the limit
         ({"retry-after": "0.75"}, [0.75, 1.0, 1.5, 1.5, 1.5]),  # and at least one's own pause
     ],
 )
@@ -278,6 +295,7 @@ def test_what_is_sent_is_what_the_options_say():
     "text",
     [
         '{"look": {"score": 7}, "move": {"score": 4.5}}',
+        '{"look": 7, "move": 4.5} is what I say',
         '```json\n{"look": 7, "move": 4.5}\n```',
         'Let me see {not json}. {"look": 1, "move": 1} is a draft.\nFinal: {"Look": "7/10", "MOVE ": "4.5"} Done.',
         '<think>{"look": 3}</think>{"look": {"score": "7"}, "move": {"score": 4.5, "reason": ""}}',
@@ -337,21 +355,19 @@ def test_what_may_pass_is_tried_again_and_what_stays_masks_the_clip(name, monkey
             assert judge(server.url)(clips(), ["x"], 8.0)["look"].tolist() == [7.0]
 
 
-def test_a_slow_answer_is_given_up():
-    slow = completion(GOOD)
-    slow.seconds = 5.0
-    with judge_server(slow) as server:
-        result = judge(server.url, network={**QUICK, "timeout": 0.1, "retries": 1})(clips(), ["x"], 8.0)
-        assert len(server.asked) == 2
-    assert "imeout" in result.reasons[0]
-
-
 @pytest.mark.parametrize("status", [401, 404, 301])
 def test_a_wrong_key_model_or_address_stops_the_run(status):
     with judge_server(Reply(status, b"no", headers={"Location": "http://127.0.0.1:1/"})) as server:
         with pytest.raises(RewardConfigError, match=f"answered {status}"):
             judge(server.url)(clips(), ["x"], 8.0)
         assert len(server.asked) == 1
+
+
+def test_answers_are_shown_as_far_as_they_help():
+    with judge_server([Reply(400, b"y" * 500), *[completion("z" * 201)] * 2, Reply(200, b"[" + b"q" * 300)]) as server:
+        reward = judge(server.url, network={**QUICK, "retries": 0})
+        told = [reward(clips(), ["x"], 8.0).reasons[0] for _ in range(3)]
+        assert [text.count(letter) for text, letter in zip(told, "yzq")] == [400, 200, 199]
 
 
 def test_retry_after_is_a_number_or_a_date():
@@ -392,7 +408,7 @@ def test_a_cache_is_on_the_disk_at_once_and_a_torn_one_is_used_as_far_as_it_goes
             stream.write('{"digest": "x", "sco')
         judge(server.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
         assert len(server.asked) == 1
-    assert "cannot be read" in caplog.text
+    assert "1 lines of the judge's cache" in caplog.text
 
 
 def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):

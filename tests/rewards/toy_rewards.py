@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import torch
@@ -10,6 +11,7 @@ from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.spec import RewardSpec
 
 CALLS: list[int] = []
+"""How many clips each call had."""
 
 
 def toy(name: str, **kwargs) -> RewardSpec:
@@ -23,14 +25,16 @@ def clips(count: int = 5) -> torch.Tensor:
     return levels.view(-1, 1, 1, 1, 1).expand(count, 4, 6, 6, 3).contiguous()
 
 
-def mean_level(videos, prompts, fps):
-    """A plain function: one float a clip, the clip's mean value."""
-    CALLS.append(len(prompts))
+def level_of(videos):
     return videos.float().mean(dim=(1, 2, 3, 4))
 
 
+def mean_level(videos, prompts, fps):
+    CALLS.append(len(prompts))
+    return level_of(videos)
+
+
 def as_list(videos, prompts, fps, offset=0.0):
-    """A list of floats, with an option."""
     return [float(len(prompt)) + offset for prompt in prompts]
 
 
@@ -40,20 +44,18 @@ def worth(videos, prompts, fps, metadata):
 
 
 def two_parts(videos, prompts, fps):
-    """A mapping."""
-    level = videos.float().mean(dim=(1, 2, 3, 4))
+    level = level_of(videos)
     return {"level": level, "rate": torch.full_like(level, fps)}
 
 
 def two_levels(videos, prompts, fps):
-    """A mapping with a gradient."""
-    level = videos.float().mean(dim=(1, 2, 3, 4))
-    return {"level": level, "half": level / 2}
+    """With a gradient."""
+    return {"level": level_of(videos), "half": level_of(videos) / 2}
 
 
 def root_of_level(videos, prompts, fps):
     """NaN below 0, and at 0 without a slope."""
-    return videos.float().mean(dim=(1, 2, 3, 4)).sqrt() * (videos.flatten(1).amax(1) != 0)
+    return level_of(videos).sqrt() * (videos.flatten(1).amax(1) != 0)
 
 
 def raises_on_bad(videos, prompts, fps):
@@ -65,7 +67,6 @@ def raises_on_bad(videos, prompts, fps):
 
 
 def nan_on_bad(videos, prompts, fps):
-    """NaN and infinity for some prompts."""
     level = mean_level(videos, prompts, fps)
     for index, prompt in enumerate(prompts):
         if "bad" in prompt:
@@ -74,12 +75,10 @@ def nan_on_bad(videos, prompts, fps):
 
 
 def too_few(videos, prompts, fps):
-    """One value short."""
     return mean_level(videos, prompts, fps)[:-1]
 
 
 def out_of_memory_above_two(videos, prompts, fps):
-    """Fits two clips."""
     if len(prompts) > 2:
         raise torch.OutOfMemoryError("too many clips")
     return mean_level(videos, prompts, fps)
@@ -94,17 +93,17 @@ def in_place(videos, prompts, fps):
 class Movable:
     """A reward with weights."""
 
+    names = ("moved",)
+
     def __init__(self, *, gain: float = 1.0) -> None:
         self.gain, self.places = gain, []
-
-    names = ("moved",)
 
     def to(self, device):
         self.places.append(str(device))
         return self
 
     def __call__(self, videos, prompts, fps):
-        return {"moved": self.gain * videos.float().mean(dim=(1, 2, 3, 4))}
+        return {"moved": self.gain * level_of(videos)}
 
 
 def content(videos, prompts, fps):
@@ -115,17 +114,9 @@ def content(videos, prompts, fps):
     return ((pixels * 31 + texts * 7 + fps) % 65521).float()
 
 
-def slow_content(videos, prompts, fps):
-    """As `content`, with the time that a model takes."""
-    import time
-
-    time.sleep(0.02)
-    return content(videos, prompts, fps)
-
-
 def through_numpy(videos, prompts, fps):
     """Blackens its clips in a way that no version counter sees, and its lists too."""
-    level = videos.float().mean(dim=(1, 2, 3, 4))
+    level = level_of(videos)
     videos.numpy()[...] = 0
     prompts.clear()
     return level
@@ -156,23 +147,11 @@ def raises_for_bad(videos, prompts, fps):
 
 
 async def asks_a_network(videos, prompts, fps):
-    """An async judge; every clip waits at the same time."""
-    import asyncio
-
-    CALLS.append(len(prompts))
-    if any("bad" in prompt for prompt in prompts):
-        raise TimeoutError("the judge takes too long")
-
-    async def one(prompt):
-        await asyncio.sleep(0)
-        return float(len(prompt))
-
-    return await asyncio.gather(*(one(prompt) for prompt in prompts))
+    await asyncio.sleep(0)
+    return raises_for_bad(videos, prompts, fps)
 
 
 class AsyncJudge:
-    """A class with an async call."""
-
     names = ("judged",)
 
     async def __call__(self, videos, prompts, fps):
@@ -188,8 +167,6 @@ def counts_words(videos, prompts, fps, metadata):
 
 
 class TakesMetadata:
-    """A class that asks for metadata."""
-
     names = ("image",)
 
     def __call__(self, videos, prompts, fps, metadata=None):
@@ -198,17 +175,14 @@ class TakesMetadata:
 
 def with_reasons(videos, prompts, fps):
     """Says in a plain mapping why it gave up, and something about a clip that it scored."""
-    scores = [None if "bad" in prompt else 1.0 for prompt in prompts]
-    said = [
-        "nobody is in the picture" if "bad" in prompt else "a dog" if "dog" in prompt else None for prompt in prompts
-    ]
-    return {"with_reasons": scores, "reasons": said}
+    said = {"bad": "nobody is in the picture", "a dog": "a dog"}
+    scores = [None if prompt == "bad" else 1.0 for prompt in prompts]
+    return {"with_reasons": scores, "reasons": [said.get(prompt) for prompt in prompts]}
 
 
 def frame_number(frames, prompts):
     """The level of a frame; a frame of level 255 cannot be scored."""
-    levels = frames[:, 0, 0, 0].tolist()
-    return [None if level == 255 else float(level) for level in levels]
+    return [None if level == 255 else float(level) for level in frames[:, 0, 0, 0].tolist()]
 
 
 BOTH = None
@@ -216,13 +190,12 @@ BOTH = None
 
 
 def meets_first(videos, prompts, fps):
-    """Waits until `meets_second` is called too."""
     BOTH.wait()
     return [1.0] * len(prompts)
 
 
 def meets_second(videos, prompts, fps):
-    """Waits until `meets_first` is called too; needs no gradients, also in a thread."""
+    """Needs no gradients, also in a thread."""
     BOTH.wait()
     assert not torch.is_grad_enabled()
     raise KeyError("second")
@@ -249,8 +222,6 @@ def lost_in_a_library(videos, prompts, fps):
 
 
 class NeedsAFile:
-    """Cannot be set up here."""
-
     names = ("file",)
 
     def __init__(self):
@@ -263,8 +234,7 @@ class NeedsAFile:
 def ranked(videos, prompts, fps):
     """Gets all clips of a group: the brightest is 1, the darkest 0, equal ones share."""
     assert len(set(prompts)) == 1
-    CALLS.append(len(prompts))
-    level = videos.float().mean(dim=(1, 2, 3, 4))
+    level = mean_level(videos, prompts, fps)
     ahead = (level[:, None] > level).float() + 0.5 * (level[:, None] == level)
     return (ahead.sum(1) - 0.5) / (len(level) - 1)
 
@@ -272,18 +242,16 @@ def ranked(videos, prompts, fps):
 def prefers(first, second, prompts, fps, bias=0.0, metadata=()):
     """How much brighter clips are preferred, with a bias for what comes first; dark pairs are not judged."""
     CALLS.append(len(prompts))
-    left, right = (clips.float().mean(dim=(1, 2, 3, 4)) for clips in (first, second))
+    left, right = level_of(first), level_of(second)
     values = (torch.sigmoid((left - right) / 20) + bias).clamp(0, 1)
     return [None if a < 1 and b < 1 else v for a, b, v in zip(left.tolist(), right.tolist(), values.tolist())]
 
 
 def out_of_range(first, second, prompts, fps):
-    """Not a preference."""
     return [3.0] * len(prompts)
 
 
 def only_nan(videos, prompts, fps):
-    """Divides zero by zero for every clip."""
     return [float("nan")] * len(prompts)
 
 

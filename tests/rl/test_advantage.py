@@ -8,10 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kernel_cases import law
 from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 
 GROUPS = torch.tensor([2, 0, 0, 1, 2, 1, 2, 0, 1, 0])
@@ -75,15 +72,6 @@ def test_decoupled_advantages_are_gdpos(scale: str, failed: tuple[int, ...], eps
     np.testing.assert_allclose(
         decoupled_advantage(parts, weights, GROUPS, clip=0.5, **options), expected.clip(-0.5, 0.5), rtol=1e-5, atol=1e-6
     )
-
-
-@law
-@given(scale=st.floats(0.1, 100.0), offset=st.floats(-100.0, 100.0), order=st.permutations(range(10)))
-def test_units_of_the_reward_and_order_of_the_rollouts_do_not_matter(scale: float, offset: float, order: list) -> None:
-    rewards = drawn(0).double()
-    base = group_advantage(rewards, GROUPS)
-    torch.testing.assert_close(group_advantage(scale * rewards + offset, GROUPS), base, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(group_advantage(rewards[order], GROUPS[order]), base[order])
 
 
 @pytest.mark.parametrize("scale", SCALES)

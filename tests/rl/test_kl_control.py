@@ -19,8 +19,7 @@ def test_the_ramp_is_linear_in_optimizer_updates() -> None:
     controller = KlCoefficient().controller()
     assert controller.value == 1e-7
     values = [controller.observe(0.0) for _ in range(150)]
-    for k, value in enumerate(values, start=1):
-        assert value == pytest.approx(1e-7 + (1e-5 - 1e-7) * min(k / 100, 1.0), rel=1e-12)
+    assert values == pytest.approx([1e-7 + (1e-5 - 1e-7) * min(k / 100, 1.0) for k in range(1, 151)], rel=1e-12)
 
 
 def test_constant_is_constant_and_no_warm_up_starts_at_the_top() -> None:
@@ -30,27 +29,16 @@ def test_constant_is_constant_and_no_warm_up_starts_at_the_top() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kl", "factor"),
-    [
-        ("ppo", 1.6, 1.1),
-        ("ppo", 1.0, 1.0),
-        ("ppo", 0.4, 0.9),
-        ("paper", 1.6, 0.9),
-        ("paper", 1.0, 1.0),
-        ("paper", 0.4, 1.1),
-    ],
+    ("kl", "ppo", "paper"), [(1.6, 1.1, 0.9), (1.5, 1, 1), (0.75, 1, 1), (0.5, 1, 1), (0.4, 0.9, 1.1)]
 )
-def test_one_update_of_the_feedback(kind: str, kl: float, factor: float) -> None:
-    controller = KlCoefficient(
-        kind=kind,  # type: ignore[arg-type]
-        lambda_min=1e-3,
-        lambda_max=1.0,
-        warmup_updates=0,
-        target=1.0,
-        window=1,
-    ).controller()
-    controller.value = 0.1
-    assert controller.observe(kl) == pytest.approx(0.1 * factor)
+def test_one_update_of_the_feedback(kl: float, ppo: float, paper: float) -> None:
+    """It rests from half of the target to one and a half; both ends are part of it. The paper's goes the other way."""
+    for kind, factor in (("ppo", ppo), ("paper", paper)):
+        for start, limit in ((0.125, 1.0), (1.0, 1.0), (0.0625, 0.0625)):
+            config = {"lambda_min": 0.0625, "lambda_max": limit, "warmup_updates": 0, "target": 1.0, "window": 1}
+            controller = KlCoefficient(kind=kind, **config).controller()  # type: ignore[arg-type]
+            controller.value = start
+            assert controller.observe(kl) == pytest.approx(min(max(start * factor, 0.0625), limit))
 
 
 def test_feedback_waits_for_the_end_of_the_ramp_and_averages_its_window() -> None:
@@ -59,42 +47,30 @@ def test_feedback_waits_for_the_end_of_the_ramp_and_averages_its_window() -> Non
     for _ in range(4):
         controller.observe(0.0)
     assert controller.value == 1.0
-    assert controller.observe(0.0) == pytest.approx(0.9)
-    controller.observe(3.0)  # mean of (0, 0, 3) = 1: hold
-    assert controller.value == pytest.approx(0.9)
-    controller.observe(3.0)  # mean of (0, 3, 3) = 2: tighten
-    assert controller.value == pytest.approx(0.99)
+    # means of (0, 0, 0), (0, 0, 3), which holds, and (0, 3, 3)
+    assert [controller.observe(kl) for kl in (0.0, 3.0, 3.0)] == pytest.approx([0.9, 0.9, 0.99])
     assert controller.history == [0.0, 3.0, 3.0]
 
 
 @law
 @given(
     kind=st.sampled_from(KINDS),
-    kls=st.lists(st.floats(0.0, 10.0), max_size=60),
-    cut=st.integers(0, 60),
+    kls=st.lists(st.floats(0.0, 10.0), max_size=30),
+    cut=st.integers(0, 30),
     warmup=st.integers(0, 20),
 )
 def test_a_resumed_controller_continues_and_never_leaves_its_bounds(
     kind: str, kls: list[float], cut: int, warmup: int
 ) -> None:
-    config = KlCoefficient(
-        kind=kind,  # type: ignore[arg-type]
-        lambda_min=0.1,
-        lambda_max=1.0,
-        warmup_updates=warmup,
-        target=1.0,
-        window=4,
-        lambda_cap=1.0,
-    )
-    straight, first = config.controller(), config.controller()
+    limits = {"lambda_min": 0.1, "lambda_max": 1.0, "lambda_cap": 1.0}
+    config = KlCoefficient(kind=kind, warmup_updates=warmup, target=1.0, window=4, **limits)  # type: ignore[arg-type]
+    straight, first, resumed = (config.controller() for _ in range(3))
     expected = [straight.observe(kl, kl / 10) for kl in kls]
     found = [first.observe(kl, kl / 10) for kl in kls[:cut]]
-    resumed = config.controller()
     resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    found += [resumed.observe(kl, kl / 10) for kl in kls[cut:]]
-    assert found == expected
+    assert found + [resumed.observe(kl, kl / 10) for kl in kls[cut:]] == expected
     assert resumed.state_dict() == straight.state_dict()
-    assert all(0.1 <= value <= 1.0 for value in found)
+    assert all(0.1 <= value <= 1.0 for value in expected)
 
 
 def share_of(value: float, weight: float) -> float:
@@ -103,10 +79,9 @@ def share_of(value: float, weight: float) -> float:
 
 
 @pytest.mark.parametrize("weight", [1e-3, 0.05, 100.0])
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.02, 0.9])
 def test_the_share_settles_at_its_target_whatever_the_kl_weighs(weight: float, share: float) -> None:
     controller = KlCoefficient(kind="share", share=share, lambda_min=1e-9, lambda_cap=1e9).controller()
-    assert controller.value == 1.0
     for _ in range(150):
         controller.observe(0.0, share_of(controller.value, weight))
     assert share_of(controller.value, weight) == pytest.approx(share, rel=1e-3)
@@ -115,19 +90,21 @@ def test_the_share_settles_at_its_target_whatever_the_kl_weighs(weight: float, s
 def test_one_update_corrects_its_part_of_the_deviation_of_lambda() -> None:
     controller = KlCoefficient(kind="share", share=0.5).controller()
     assert controller.observe(0.0, share_of(1.0, 0.7)) == pytest.approx(0.7**-SHARE_GAIN)  # 1 / 0.7 would be right
-    assert controller.observe(0.0, 1.0) == pytest.approx(
-        0.7**-SHARE_GAIN / SHARE_STEP
-    )  # the policy had no gradient at all
+    # the policy had no gradient at all
+    assert controller.observe(0.0, 1.0) == pytest.approx(0.7**-SHARE_GAIN / SHARE_STEP)
 
 
 def test_a_share_of_zero_says_nothing_and_a_tiny_one_ends_at_the_cap() -> None:
     """The first update from a fixed anchor, and those after renewals: lambda must not run away."""
     controller = KlCoefficient(kind="share", lambda_cap=30.0).controller()
-    assert {controller.observe(0.0, 0.0) for _ in range(100)} == {1.0}
+    assert {controller.value, controller.observe(0.0, 0.0), controller.observe(0.1)} == {1.0}
     assert controller.observe(1e-9, 1e-12) == SHARE_STEP
     for _ in range(100):
         controller.observe(1e-9, 1e-12)
     assert controller.value == 30.0
+    for _ in range(100):
+        controller.observe(1e-9, 1.0)
+    assert controller.value == controller.config.lambda_min
 
 
 @pytest.mark.parametrize(
@@ -135,12 +112,12 @@ def test_a_share_of_zero_says_nothing_and_a_tiny_one_ends_at_the_cap() -> None:
     [
         ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min must be at most kl.lambda_max"),
         ({"kind": "share", "lambda_min": 1.0, "lambda_cap": 0.1}, "lambda_min must be at most kl.lambda_cap"),
-        ({"kind": "share", "share": 0.0}, r"share must be in \(0, 1\)"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KlCoefficient(**options)
+    assert KlCoefficient(lambda_min=1e-5, lambda_max=1e-5).controller().value == 1e-5  # bounds may be equal
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf])
@@ -149,19 +126,3 @@ def test_a_broken_kl_stops_instead_of_poisoning_the_history(kl: float) -> None:
     with pytest.raises(ValueError, match="The KL of update 0 is"):
         controller.observe(kl)
     assert controller.history == []
-
-
-def test_bounds_may_be_equal() -> None:
-    assert KlCoefficient(lambda_min=1e-5, lambda_max=1e-5).controller().value == 1e-5
-
-
-@pytest.mark.parametrize("kl", [0.25, 0.375, 0.75])
-def test_feedback_rests_from_half_of_the_target_to_one_and_a_half(kl: float) -> None:
-    """Both ends are part of it; powers of two, so that they are met exactly."""
-    controller = KlCoefficient(kind="ppo", lambda_min=0.0, lambda_max=1.0, warmup_updates=0, target=0.5).controller()
-    controller.value = 0.5
-    assert controller.observe(kl) == 0.5
-
-
-def test_a_share_that_is_not_told_moves_nothing() -> None:
-    assert KlCoefficient(kind="share").controller().observe(0.1) == 1.0

@@ -75,39 +75,46 @@ def test_what_is_no_kl_is_refused(kl: float) -> None:
 
 
 SHAPES = {
-    "square": lambda share: 5 * share**2,
-    "linear": lambda share: 10 * share,
-    "sixth power": lambda share: 50 * share**6,
-    "exponential": lambda share: math.expm1(10 * share),
-    "saturates": lambda share: 4 * (1 - math.exp(-300 * share**2)),
-    "flat, then steep": lambda share: 2 * share**2 / (1 + 50 * share**2) + 9 * share**12,
-    "jumps late": lambda share: 10 / (1 + math.exp(20 - 40 * share)) - 10 / (1 + math.exp(20)),
-    "up and down": lambda share: 30 * share**2 * (1.5 + math.sin(25 * share)),
+    "square": (lambda share: 5 * share**2, 1),
+    "linear": (lambda share: 10 * share, 2),
+    "sixth power": (lambda share: 50 * share**6, 2),
+    "exponential": (lambda share: math.expm1(10 * share), 5),
+    "saturates": (lambda share: 4 * (1 - math.exp(-300 * share**2)), 6),
+    "flat, then steep": (lambda share: 2 * share**2 / (1 + 50 * share**2) + 9 * share**12, 10),
+    "jumps late": (lambda share: 10 / (1 + math.exp(20 - 40 * share)) - 10 / (1 + math.exp(20)), 7),
+    "up and down": (lambda share: 30 * share**2 * (1.5 + math.sin(25 * share)), 5),
 }
-"""KL by the share of a step, from 0."""
+"""KL by the share of a step, from 0, and tries that it takes at most."""
 
 
 @pytest.mark.parametrize("most", [1e-6, 1e-3, 0.05, 0.5])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_kept_of_a_step_has_the_largest_kl(shape: str, most: float) -> None:
     """However the KL goes with the share; the share that is returned is the last one that was measured."""
-    kl, tried = SHAPES[shape], []
+    (kl, most_tries), tried = SHAPES[shape], []
     assert kl(1.0) > most
     kept = share_kept(kl(1.0), most, lambda share: (tried.append(share), kl(share))[1])
     assert kl(kept) == pytest.approx(most, rel=SLACK)
     assert kept == tried[-1] < 1.0
-    assert len(tried) <= (1 if shape == "square" else TRIES)
+    assert len(tried) <= most_tries
 
 
-@pytest.mark.parametrize("floor", [0.06, 3.0])
-def test_where_rounding_has_a_larger_kl_nothing_is_kept(floor: float) -> None:
-    tried = []
-    assert share_kept(9.0, 0.05, lambda share: (tried.append(share), floor + share**2)[1]) == 0.0
+def test_shares_are_tried_on_the_line_through_the_last_two_and_every_fourth_time_half_way() -> None:
+    """In logarithms. Where rounding alone has a larger KL nothing is kept."""
+    tried: list[float] = []
+    assert share_kept(9.0, 0.05, lambda share: (tried.append(share), 0.06 + share**2)[1]) == 0.0
+    first = [0.0745356, 0.0646111, 0.0392212, 0.0196106, 0.0134456, 0.00928118, 0.0064268, 0.0032134]
+    assert tried == pytest.approx([*first, 0.00223076, 0.00154888, 0.00107553, 0.000537763], rel=1e-4)
     assert len(tried) == TRIES
+    tried.clear()
+    kl = SHAPES["jumps late"][0]
+    share_kept(kl(1.0), 0.5, lambda share: (tried.append(share), kl(share))[1])
+    assert tried == pytest.approx([0.223607, 0.666399, 0.495759, 0.332949, 0.426978, 0.426338], rel=1e-4)
 
 
-def test_a_step_within_the_limit_is_kept_without_a_try() -> None:
-    assert share_kept(0.0509, 0.05, lambda share: pytest.fail("measured")) == 1.0
+def test_a_step_within_the_slack_is_kept_without_a_try() -> None:
+    assert share_kept(51.0, 50.0, lambda share: pytest.fail("measured")) == 1.0
+    assert share_kept(51.5, 50.0, lambda share: 51.5 * share**2) < 1.0
 
 
 def test_a_brake_holds_however_little_the_policy_moves() -> None:

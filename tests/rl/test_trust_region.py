@@ -57,14 +57,15 @@ def test_modes_use_the_terms_they_name() -> None:
         assert region.renews_anchor == (mode in ("moving", "dual"))
 
 
-def test_low_precision_velocities_are_compared_in_float32() -> None:
-    torch.manual_seed(0)
-    v = torch.randn(2, 4000).bfloat16()
-    v_ref = (v.float() * 1.02).bfloat16()
-    exact = closed_form_kl(v.float(), v_ref.float(), torch.tensor(1.0))
-    found = closed_form_kl(v, v_ref, torch.tensor(1.0))
-    assert found.dtype == torch.float32
-    assert torch.equal(found, exact)
+def test_the_kl_by_hand_in_float32_and_by_step_where_the_sensitivity_has_steps() -> None:
+    """1/2 sensitivity^2 mean(difference^2); a mean of squares in bfloat16 would lose most of its digits."""
+    v, v_ref = torch.tensor([[[1.0, 3.0], [0.0, 4.0]]] * 2), torch.zeros(2, 2, 2)
+    assert closed_form_kl(v, v_ref, torch.tensor(2.0)).tolist() == [13.0, 13.0]
+    assert closed_form_kl(v, v_ref, torch.tensor([1.0, 2.0])).tolist() == [3.25, 13.0]
+    assert closed_form_kl(v, v_ref, torch.tensor([[1.0, 2.0], [2.0, 0.0]])).tolist() == [[2.5, 16.0], [10.0, 0.0]]
+    low, low_ref = (torch.linspace(a, 2.0, 4000)[None].bfloat16() for a in (-1.0, -1.1))
+    found = closed_form_kl(low, low_ref, torch.tensor(1.0))
+    assert torch.equal(found, closed_form_kl(low.float(), low_ref.float(), torch.tensor(1.0)))
 
 
 def test_bad_options_are_refused() -> None:

@@ -1,0 +1,125 @@
+"""What a reward still needs on this machine, and rewards in processes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_rewards import clips, toy
+
+from sage_grpo.rewards.away import Judge
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import Need, RewardSpec, readiness
+from sage_grpo.types import Sound
+
+
+def told(name: str, **options: Any) -> str:
+    return readiness(RewardSpec(name=name, options=options)).describe()
+
+
+def test_what_stands_between_a_reward_and_its_first_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    here, gone = str(tmp_path), str(tmp_path / "gone")
+    source = "a CLIP model in transformers' format, a folder or a hub name (openai/clip-vit-large-patch14)"
+    assert told("clip") == "needs the option model"
+    assert told("clip", model=here) == "ready"
+    assert told("clip", model=gone) == f"model {gone} is missing ({source})"
+    assert told("clip", model="a/b", tokenizer="a/b") == "downloads a/b"
+    assert told("ocr") == 'pip install "sage-grpo[ocr]"'
+    assert told("video_stats") == "ready"
+    assert told("toy_rewards:worth") == "own code (toy_rewards:worth): train and evaluate try it out"
+    assert "Did you mean 'videoalign'" in told("videoaling")
+    server = {"url": "http://localhost/v1", "model": "m", "key_env": "NO_SUCH_KEY"}
+    note = "the server is asked when it is tried out"
+    assert told("vlm_judge", **server) == f"the environment variable that key_env names is empty; {note}"
+    monkeypatch.setenv("NO_SUCH_KEY", "x")
+    assert told("vlm_judge", **server) == note
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert told("clip", model="a/b") == f"model a/b is missing ({source})"
+    assert not readiness(RewardSpec(name="clip")).ready
+    assert readiness(RewardSpec(name="clip", options={"model": here})).ready
+
+
+@pytest.mark.parametrize(
+    ("value", "named"), [("a/b", True), ("a/b/c", False), ("a", False), ("./b", False), ("~/b", False), ("/b", False)]
+)
+def test_names_on_the_hub_have_an_owner_and_no_path(value: str, named: bool) -> None:
+    assert Need("k", value, "s", hub="config.json").is_hub_id is named
+    assert not Need("k", value, "s").is_hub_id
+    assert not Need("k", value, "s", hub="config.json", pinned=True).is_hub_id
+    assert Need("k", f"{value}@c0ffee", "s", hub="config.json", pinned=True).is_hub_id is named
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"actors": 1, "device": "cuda"}, "leave device out"),
+        ({"actor_gpus": 0.5}, "about actors, and it has none"),
+        ({"actor_cpus": 2.0}, "about actors, and it has none"),
+        ({"standardize": {"a": [0.0]}}, "with a positive std"),
+        ({"standardize": {"a": [0.0, 0.0]}}, "with a positive std"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: Mapping[str, Any], why: str) -> None:
+    with pytest.raises(RewardConfigError, match=why):
+        RewardSpec(name="clip", **settings)
+
+
+def test_a_reward_counts_unless_it_is_only_measured_or_has_no_weight() -> None:
+    specs = [{}, {"weights": {"a": 0.0}}, {"weights": {"a": 0.0, "b": -1.0}}, {"metric_only": True}]
+    assert [RewardSpec(name="clip", **one).counts for one in specs] == [True, False, True, False]
+    assert RewardSpec(name="a.b:c").title == "c"
+    assert RewardSpec(name="a.b:c", label="d").title == "d"
+
+
+class Here:
+    """The judges of a reward, in this process; what was asked is noted."""
+
+    def __init__(self, spec: RewardSpec) -> None:
+        self.judge, self.asked = Judge(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
+
+    def ask(self, method: str, *given: Any) -> Any:
+        self.asked.append((method, *given))
+        return getattr(self.judge, method)(*given)
+
+
+def latent_level(latents, prompts, fps):
+    return latents.flatten(1).mean(1)
+
+
+def heard_level(videos, prompts, fps, sound):
+    return sound.waves.flatten(1).mean(1)
+
+
+def test_rewards_of_other_processes_score_as_here_and_only_what_they_read_travels() -> None:
+    specs = [
+        toy("mean_level"),
+        RewardSpec(name=f"{__name__}:latent_level", options={"reads": "latents"}),
+        RewardSpec(name=f"{__name__}:heard_level", weights={"heard_level": 2.0}),
+        toy("ranked", options={"takes": "group"}),
+    ]
+    judges = {spec.title: Here(spec) for spec in specs}
+    ours, theirs = CompositeReward(specs), CompositeReward(specs, away=judges)
+    latents, sound = torch.arange(8.0).view(4, 2), Sound(torch.arange(16.0).view(4, 1, 4), 8_000)
+    given = {"latents": latents, "sound": sound}
+    (wanted, _), (found, _) = (one.score(clips(4), ["a", "b", "a", "b"], 8.0, **given) for one in (ours, theirs))
+    assert torch.equal(found.total, wanted.total)
+    assert [(one.hears, one.compares, one.reads_latents) for one in theirs._members] == [
+        (one.hears, one.compares, one.reads_latents) for one in ours._members
+    ]
+    sent = {title: one.asked[-1][1] for title, one in judges.items()}
+    assert [len(one.videos[0]) for one in sent.values()] == [4, 0, 4, 4]
+    assert [one.latents is not None for one in sent.values()] == [False, True, False, False]
+    assert [one.sound is not None for one in sent.values()] == [False, False, True, False]
+    before = len(judges["mean_level"].asked)
+    assert [theirs.frames_read(9, 8.0) for _ in range(2)] == [None, None]
+    assert len(judges["mean_level"].asked) == before + 1
+    with pytest.raises(RewardConfigError, match="has actors: leave them out"):
+        theirs.gradient(torch.zeros(1, 2), lambda latents: latents, "a", 8.0)
