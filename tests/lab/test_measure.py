@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import TrainConfig
 from trainer_zoo.toy import ToyModel
 
 ARMS = {
@@ -28,6 +33,7 @@ ARMS = {
     "nft": {},
 }
 
+QUICK = ("two epochs", "nft")
 
 MakeJob = Callable[[str], Job]
 
@@ -50,7 +56,7 @@ def run(job: Job, bases: dict[str, Any] | None = None, **options: Any) -> dict[s
     return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [pytest.param(arm, marks=[] if arm in QUICK else pytest.mark.slow) for arm in ARMS])
 def test_passes_are_the_samples_that_went_through_the_network(
     arm: str, job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,3 +239,212 @@ def test_a_processor_without_a_name_is_its_architecture(monkeypatch: pytest.Monk
     for name in ("", "a processor"):
         monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
         assert lab._processor() == (name or "riscv64")
+
+
+def replay(rows: int) -> SimpleNamespace:
+    """Rows of an update, a gauged step or a batch."""
+    return SimpleNamespace(rows=rows, members=[None] * rows)
+
+
+class Planned:
+    """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4; their trunks share a step."""
+
+    updates, shares, equalizer = 2, (None, None), {0: 0.5}
+    groups = tuple(
+        SimpleNamespace(branch=branch, schedule=SimpleNamespace(num_steps=steps)) for branch, steps in ((2, 6), (0, 4))
+    )
+
+    def __init__(self, examples: bool = False) -> None:
+        self.examples = examples
+
+    def trunk(self, group: SimpleNamespace) -> list[str]:
+        return ["start", f"branch {group.branch}"]
+
+    def batches(self, rank: int) -> list[SimpleNamespace]:
+        return [replay(3), replay(1)] if rank == 0 else [replay(5)]
+
+    def group_of(self, batch: SimpleNamespace) -> SimpleNamespace:
+        return self.groups[batch.rows == 5]
+
+    def replays(self, rank: int, update: int) -> list[SimpleNamespace]:
+        return [replay(10 ** (2 * rank + update))]
+
+    def gauged(self, rank: int) -> list[SimpleNamespace]:
+        return [replay(20000), replay(20000)]
+
+
+def test_passes_of_a_plan_by_hand() -> None:
+    plan: Any = Planned()
+    assert lab.scored_clips(plan) == 3 + 1 + 5
+    assert lab.rollout_cost(plan) == 3 + (3 + 1) * 4 + 5 * 4
+    assert lab.update_cost(plan, [0, 2]) == 3 * (1 + 100) + 5 * (10 + 1000) + 80000
+    given: Any = Planned(examples=True)
+    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
+
+
+def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
+    laws = {(0, 1): SimpleNamespace(std=0.0, sensitivity=9.0), (1, 2): SimpleNamespace(std=0.5, sensitivity=2.0)}
+    grid = SimpleNamespace(pair=lambda step: (step, step + 1))
+    trainer: Any = SimpleNamespace(planner=SimpleNamespace(kernel=lambda *pair: laws[pair], grid=grid))
+    assert [lab.predicted(trainer, step) for step in (0, 1)] == [{"std": 0.0}, {"std": 0.5, "sensitivity": 2.0}]
+
+
+def test_a_record_goes_on_after_a_file() -> None:
+    record = lab.Record(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
+    assert lab.Record().times()["iteration"] == 0.0
+    record.seconds |= {"iterations": 10.0, "evaluate": 3.0, "before": 1000.0}
+    times = record.times()
+    assert (times["iteration"], times["evaluate"]) == (2.5, 3.0)
+    assert 1000 <= times["total"] < 1060
+    again = lab.Record()
+    again.load_state_dict(json.loads(json.dumps(record.state_dict())))
+    assert (again.content(), again.cost, again.scored, again.grid) == (record.content(), 7, 5, {3: {"std": 0.5}})
+    assert again.content()["reached"] == 4
+    assert (again.times()["iteration"], again.seconds["new"]) == (2.5, 0.0)
+    assert 1000 <= again.times()["total"] < 1060  # as of a run that went on in no time
+
+
+def recording(**budgets: int) -> lab.Recording:
+    """The observer of a trainer without a model: every iteration has the plan above."""
+    config: Any = SimpleNamespace(iterations=4, rewards=[SimpleNamespace(title="r", counts=True)])
+    state = SimpleNamespace(iteration=0, updates=0)
+    trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
+    trainer.done.iteration = 0
+    record = lab.Record(grid={0: {}})
+    return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
+
+
+def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the clips, 9 an iteration: the last iteration within the budget is where the next one would leave it."""
+    monkeypatch.setattr(lab, "references", lambda config, iteration, updates: [0, 2])
+    one = recording(clips=18, passes=10**9)
+    done, each = list[int](), 39 + 85353
+    object.__setattr__(one, "progress", done.append)
+    for number in (1, 2, 3):
+        one.trainer.state.iteration, one.trainer.state.updates = number, 2 * number
+        one.after({"time/total": 2.0})
+        assert one.points == ({2} if number > 1 else set())
+    record = one.record
+    assert (record.cost, record.scored, record.budgets) == (3 * each, 27, {"clips": 2})
+    assert (record.seconds["iterations"], len(record.training), record.updates) == (6.0, 3, 6)
+    assert (record.grid, done) == ({0: {"weight": 0.5}}, [1, 2, 3])
+    near = recording(clips=17)
+    near.trainer.state.iteration = 1
+    near.after({"time/total": 2.0})
+    assert near.record.budgets == {"clips": 1}
+    near.trainer.done = None
+    with pytest.raises(RuntimeError, match="no plan"):
+        near.after({})
+
+
+def test_scores_stand_at_their_iteration_and_by_prompt_at_budgets_and_the_end() -> None:
+    one = recording()
+    one.record.budgets["clips"], one.record.cost, one.record.scored = 2, 7, 5
+    found: Any = SimpleNamespace(
+        metrics={"eval/r/TA": 1.0, "eval/total": math.nan}, rows=[{"prompt": "p", "scores": {"total": 2.0}}]
+    )
+    for number in (1, 2, 4):
+        one.keep(found, number)
+    scores = {"TA": 1.0, "r/TA": 1.0, "total": None}
+    assert one.record.evaluations == {"1": scores, "2": scores, "4": scores}
+    assert (one.record.passes["4"], one.record.clips["4"]) == (7, 5)
+    assert one.record.by_prompt == {point: {"total": [2.0]} for point in ("2", "4")}
+    one.told(lab.SentinelEvent(iteration=3, name="late", action="warn", text=""))
+    assert one.record.sentinel == [[3, "late", "warn"]]
+
+
+def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(lab.time, "monotonic", lambda: now[0])
+    kept = lab.Kept(SimpleNamespace(), lab.Record(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
+
+    def due(number: int, *, last: bool = False, stopping: bool = False) -> bool:
+        return kept.due(number, last=last, stopping=stopping)
+
+    assert [due(1), due(2), due(2, last=True), due(2, stopping=True)] == [False, True, False, False]
+    now[0] = 100.0 + lab.KEPT_EVERY
+    assert not due(1)
+    now[0] += 1
+    assert [due(1), due(1, last=True)] == [True, False]
+
+
+def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing kept; the same code, another one, damage, and a checkpoint that the sentinel could not go back to."""
+    made, notes, loaded = {"code": "1", "lab": "2"}, list[str](), list[Path]()
+    state = SimpleNamespace(iteration=5, load=lambda folder, world: loaded.append(folder))
+    trainer: Any = SimpleNamespace(state=state, world=None)
+    (tmp_path / "000005").mkdir()
+    (tmp_path / "000005" / lab.RECORD).write_text('{"cost": 3}')
+    meta: dict[str, Any] = {"made_by": made, "sentinel": {"good": None}}
+    checkpoint = SimpleNamespace(
+        recover=lambda root: None,
+        newest_good=lambda root: tmp_path / "000005" if meta else None,
+        read_meta=lambda folder: meta,
+        find_fault=lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None,
+        continuing=lambda folder: nullcontext(),
+    )
+    monkeypatch.setattr(lab, "checkpoint", checkpoint)
+    monkeypatch.setattr(lab.shutil, "rmtree", lambda root: notes.append("gone"))
+
+    def resumed(made_by: dict[str, Any], root: Path = tmp_path) -> Any:
+        notes.clear()
+        return lab.Unfinished(root, made_by, notes.append).resume(trainer)
+
+    assert resumed(made, tmp_path / "absent") is None
+    assert notes == []
+    for good in (None, 3):
+        meta["sentinel"]["good"] = good
+        assert resumed(made) == {"cost": 3}
+        assert notes == ["goes on after iteration 5."]
+    assert loaded == [tmp_path / "000005"] * 2
+    anew = "what was kept of it is not continued ({}): it is made anew."
+    assert resumed({**made, "lab": "3", "new": "4"}) is None
+    assert notes == [anew.format("it was made by another lab, new"), "gone"]
+    meta["sentinel"]["good"] = 2
+    assert resumed(made) is None
+    fault = "the checkpoint that its sentinel may go back to is damaged: 000002 is broken"
+    assert notes == [anew.format(fault), "gone"]
+    meta.clear()
+    assert resumed(made) is None
+    assert notes == [anew.format("its checkpoints are damaged"), "gone"]
+
+
+def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"rev-parse": (0, "abc\n"), "status": (0, "")}
+
+    def git(words: list[str], **more: Any) -> SimpleNamespace:
+        assert words[:3] == ["git", "-C", str(lab.ROOT)]
+        code, text = said[words[3]]
+        return SimpleNamespace(returncode=code, stdout=text)
+
+    monkeypatch.setattr(lab.subprocess, "run", git)
+    commit = lab.commit.__wrapped__
+    assert commit() == "abc"
+    said["status"] = (0, " M x")
+    assert commit() == "abc+changes"
+    said["rev-parse"] = (128, "fatal")
+    assert commit() == ""
+    del said["rev-parse"]
+    monkeypatch.setattr(lab.subprocess, "run", lambda *words, **more: (_ for _ in ()).throw(OSError))
+    assert commit() == ""
+
+
+def test_surroundings_are_those_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(lab, "_processor", lambda: "a CPU")
+    monkeypatch.setattr(
+        lab, "version", lambda name: {"diffusers": "1", "peft": "3"}[name] if name != "transformers" else missing()
+    )
+    monkeypatch.setattr(lab, "commit", lambda: "abc")
+
+    def missing() -> str:
+        raise lab.PackageNotFoundError
+
+    found = lab.surroundings(config)
+    assert (found["machine"]["device"], found["commit"]) == ("a GPU", "abc")
+    assert list(found["versions"]) == ["sage-grpo", "python", "torch", "diffusers", "peft"]
+    on_cpu = replace(config, model=replace(config.model, device="cpu"))
+    assert lab.surroundings(on_cpu)["machine"]["device"] == "a CPU"
+    assert lab.surroundings(on_cpu)["machine"].keys() == {"device", "cores", "system"}

@@ -12,9 +12,12 @@ import pytest
 from sage_grpo.cli import main
 from sage_grpo.commands import compare
 from sage_grpo.configure import ConfigError
+from sage_grpo.lab import prepare as prepared
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
 from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.config import EvalConfig, TrainConfig
 
@@ -40,11 +43,11 @@ def test_settings_arrive_in_their_order_and_are_told() -> None:
     b, a = jobs[0].config, jobs[1].config
     assert (a.kernel.eta, a.iterations, a.seed, a.evaluate.prompts) == (0.7, 3, 5, 7)
     assert (b.kernel.eta, b.iterations, b.optimizer.lr, [r.name for r in b.rewards]) == (0.3, 9, 2e-5, ["video_stats"])
-    assert (a.batch.micro_batch, a.model.options, a.model.cache) == (
-        128,
-        {"pad_text": 20},
-        None,
-    )  # the embedded model is small
+    assert (a.batch.micro_batch, a.model.options, a.model.cache) == (128, {"pad_text": 20}, None)  # the model is small
+    assert not a.model.vae_slicing
+    assert prepared.SMALL["scenes"] == {
+        "model.vae_slicing": False, "model.cache": None, "model.deterministic": False, "batch.micro_batch": 32
+    }  # fmt: skip
     (large,) = prepare(suite(Arm(name="a", recipe="wan/sage"), seeds=(1,)), recipe)
     assert replace(large.config, seed=0, out="x") == replace(recipe("wan/sage"), seed=0, out="x")
     told = {"kernel.eta": 0.7, "iterations": 3, "evaluate.prompts": 7, "evaluate.steps": 20}
@@ -62,10 +65,63 @@ def test_settings_arrive_in_their_order_and_are_told() -> None:
     ],
 )
 def test_mistakes_of_an_arm_are_named_before_anything_runs(start: str, options: dict[str, Any], said: str) -> None:
-    arms = Arm(name="good", recipe="shapes/sage"), Arm(name="x", recipe=start, options=options)
+    arm = Arm(name="x", recipe=start, options=options)
     with pytest.raises(ConfigError, match=said) as refused:
-        prepare(suite(*arms, notes="Made first, by MAKE."), recipe, preflight)
+        prepare(suite(arm, notes="Made first, by MAKE."), recipe, preflight)
     assert ("MAKE" in str(refused.value)) == ("absent" in said)
+
+
+def test_long_runs_come_first_and_those_that_learn_at_fresh_levels_take_three_times_as_long(monkeypatch) -> None:
+    def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
+        kind, iterations = arm.name.split()
+        objective = ObjectiveSpec(kind=kind, levels=1, draw="last") if kind == "gradient" else ObjectiveSpec()
+        return replace(start, objective=objective, iterations=int(iterations))
+
+    monkeypatch.setattr(prepared, "configured", configured)
+    names = ("surrogate 5", "gradient 2", "surrogate 8", "gradient 3", "surrogate 7")
+    arms = [Arm(name=name, recipe="any", options={"kernel.eta": 0.5}) for name in names]
+    asked: list[Any] = []
+
+    def start(name: str, steps: Any = None) -> TrainConfig:
+        asked.append((name, steps))
+        return TrainConfig()
+
+    of = suite(*arms, passes=9, clips=7, unseen=True, points=(1, 2), options={"rollout.steps": 4})
+    jobs = prepare(of, start)
+    assert [job.arm for job in jobs[:5]] == [names[3], names[2], names[4], names[1], names[0]]
+    assert [job.seed for job in jobs] == [5] * 5 + [6] * 5
+    assert asked[:2] == [("any", None), ("any", 4)]
+    first = jobs[3]
+    assert (first.points, first.budgets, first.unseen, first.kind) == (
+        (0, 1, 2),
+        {"passes": 9, "clips": 7},
+        True,
+        "train",
+    )
+    assert first.key == key_of(first.config, first.points, "train", {"passes": 9, "clips": 7, "unseen": True})
+    assert prepare(replace(of, kind="rollout"), start)[0].points == ()
+    (plain,) = prepare(
+        replace(of, passes=None, clips=None, unseen=False, arms=arms[:1], baseline=names[0], seeds=(5,)), start
+    )
+    assert (plain.budgets, plain.key) == ({}, key_of(plain.config, plain.points, "train"))
+    fault = prepared.head(plain, "failed", "why")
+    assert (fault["status"], fault["error"], fault["iterations"], fault["kind"], fault["seed"]) == (
+        "failed",
+        "why",
+        5,
+        "train",
+        5,
+    )
+
+
+def test_keys_are_as_old_as_rows(monkeypatch) -> None:
+    """Rows of a reward without judges have no such field: with it all would be made anew. One with judges differs."""
+    plain = TrainConfig(rewards=[RewardSpec(name="shapes")])
+    monkeypatch.setattr(prepared, "asdict", lambda config: {"rewards": [{"judges": config}], "iterations": 45})
+    assert prepared._plain([]) == {"rewards": [{}], "iterations": 45}  # type: ignore[arg-type]
+    assert prepared._plain(["a"]) == {"rewards": [{"judges": ["a"]}], "iterations": 45}  # type: ignore[arg-type]
+    monkeypatch.undo()
+    assert key_of(plain, (0, 45), "train") == "KEY"
 
 
 def test_an_arm_with_other_steps_branches_where_training_would() -> None:

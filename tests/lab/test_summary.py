@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from lab_rows import row
 from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
 from sage_grpo.inside import CONTROL, LeadsOut
-from sage_grpo.lab import figures, report, store
+from sage_grpo.lab import store
 from sage_grpo.lab.design import Arm, Column, Suite
 from sage_grpo.lab.report import render, tables
 from sage_grpo.lab.summary import Cell, at_passes, difference, interval, summarize
@@ -159,98 +157,10 @@ def test_a_base_that_scatters_from_process_to_process_is_one_row_with_its_range(
     assert summary.arms["a"].base["total"] == pytest.approx(1.015)
 
 
-FIGURES = ("curves", "steps", "bars")
-
-
-def _write(folder: Path, rows: list[dict[str, Any]], figures: tuple[str, ...] = FIGURES) -> None:
+def _write(folder: Path, rows: list[dict[str, Any]], figures: tuple[str, ...] = ()) -> None:
     store.save_suite(folder, suite(figures=figures), [r["key"] for r in ROWS], "the command")
     for one in rows:
         store.append(folder / store.ROWS, one)
-
-
-def test_the_report_has_tables_settings_faults_and_machine(tmp_path: Path) -> None:
-    _write(tmp_path, [*ROWS[:5], {**ROWS[5], "machine": {"device": "another"}}], ())
-    render(tmp_path)
-    text = (tmp_path / "report.md").read_text()
-    assert "| a | 2 | 4 | 1.500 ± 1.271 | 0.150 ± 0.127 | 50% ± 127% | 1.250 ± 0.635 | 40 | 8 |" in text
-    assert "| base |  | 0 | 1.000 | 0.100 | 0% |  | 0 | 0 |" in text
-    assert "| b | 2 | +0.200 ± 1.271 | +0.020 ± 0.127 | 0.295 | +0.450 ± 1.906 | +0.045 ± 0.191 |" in text
-    assert "| c | 1 (1 diverged) | 4 | 9.000 |" in text
-    assert "| c | 1 | +7.600 | +0.760 | – | +3.800 | +0.380 |" in text
-    assert "- c, seed 2: diverged. why" in text
-    for part in (
-        "the command",
-        "Q?",
-        "`optimizer.lr` 0.001",
-        "device a machine",
-        "torch 2",
-        "commit: abc",
-        "| a | 1.000 | 3 |",
-    ):
-        assert part in text
-    assert text.count("runs differ in this") == 1
-    numbers = json.loads((tmp_path / "table.json").read_text())
-    assert numbers["arms"]["a"]["final"]["total"]["mean"] == 1.5
-    assert numbers["arms"]["b"]["way"]["mean"] == pytest.approx(0.7)
-    assert numbers["arms"]["c"]["difference"]["total"]["low"] is None
-
-
-def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    _write(tmp_path, ROWS)
-    with pytest.warns(UserWarning, match="No figures: matplotlib cannot be imported.*pip install matplotlib"):
-        render(tmp_path)
-    assert {"table.md", "table.json", "report.md"} <= {file.name for file in tmp_path.iterdir()}
-    assert not list(tmp_path.glob("*.png"))
-    assert ".png" not in (tmp_path / "report.md").read_text()
-
-
-def test_small_numbers_are_printed_for_readers() -> None:
-    assert [report._p(value) for value in (None, math.nan, 0.0009, 0.001, 0.05)] == [
-        "–",
-        "–",
-        "< 0.001",
-        "0.001",
-        "0.050",
-    ]
-    assert (report._whole(math.nan), report._whole(12345.6)) == ("–", "12,346")
-    assert report.percent(None) == report.plus_minus(None) == report.plus_minus(mean_interval([])) == "–"
-    assert report.percent(mean_interval([0.5])) == "50%"
-
-
-def test_figures_show_the_numbers_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib import pyplot
-
-    drawn: dict[str, Any] = {}
-
-    def saved(figure: Any, axes: Any, path: Path, title: str, **more: Any) -> Path:
-        drawn[path.stem] = [
-            [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines] for axis in axes.flat
-        ]
-        drawn[f"{path.stem} names"] = [text.get_text() for text in axes.flat[0].get_yticklabels()]
-        drawn[f"{path.stem} bands"] = [len(axis.collections) for axis in axes.flat]
-        pyplot.close(figure)
-        return path
-
-    monkeypatch.setattr(figures, "_save", saved)
-    summary = summarize(suite(figures=FIGURES), ROWS)
-    assert [file.stem for file in figures.draw(summary, tmp_path)] == list(FIGURES)
-    by_iteration, by_passes, drift, _ = drawn["curves"]
-    assert by_iteration[0] == ([0, 2, 4], pytest.approx([1.0, 1.25, 1.5]))
-    assert by_passes[0] == ([0, 20, 40], pytest.approx([1.0, 1.25, 1.5]))
-    assert by_passes[1] == ([0, 20], pytest.approx([1.0, 1.7]))
-    assert by_passes[-1][0] == [20, 20]  # where all have cost as much
-    assert drift[1] == ([0, 4], pytest.approx([0.1, 0.17]))
-    assert drawn["curves bands"] == [3] * 4
-    assert [panel[0] for panel in drawn["steps"]] == [([0], [2.0]), ([0], [4.0]), ([0], [1.0])]
-    overall, _ = drawn["bars"]
-    assert next(line for line in overall if line[1] == [2]) == (pytest.approx([1.5]), [2])
-    assert drawn["bars names"] == ["a", "b", "c"]
-    looks = [tuple(figures._look(place)[part] for part in ("color", "ls")) for place in range(20)]
-    assert len(set(looks)) == 20
-    assert figures.draw(summarize(suite(figures=FIGURES), []), tmp_path) == []
-    assert len(figures.draw(summarize(suite(figures=("curves",)), ROWS[:4]), tmp_path)) == 1  # c has none yet
-    assert "\n![curves](curves.png)\n" in report.text(summary, ROWS, [tmp_path / "curves.png"], "")
 
 
 def test_half_a_last_line_is_cut_off_and_other_damage_is_named(tmp_path: Path) -> None:
@@ -282,7 +192,7 @@ def test_the_finished_row_counts_and_not_a_fault_before_or_after() -> None:
 def test_the_rows_of_a_comparison_are_its_own(tmp_path: Path, name: str) -> None:
     """A folder may come from somebody else: a link in it names what they like."""
     (tmp_path / "given").mkdir()
-    _write(tmp_path / "given", ROWS, ())
+    _write(tmp_path / "given", ROWS)
     (tmp_path / "given" / name).rename(tmp_path / name)
     (tmp_path / "given" / name).symlink_to(tmp_path / name)
     with pytest.raises(LeadsOut, match=name):
@@ -318,7 +228,7 @@ def test_a_suite_in_a_linked_folder_is_not_drawn_into(tmp_path: Path, capsys) ->
     given, private = tmp_path / "given", tmp_path / "private"
     given.mkdir()
     private.mkdir()
-    _write(private, ROWS, ())
+    _write(private, ROWS)
     before = sorted(file.name for file in private.iterdir())
     (given / "inner").symlink_to(private)
     assert main(["compare", "--table", str(given)]) == 2
