@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.commands.compare import Options, suites_of
-from sage_grpo.configure import ConfigError
 from sage_grpo.lab import leaderboard, report
 from sage_grpo.lab.design import Arm, Column, Suite
-from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.summary import summarize
 from sage_grpo.printing import fixed
-from sage_grpo.recipes import recipe
 
 SEEDS = leaderboard.EDITION.seeds
 RULES = dict(leaderboard.EVALUATION)
@@ -193,14 +189,3 @@ def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
         if "| base" in line
     ]
     assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]
-
-
-@pytest.mark.slow
-def test_as_a_benchmark_every_arm_keeps_the_rules() -> None:
-    (suite,) = suites_of(Options(recipes=["shapes/branch"], vary=["kernel.eta=1.0,1.2"], benchmark=True))
-    assert suite.seeds == leaderboard.EDITION.seeds
-    assert {"passes": suite.passes, "clips": suite.clips} == leaderboard.BUDGETS
-    for job in prepare(suite, recipe):
-        assert {name: job.settings[name] for name in leaderboard.EVALUATION} == leaderboard.EVALUATION
-    with pytest.raises(ConfigError, match="leave out --seeds"):
-        suites_of(Options(recipes=["shapes/branch"], seeds=3, benchmark=True))

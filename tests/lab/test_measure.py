@@ -82,25 +82,6 @@ def test_passes_are_the_samples_that_went_through_the_network(
     assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
 
 
-@pytest.mark.slow
-def test_a_row_has_the_curve_of_a_run_and_is_the_same_every_time(job_of: MakeJob) -> None:
-    bases: dict[str, Any] = {}
-    first, again = run(job_of("sage"), bases), run(job_of("sage"), bases)  # the second knows the base from the first
-    alone = run(job_of("sage"))
-    times = ("seconds",)
-    assert [{k: v for k, v in row.items() if k not in times} for row in (again, alone)] == 2 * [
-        {k: v for k, v in first.items() if k not in times}
-    ]
-    assert list(first["evaluations"]) == ["0", "2", "3"]
-    assert first["evaluations"]["0"]["total"] != first["evaluations"]["3"]["total"]
-    assert (first["reached"], first["updates"]) == (3, 6)
-    assert first["training"]["iteration"] == [1, 2, 3]
-    assert len(first["training"]["reward/total"]) == 3
-    assert not [name for name in first["training"] if name.startswith("time/")]
-    assert len(bases) == 1
-    assert first["settings"]["batch.prompts"] == 2
-
-
 def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained_ones(
     job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,18 +101,6 @@ def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained
     for scores in (*row["evaluations"].values(), *sampled["evaluations"].values()):
         assert scores["sharpness"] == scores["trained/sharpness"] == scores["watching/sharpness"]
     assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
-
-
-@pytest.mark.slow
-def test_runs_that_start_alike_share_their_base(job_of: MakeJob) -> None:
-    bases: dict[str, Any] = {}
-    first = run(job_of("sage"), bases)
-    (known,) = bases
-    bases[known] = replace(bases[known], metrics={"eval/total": 77.0})
-    row = run(job_of("branch"), bases)  # learns otherwise, starts from the same
-    assert row["evaluations"]["0"] == {"total": 77.0}
-    assert row["evaluations"]["2"]["total"] != first["evaluations"]["2"]["total"]
-    assert list(bases) == [known]
 
 
 def test_another_model_evaluation_or_prompt_is_another_base_and_how_a_run_learns_is_not(job_of: MakeJob) -> None:

@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,73 +75,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     return Here
 
 
-@pytest.fixture
-def two(toy_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> dict[str, Suite]:
-    """Suites `one` and `other` with a run in common per seed, under different names."""
-    plain, lr = Arm(name="plain", recipe="shapes/sage"), {"optimizer.lr": 2e-3}
-    small = replace(toy_suite, iterations=1, figures=())
-    found = {
-        "one": replace(small, name="one", baseline="plain", arms=(plain, Arm(name="b", recipe="shapes/branch"))),
-        "other": replace(
-            small,
-            name="other",
-            baseline="same",
-            arms=(replace(plain, name="same"), replace(plain, name="fast", options=lr)),
-        ),
-    }
-    monkeypatch.setattr(suites, "SUITES", {name: lambda size, suite=suite: suite for name, suite in found.items()})
-    monkeypatch.setattr(sys, "argv", ["sage-grpo", "compare"])  # what a report says of its command
-    return found
-
-
-def compare(*words: str) -> int:
-    """Exit status of the command."""
-    return main(["compare", *words, "--jobs", "1"])
-
-
-def written(folder: Path) -> dict[str, str]:
-    """What a folder holds, without logs."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and "logs" not in file.parts]
-    return {str(file.relative_to(folder)): file.read_text() for file in files}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("two")
-def test_several_suites_share_runs_and_leave_what_single_calls_leave(
-    here: type[Here], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare("--suite", "one,other", "--out", str(tmp_path / "both"), "--weights") == 0
-    assert len(here.asked) == len(set(here.asked)) == 6  # and not 8
-    told = capsys.readouterr()
-    assert "6/6" in told.err
-    assert f"-C {tmp_path} both" in told.out
-    for name in ("one", "other"):
-        assert compare("--suite", name, "--out", str(tmp_path / name), "--weights") == 0
-        both, alone = written(tmp_path / "both" / name), written(tmp_path / name)
-        assert both.keys() == alone.keys() >= {"runs.jsonl", "suite.json", "report.md", "table.md", "table.json"}
-        rows = [sorted(files.pop("runs.jsonl").splitlines()) for files in (both, alone)]
-        assert rows[0] == rows[1]
-        assert both == alone
-    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["logs", "one", "other"]
-    tables = (tmp_path / "other" / "table.md").read_text().strip()
-    capsys.readouterr()
-    assert main(["compare", "--table", str(tmp_path / "both")]) == 0
-    assert tables in capsys.readouterr().out
-
-    before = written(tmp_path / "both")
-    assert main(["compare", "--table", str(tmp_path / "both"), "--out", str(tmp_path / "drawn")]) == 0
-    assert f"Report: {tmp_path / 'drawn' / 'other' / 'report.md'}" in capsys.readouterr().out
-    assert written(tmp_path / "both") == before
-    drawn = written(tmp_path / "drawn")
-    assert drawn["other/table.md"].strip() == tables
-    assert drawn.items() <= before.items()  # the same, and without rows
-
-    for other in ("one", "both"):  # the rows of others, in it or in a folder of it
-        assert main(["compare", "--table", str(tmp_path / "both" / "other"), "--out", str(tmp_path / other)]) != 0
-        assert "has runs of its own, whose tables would be overwritten: name another --out" in capsys.readouterr().err
-    assert written(tmp_path / "both") == before
-
-
 @pytest.mark.parametrize("words", [["shapes/sage"], ["--seeds", "3"]])
 def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[str], tmp_path: Path, capsys) -> None:
     assert main(["compare", *words, "--table", str(tmp_path)]) != 0
@@ -178,8 +115,9 @@ class Engine:
 @pytest.fixture
 def suites_of_two() -> dict[str, Suite]:
     """Suites `one` and `other` with a run in common per seed, under different names."""
-    plain, same, b, fast = (Arm(name=name, recipe="shapes/sage") for name in ("plain", "same", "b", "fast"))
-    given = {"title": "", "question": "", "seeds": (1, 2)}
+    plain, same = (Arm(name=name, recipe="shapes/sage") for name in ("plain", "same"))
+    b, fast = Arm(name="b", recipe="shapes/branch"), replace(same, name="fast", options={"optimizer.lr": 2e-3})
+    given = {"title": "", "question": "", "seeds": (1, 2), "iterations": 1, "figures": ()}
     one = Suite(name="one", arms=(plain, b), baseline="plain", **given)
     return {"one": one, "other": Suite(name="other", arms=(same, fast), baseline="same", **given)}
 
@@ -280,6 +218,42 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
 
 
+def test_several_suites_share_runs_and_their_tables_are_drawn_again_elsewhere(
+    here: type[Here],
+    suites_of_two: dict[str, Suite],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        suites, "SUITES", {name: lambda size, suite=suite: suite for name, suite in suites_of_two.items()}
+    )
+
+    def compare(*words: str) -> tuple[int, str]:
+        code = main(["compare", *words])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    both, drawn = tmp_path / "both", tmp_path / "drawn"
+    code, told = compare("--suite", "one,other", "--out", str(both), "--weights", "--jobs", "1")
+    assert (code, len(here.asked), len(set(here.asked))) == (0, 6, 6)  # and not 8
+    assert "6/6" in told
+    assert f"-C {tmp_path} both" in told
+    assert sorted(path.name for path in both.iterdir()) == ["logs", "one", "other"]
+    before = {path: path.read_text() for path in both.rglob("*") if path.is_file()}
+    table = before[both / "other" / "table.md"].strip()
+    assert table in compare("--table", str(both))[1]
+    code, told = compare("--table", str(both), "--out", str(drawn))
+    assert (code, f"Report: {drawn / 'other' / 'report.md'}" in told) == (0, True)
+    names = {path.relative_to(drawn): path.read_text() for path in drawn.rglob("*") if path.is_file()}
+    assert names.items() <= {path.relative_to(both): text for path, text in before.items()}.items()
+    assert not (drawn / "other" / store.ROWS).exists()
+    code, told = compare("--table", str(both / "other"), "--out", str(both))  # the rows of others, in a folder of it
+    assert code != 0
+    assert "has runs of its own, whose tables would be overwritten: name another --out" in told
+    assert {path: path.read_text() for path in both.rglob("*") if path.is_file()} == before
+
+
 def test_what_is_told_of_the_runs_of_several_suites(
     suites_of_two: dict[str, Suite], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,6 +304,51 @@ def test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too() -> None:
         assert process.stdout.readline() == "long\n"
         assert process.communicate() == ("", None)  # closes stdin, as a parent's end does
         assert process.returncode == 1
+
+
+class Stdin:
+    """Two jobs, and the end when it is time."""
+
+    def __init__(self) -> None:
+        self.time = threading.Event()
+
+    def __enter__(self) -> Iterator[bytes]:
+        return chain([b"one\n", b"two\n"], (line for line in self if line))
+
+    def __exit__(self, *words: object) -> None:
+        """Nothing to close."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert self.time.wait(10)
+        yield b""
+
+
+@pytest.mark.parametrize("answered", [1, 2])
+def test_a_worker_ends_at_once_where_stdin_ends_before_its_answer(
+    answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin, exits = Stdin(), list[int]()
+
+    class Queue(SimpleQueue):  # type: ignore[type-arg]
+        asked = 0
+
+        def get(self, *words: Any) -> Any:
+            self.asked += 1
+            if self.asked > 2:  # the answer to the second is there
+                stdin.time.set()
+            return super().get(*words)
+
+    monkeypatch.setattr(worker, "SimpleQueue", Queue)
+    monkeypatch.setattr(worker, "open", lambda number, mode, **more: stdin, raising=False)
+    monkeypatch.setattr(worker.os, "_exit", exits.append)
+    lines = worker.jobs()
+    assert [next(lines), next(lines)] == ["one\n", "two\n"]
+    if answered == 1:
+        stdin.time.set()
+        while not exits:
+            time.sleep(0.001)
+    assert list(lines) == []
+    assert exits == [1] * (answered == 1)
 
 
 def test_a_request_says_where_a_run_is_kept(suites_of_two: dict[str, Suite], tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import ast
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,15 +20,6 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 SIDE_BY_SIDE = FOLDER / "side_by_side"
 
 
-def ran(name: str, *words: object) -> str:
-    """What a benchmark prints, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / name), *map(str, words)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_benchmarks_find_what_they_import() -> None:
     files = sorted(FOLDER.rglob("*.py"))
     assert len(files) > 30
@@ -40,24 +30,6 @@ def test_benchmarks_find_what_they_import() -> None:
                 for name in node.names:
                     there = hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}") is not None
                     assert there, f"{file.name} imports {name.name} from {node.module}, which does not have it"
-
-
-def test_every_phase_of_every_case_is_measured(tmp_path: Path) -> None:
-    out = tmp_path / "found.jsonl"
-    few = "--model.frames 5 --rollout.steps 4 --batch.prompts 2 --batch.group_size 2 --batch.micro_batch 1"
-    branch = f"branch: --recipe wan/branch {few} --rollout.window.at [1]"
-    words = ["--small", "--device", "cpu", "--out", out, "--case", branch, "--case", f"draft: --recipe wan/draft {few}"]
-    told = ran("whole_iteration.py", *words)
-    first, second = map(json.loads, out.read_text().splitlines())
-    assert list(first["phases"]) == ["rollout", "decode", "reward", "update", "iteration"]
-    assert list(second["phases"]) == ["rollout", "decode", "reward", "gradient", "update", "iteration"]
-    for row in (first, second):
-        seconds = [found["seconds"][0] for found in row["phases"].values()]
-        assert all(value > 0 for value in seconds)
-        assert seconds[-1] >= 0.999 * sum(seconds[:-1])  # encoding the prompts is in the whole
-        assert row["clips"] == 4
-    assert first["first_log_ratio"] == 0
-    assert "| draft | gradient |" in told
 
 
 @pytest.mark.parametrize("name", ["whole_iteration_h200", "whole_iteration_limits_h200"])

@@ -206,16 +206,6 @@ def test_a_prompt_outside_the_grammar_is_named_and_masked(name: str) -> None:
         assert values.isnan().tolist() == ([False] * 3 if part in ("VQ", "MQ", "drift") else [False, True, True]), part
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "form"), [("shapes", (13, 33, 27)), ("scenes", (17, 128, 128)), ("scenes", (17, 64, 96))]
-)
-def test_other_formats_are_judged_at_their_own_size(name: str, form: tuple[int, int, int]) -> None:
-    some = clips_of(name)
-    scores = some.judged(some.render(some.batch, *form))
-    assert min(scores[part].mean() for part in FAULTS) >= 0.9
-
-
 def test_the_proxy_is_hacked_by_a_flood_that_the_judge_refuses() -> None:
     some, proxy = clips_of("shapes"), NaiveProxy()
     flood = palette(some.batch.colour)[:, None, None, None].expand_as(some.clean)
