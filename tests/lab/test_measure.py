@@ -19,7 +19,6 @@ from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from trainer_zoo.toy import ToyModel
 
@@ -62,6 +61,7 @@ def test_passes_are_the_samples_that_went_through_the_network(
 ) -> None:
     """A sample with a graph costs three: forward, and twice as much backward. Evaluations are not counted."""
     counted, velocity, evaluate = {"cost": 0, "on": True}, ToyModel.velocity, lab.Trainer.evaluate
+    held_out: list[int] = []
 
     def counting(self: Any, x: torch.Tensor, *words: Any, **more: Any) -> torch.Tensor:
         if counted["on"]:
@@ -70,37 +70,19 @@ def test_passes_are_the_samples_that_went_through_the_network(
 
     def quiet(self: Any, *words: Any) -> Any:
         counted["on"] = False
+        held_out.append(len(self.held_out))
         found = evaluate(self, *words)
         counted["on"] = True
         return found
 
     monkeypatch.setattr(ToyModel, "velocity", counting)
     monkeypatch.setattr(lab.Trainer, "evaluate", quiet)
-    row = run(job_of(arm))
+    row = run(replace(job_of(arm), unseen=True))
     assert row["status"] == "done"
+    assert held_out == [4, 4, 4, 2]  # two prompts are evaluated; the others are left for the end
+    assert row["evaluations"]["3"].keys() == {"total", "bright", "unseen/total", "unseen/bright"}
     assert row["passes"]["3"] == counted["cost"] > 0
     assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
-
-
-def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained_ones(
-    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A column asks for `sharpness`; a second reward with such a part must not empty it."""
-    asked: list[str] = []
-    unlabelled = lab.unlabelled
-    monkeypatch.setattr(lab, "unlabelled", lambda scores, title: asked.append(title) or unlabelled(scores, title))
-    job = job_of("sage")
-    trained = RewardSpec(
-        name="video_stats", label="trained", weights={"sharpness": 1.0}, options={"parts": ["sharpness"]}
-    )
-    rewards = [replace(trained, label="watching", metric_only=True), trained]
-    job = replace(job, config=replace(job.config, rewards=rewards))
-    row, sampled = run(job), run(replace(job, kind="rollout"))
-    assert (row["status"], sampled["status"]) == ("done", "done"), (row["error"], sampled["error"])
-    assert set(asked) == {"trained"}
-    for scores in (*row["evaluations"].values(), *sampled["evaluations"].values()):
-        assert scores["sharpness"] == scores["trained/sharpness"] == scores["watching/sharpness"]
-    assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
 
 
 def test_another_model_evaluation_or_prompt_is_another_base_and_how_a_run_learns_is_not(job_of: MakeJob) -> None:
@@ -187,21 +169,6 @@ def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
     assert list(found) == ["1", "2"]
 
 
-def test_a_run_is_evaluated_after_its_last_iteration_within_a_budget(job_of: MakeJob) -> None:
-    """With scores by prompt there and at the end; the budgets themselves are part of a run's key."""
-    plain = run(replace(job_of("sage"), points=(0, 1, 2, 3)))
-    job = replace(job_of("sage"), points=(0, 3), budgets={"passes": 2 * plain["passes"]["1"] - 1, "clips": 16})
-    found = run(job)
-    assert found["budgets"] == {"passes": 1, "clips": 2}  # the second to the last clip
-    assert (found["passes"], found["evaluations"]) == (plain["passes"], plain["evaluations"])
-    assert found["clips"] == {"0": 0, "1": 8, "2": 16, "3": 24}
-    assert list(found["by_prompt"]) == ["1", "2", "3"]
-    for point, scores in found["by_prompt"].items():
-        assert sum(scores["total"]) / len(scores["total"]) == pytest.approx(
-            found["evaluations"][point]["total"], abs=1e-4
-        )
-
-
 def test_a_processor_without_a_name_is_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.Path, "is_file", lambda self: False)
     monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
@@ -275,7 +242,9 @@ def test_a_record_goes_on_after_a_file() -> None:
 
 def recording(**budgets: int) -> lab.Recording:
     """The observer of a trainer without a model: every iteration has the plan above."""
-    config: Any = SimpleNamespace(iterations=4, rewards=[SimpleNamespace(title="r", counts=True)])
+    config: Any = SimpleNamespace(
+        iterations=4, rewards=[SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
+    )
     state = SimpleNamespace(iteration=0, updates=0)
     trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
     trainer.done.iteration = 0
@@ -310,16 +279,29 @@ def test_scores_stand_at_their_iteration_and_by_prompt_at_budgets_and_the_end() 
     one = recording()
     one.record.budgets["clips"], one.record.cost, one.record.scored = 2, 7, 5
     found: Any = SimpleNamespace(
-        metrics={"eval/r/TA": 1.0, "eval/total": math.nan}, rows=[{"prompt": "p", "scores": {"total": 2.0}}]
+        metrics={"eval/w/TA": 9.0, "eval/r/TA": 1.0, "eval/r/TA/x": 2.0, "eval/total": math.nan},
+        rows=[{"prompt": "p", "scores": {"total": 2.0}}],
     )
     for number in (1, 2, 4):
         one.keep(found, number)
-    scores = {"TA": 1.0, "r/TA": 1.0, "total": None}
+    # A column asks for `TA` and means that of the reward that is trained on.
+    scores = {"TA": 1.0, "TA/x": 2.0, "w/TA": 9.0, "r/TA": 1.0, "r/TA/x": 2.0, "total": None}
     assert one.record.evaluations == {"1": scores, "2": scores, "4": scores}
     assert (one.record.passes["4"], one.record.clips["4"]) == (7, 5)
     assert one.record.by_prompt == {point: {"total": [2.0]} for point in ("2", "4")}
     one.told(lab.SentinelEvent(iteration=3, name="late", action="warn", text=""))
     assert one.record.sentinel == [[3, "late", "warn"]]
+
+
+def test_only_untrained_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, found = recording(), [object() for _ in range(3)]
+    monkeypatch.setattr(lab, "base_key", lambda config: "base")
+    one.trainer.evaluate = lambda after_batch: found.pop()  # type: ignore[assignment]
+    first = one.evaluate()
+    assert (one.evaluate(), one.bases) == (first, {"base": first})
+    one.trainer.state.iteration = 1
+    assert len({first, one.evaluate(), one.evaluate()}) == 3
+    assert (list(one.bases), one.record.seconds["evaluate"] > 0) == (["base"], True)
 
 
 def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

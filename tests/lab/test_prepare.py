@@ -17,7 +17,6 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.config import EvalConfig, TrainConfig
 
@@ -72,13 +71,14 @@ def test_mistakes_of_an_arm_are_named_before_anything_runs(start: str, options: 
 
 
 def test_long_runs_come_first_and_those_that_learn_at_fresh_levels_take_three_times_as_long(monkeypatch) -> None:
+    kinds = {"surrogate": recipe("shapes/sage"), "nft": recipe("shapes/nft")}
+
     def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
         kind, iterations = arm.name.split()
-        objective = ObjectiveSpec(kind=kind, levels=1, draw="last") if kind == "gradient" else ObjectiveSpec()
-        return replace(start, objective=objective, iterations=int(iterations))
+        return replace(kinds[kind], iterations=int(iterations))
 
     monkeypatch.setattr(prepared, "configured", configured)
-    names = ("surrogate 5", "gradient 2", "surrogate 8", "gradient 3", "surrogate 7")
+    names = ("surrogate 5", "nft 2", "surrogate 8", "nft 3", "surrogate 7")
     arms = [Arm(name=name, recipe="any", options={"kernel.eta": 0.5}) for name in names]
     asked: list[Any] = []
 
@@ -121,7 +121,7 @@ def test_keys_are_as_old_as_rows(monkeypatch) -> None:
     assert prepared._plain([]) == {"rewards": [{}], "iterations": 45}  # type: ignore[arg-type]
     assert prepared._plain(["a"]) == {"rewards": [{"judges": ["a"]}], "iterations": 45}  # type: ignore[arg-type]
     monkeypatch.undo()
-    assert key_of(plain, (0, 45), "train") == "KEY"
+    assert key_of(plain, (0, 45), "train") == "c913547b2766d3cb"
 
 
 def test_an_arm_with_other_steps_branches_where_training_would() -> None:

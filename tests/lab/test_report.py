@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from lab_rows import row
 
+from pen import drawing
 from sage_grpo.lab import figures, report, store
 from sage_grpo.lab.design import Arm, Column, Suite
 from sage_grpo.lab.summary import summarize
@@ -87,56 +85,10 @@ def test_small_numbers_are_printed_for_readers() -> None:
     assert [report._words(value) for value in ("x" * 61, "", {"a": 1, "b": 2})] == ["x" * 60, "unknown", "a 1, b 2"]
 
 
-class Pen:
-    """In the place of matplotlib's objects: writes down what is asked of them."""
-
-    def __init__(self, log: list[str], name: str) -> None:
-        self.log, self.name = log, name
-
-    def __getattr__(self, name: str) -> Pen:
-        return Pen(self.log, f"{self.name}.{name}")
-
-    def __getitem__(self, key: object) -> Pen:
-        return Pen(self.log, f"{self.name}{key}")
-
-    def __iter__(self) -> Iterator[str]:
-        yield from ("handles", "names")
-
-    def __call__(self, *words: Any, **more: Any) -> Pen:
-        said = [shown(word) for word in words] + [f"{name}={shown(value)}" for name, value in more.items()]
-        self.log.append(f"{self.name}({', '.join(said)})")
-        return Pen(self.log, f"{self.name}()")
-
-
-def shown(value: Any) -> str:
-    """A value in the log."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(shown, value))}]"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is drawn."""
-    from matplotlib import pyplot
-
-    found: list[str] = []
-
-    def subplots(height: int, width: int, figsize: tuple[float, float], **more: Any) -> tuple[Any, Any]:
-        found.append(f"{height} x {width}, {figsize[0]:.4g} x {figsize[1]:.4g} {more}")
-        axes = np.empty((height, width), object)
-        for place in np.ndindex(height, width):
-            axes[place] = Pen(found, f"axis {place[0]} {place[1]}")
-        return Pen(found, "figure"), axes
-
-    @contextmanager
-    def replacing(path: Path) -> Iterator[str]:
-        yield path.name
-
-    monkeypatch.setattr(pyplot, "subplots", subplots)
-    monkeypatch.setattr(pyplot, "close", lambda figure: found.append("close"))
-    monkeypatch.setattr(figures, "replacing", replacing)
-    return found
+    return drawing(monkeypatch, figures)
 
 
 def test_figures_show_the_numbers_of_the_tables(log: list[str], tmp_path: Path) -> None:

@@ -7,17 +7,7 @@ import math
 import pytest
 import torch
 
-from sage_grpo.worlds.scenes.render import (
-    COLOURS,
-    MARGIN,
-    PAN,
-    RADIUS,
-    appearance,
-    layout_of,
-    render,
-    scroll_of,
-    slack,
-)
+from sage_grpo.worlds.scenes.render import COLOURS, MARGIN, PAN, RADIUS, appearance, layout_of, render, scroll_of, slack
 from sage_grpo.worlds.scenes.scene import ATTRIBUTES, FRAMES, SceneBatch, random_scenes
 
 

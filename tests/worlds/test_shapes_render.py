@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sage_grpo.worlds.shapes.render import (
-    MARGIN,
-    RADII,
-    to_uint8,
-    trajectory,
-)
+from sage_grpo.worlds.shapes.render import MARGIN, RADII, to_uint8, trajectory
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch, all_scenes, batch_of, random_scenes
 
 
