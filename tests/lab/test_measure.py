@@ -319,6 +319,34 @@ def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch:
     assert [due(1), due(1, last=True)] == [True, False]
 
 
+def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, notes = list[Any](), list[str]()
+    state = SimpleNamespace(iteration=5, sentinel=SimpleNamespace(good=2))
+    writer = SimpleNamespace(finish=lambda: done.append("written"))
+    trainer: Any = SimpleNamespace(state=state, writer=writer, save=lambda *words: done.append(words))
+    monkeypatch.setattr(lab.checkpoint, "prune", lambda *words, spare: done.append((*words, spare)))
+    place = lab.Unfinished(tmp_path, {"code": "1"}, notes.append)
+    place.keep(trainer, {"cost": 3}, needed=True)
+    saved = (tmp_path, {"made_by": {"code": "1"}}, {"metrics.jsonl": b'{"cost": 3}'})
+    assert done == [saved, "written", (tmp_path, 1, 5, 2)]  # what the sentinel may go back to stays
+
+    def full(*words: Any) -> None:
+        raise lab.checkpoint.SaveFailed("no space left")
+
+    trainer.save = full
+    place.keep(trainer, {}, needed=False)
+    assert notes == ["iteration 5 could not be kept (no space left). The run goes on."]
+    with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
+        place.keep(trainer, {}, needed=True)
+    kept, asked = lab.Kept(trainer, lab.Record(), place, ()), list[Any]()
+    trainer.config = SimpleNamespace(iterations=6)
+    place.keep = lambda *words, needed: asked.append(needed)  # type: ignore[method-assign]
+    kept.save(needed=True)
+    state.iteration = 6
+    kept.save(needed=True)  # what is over needs no going on
+    assert asked == [True]
+
+
 def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing kept; the same code, another one, damage, and a checkpoint that the sentinel could not go back to."""
     made, notes, loaded = {"code": "1", "lab": "2"}, list[str](), list[Path]()

@@ -31,16 +31,23 @@ def rows() -> list[dict[str, Any]]:
     b = [{0: 1.0, 2: 2.0, 4: 2.5}, {0: 1.5, 2: 3.0, 4: 3.5}]
     own = {"optimizer.lr": 2e-3, "kernel.eta": 0.5}
     busy = {"iteration": 1.5, "evaluate": 2.0, "total": 3600.0}
-    found = [row("a", seed, curve) for seed, curve in enumerate(a, 1)]
+    found = [row("a", seed, curve) for seed, curve in enumerate(a, 1)][::-1]  # as runs end
     found += [row("b", seed, curve, cost=1234, settings=own, seconds=busy) for seed, curve in enumerate(b, 1)]
     for one in found:  # two prompts, an eighth of the seed's number above and below
         apart = one["seed"] / 8
         one["budgets"] = {"passes": 2, "clips": 4}
+        one["versions"] = dict([("python", "3"), ("torch", "2")][:: 1 if one["arm"] == "a" else -1])
         one["by_prompt"] = {
             point: {"total": [scores["total"] - apart, scores["total"] + apart]}
             for point, scores in one["evaluations"].items()
         }
-    odd = {"machine": {"device": "another"}, "commit": "", "settings": {}, "budgets": {"passes": 2}}
+    odd = {
+        "machine": {"device": "another"},
+        "commit": "",
+        "settings": {},
+        "budgets": {"passes": 2},
+        "versions": {"python": "3", "torch": "2"},
+    }
     odd["steps"] = {"0": {"std": 0.5, "sensitivity": 4.0, "raw": 8.0}, "1": {"std": 0.25, "sensitivity": 8.0}}
     ended = row("c", 1, {0: 3.5, 2: 3.0, 4: 1.25}, cost=20, **odd)
     return [*found, ended, row("c", 2, {0: 4.0}, status="diverged", iterations=4), row("c", 3, {}, status="failed")]
@@ -119,8 +126,8 @@ def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeyp
     names = {"report.md", "table.md", "table.json", "leaderboard.json", store.ROWS, store.SUITE}
     assert {file.name for file in tmp_path.iterdir()} == names
     assert report.tables(found) + "\n" == (tmp_path / "table.md").read_text()
-    assert json.loads((tmp_path / "table.json").read_text()) == report.numbers(found)
+    assert (tmp_path / "table.json").read_text() == json.dumps(report.numbers(found), indent=1) + "\n"
     assert (tmp_path / "report.md").read_text() == report.text(found, ended[::-1], [], "the command") + "\n"
-    assert list(json.loads((tmp_path / "leaderboard.json").read_text())["left_out"]) == [
-        f"s: {name}" for name in "abcd"
-    ]
+    board = (tmp_path / "leaderboard.json").read_text()
+    assert board.startswith('{\n "format": 2,\n "rules"')
+    assert list(json.loads(board)["left_out"]) == [f"s: {name}" for name in "abcd"]

@@ -264,6 +264,9 @@ def test_what_is_told_of_the_runs_of_several_suites(
     teller.look_back([one, SimpleNamespace(asked={"c1": None}, done={})])  # type: ignore[list-item]
     pool = SimpleNamespace(running={"a2": None, "b2": None}, left=lambda: 120.0)
     task = teller._bar.tasks[0]
+    assert teller._bar.disable  # nobody looks
+    columns = [type(column).__name__ for column in teller._bar.columns]
+    assert columns == ["TextColumn", "BarColumn", "MofNCompleteColumn", "TimeElapsedColumn", "TextColumn"]
     with teller.watching():
         assert (task.completed, task.total, task.fields["note"]) == (2, 5, "")
     row = {"status": "done", "error": None, "iterations": 3, "evaluations": {"2": {}, "3": {"total": 0.125}}}
@@ -363,7 +366,12 @@ def test_a_request_says_where_a_run_is_kept(suites_of_two: dict[str, Suite], tmp
 
 @pytest.mark.parametrize(("fails", "code"), [(None, 0), (RuntimeError("it broke"), 1), (BrokenPipeError(), 1)])
 def test_a_worker_says_how_far_it_is_and_what_came_of_a_run(
-    fails: Exception | None, code: int, suites_of_two: dict[str, Suite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails: Exception | None,
+    code: int,
+    suites_of_two: dict[str, Suite],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     job, *_ = jobs_of(suites_of_two["one"])
     reading, writing = os.pipe()
@@ -387,6 +395,7 @@ def test_a_worker_says_how_far_it_is_and_what_came_of_a_run(
     monkeypatch.setattr("torch.set_num_threads", done_once.append)
     with warnings.catch_warnings():
         assert worker.main() == code
+    assert capsys.readouterr().err.startswith("--- plain, seed 1\n")
     assert done_once == [(2, 1), 1]  # what libraries print goes to the log; one thread
     os.close(writing)
     with os.fdopen(reading) as stream:

@@ -59,7 +59,7 @@ def binomial_bounds(p: float, n: int) -> tuple[float, float]:
     return p - error, p + error
 
 
-@pytest.mark.parametrize("count", [2, 5, 8])
+@pytest.mark.parametrize("count", [2, 5])
 def test_95_of_100_intervals_hold_the_true_mean(count: int) -> None:
     draw = random.Random(count)
     hits = sum(

@@ -94,17 +94,3 @@ def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
     assert row["seconds"]["total"] > 0
     said = [f"goes on after iteration {at}." for at in (2, 4)]
     assert notes == (["goes on after iteration 0.", *said] if arm == "rollback" else said)
-
-
-def test_a_full_disk_is_told_and_the_run_goes_on(
-    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Any, *words: Any) -> None:
-        raise lab.checkpoint.SaveFailed("no space left")
-
-    monkeypatch.setattr(lab.Trainer, "save", full)
-    notes: list[str] = []
-    assert run(job_of("sage", 3), tmp_path / "kept", notes=notes)["status"] == "done"
-    assert notes == ["iteration 2 could not be kept (no space left). The run goes on."]
-    with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
-        run(job_of("rollback"), tmp_path / "kept")
