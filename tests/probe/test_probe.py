@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -92,18 +91,6 @@ def test_noises_are_the_quadruples_of_the_formula() -> None:
         assert not torch.equal(other.step([Member(0, 0)], 2, (8,))[0], noise[0, :8])
     assert not torch.equal(keys.step([Member(1, 0)], 2, (8,)), keys.step([Member(0, 0)], 2, (8,)))
     assert not torch.equal(keys.step([Member(0, 0)], 1, (8,)), keys.step([Member(0, 0)], 2, (8,)))
-
-
-@pytest.mark.parametrize(("level", "low", "high"), [(0.95, 0.87, 0.97), (0.5, 0.40, 0.56)])
-def test_intervals_cover_as_often_as_they_say(level, low, high) -> None:
-    """The mean of 10 normal prompts; a bootstrap of 10 covers a little less than its level."""
-    torch.manual_seed(2)
-    inside = 0
-    for number in range(300):
-        one = bootstrap(torch.randn(10, 1) + 5, lambda m: m[:, 0], level=level, draws=400, seed=number)
-        assert one.low < one.value < one.high
-        inside += one.low < 5 < one.high
-    assert low < inside / 300 < high
 
 
 def test_an_interval_is_the_same_every_time() -> None:
@@ -402,39 +389,23 @@ def words(file: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_from_the_command_to_training(files, tmp_path, capsys, monkeypatch) -> None:
-    """Stated passes are made, the same seed gives the same file, and the snippet trains; then the run itself is probed."""
+def test_from_the_command_to_training(files, tmp_path, capsys) -> None:
+    """The snippet trains; then the run itself is probed, with its code only where that is asked for."""
     file, out = files
-    calls: list[int] = []
-    velocity = ToyModel.velocity
-
-    def spied(self, x, *rest, **options):
-        calls.append(len(x))
-        return velocity(self, x, *rest, **options)
-
-    monkeypatch.setattr(ToyModel, "velocity", spied)
     assert main(["probe", *words(file, out)]) == 0
     text = capsys.readouterr().out
-    said = re.search(r"(\d+) passes of the network, then (\d+) to (\d+) to compare", text)
-    first, least, most = map(int, said.groups())
     assert "no part named drift" in text
     assert "…" not in text
     found = json.loads((out / "probe.json").read_text())
-    assert len(calls) == found["sampled"]["passes"]
-    assert len(calls) - first in (least, most)  # by which of the two steps is best
-    assert [row["step"] for row in found["steps"]] == [1, 2]
-    assert [row["eta"] for row in found["etas"]] == [0.2, 0.5]
     assert (out / "probe.png").stat().st_size > 5000
     advised = found["recommended"]
     assert advised["steps"], "the toy's brightness is all but linear in its noise"
-
     assert main(["probe", *words(file, tmp_path / "again", "--probe.json")]) == 0
     assert json.loads(capsys.readouterr().out) == found
 
     assert main(["train", "--config", str(file), "--config", str(out / "snippet.yaml"), "--iterations", "1"]) == 0
     trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert trained["rollout"]["window"]["at"] == advised["steps"]
-    assert trained["kernel"]["eta"] == advised["eta"]
+    assert (trained["rollout"]["window"]["at"], trained["kernel"]["eta"]) == (advised["steps"], advised["eta"])
     runs = []
     own = ["probe", "--run", str(tmp_path / "run")]
     assert main(own) == 2

@@ -290,23 +290,6 @@ def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates(
     assert [len(part) for part in plan.chosen] == [8, 8]
 
 
-def test_dance_grpo_trains_nine_of_fifteen_steps_of_the_best_and_the_worst_four_of_24() -> None:
-    config = preset("dance_grpo", steps=16, group=24)
-    assert clip_range(16 * 14 * 60 * 60, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
-    plan = planned(config)
-    assert [len(part) for part in plan.groups[0].trained] == [int(15 * 0.6)] * 2
-    assert config.batch.trained == 8
-    assert [len(part) for part in plan.chosen] == [4 * 4, 4 * 4]  # four prompts; an optimizer step every four clips
-
-
-def test_mix_grpos_window_is_4_of_25_and_stays_for_25_iterations() -> None:
-    config = preset("mix_grpo", steps=25, group=12)
-    assert clip_range(16 * 90 * 90, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
-    starts = [planned(config, iteration).groups[0].trained for iteration in (0, 24, 25, 50)]
-    assert [sorted(parts[0]) for parts in starts] == [[0, 1, 2, 3]] * 2 + [[1, 2, 3, 4], [2, 3, 4, 5]]
-    assert len(starts[0]) == 12 // 3  # an optimizer step every three clips
-
-
 def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
     config = preset("mix_grpo_flash", steps=25)
     assert config.rollout.solver == "ab2"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import importlib
 import json
 import sys
@@ -62,41 +61,6 @@ def modules() -> Iterator[None]:
         module = sys.modules[name]
         if Path(getattr(module, "__file__", None) or "").parent == SIDE_BY_SIDE:
             del sys.modules[name]
-
-
-def test_all_variants_do_the_same_work(modules: None, tmp_path: Path) -> None:
-    """Ours and stock diffusers on both models, in this process."""
-    import job
-    import run
-    import unit
-    from table import render
-
-    arguments = ["--tiny", "--out", str(tmp_path / "out.jsonl"), "--level", "2", "--variants", "ours,stock"]
-    arguments += ["--set", "optimizer.lr=3e-4", "--repeats", "2"]
-    small = dataclasses.asdict(job.TINY.warmup())
-    lines = run.measure(run.parse(arguments), tmp_path, lambda each, seconds: unit.run({**each, "job": small}))
-    assert [(line["model"], line["variant"], line["status"]) for line in lines] == [
-        ("wan", "ours", "ok"),
-        ("hunyuan15", "ours", "ok"),
-        ("wan", "stock", "ok"),
-        ("hunyuan15", "stock", "ok"),
-    ]
-    for model in ("wan", "hunyuan15"):
-        own = [line for line in lines if line["model"] == model]
-        assert len({line["lora"]["parameters"] for line in own}) == 1
-        assert all(line["passes"]["training_pass"]["seconds"] > 0 for line in own)
-    (ours,) = (line for line in lines if "timed" in line)
-    assert ours["timed"]["forwards"] == {"rollout": 12, "update": 4}
-    assert ours["timed"]["first_log_ratio"] == 0.0
-    assert all(line["replay_error"] == 0.0 for line in lines if line["variant"].startswith("ours"))
-    assert ours["settings"] == {"optimizer.lr": 3e-4}
-    assert ours["job_seconds"]["total"] == min(ours["totals"])
-    text = render(lines)
-    assert " of 2 |" in text
-    assert "Same work: clips and steps [2, 3, 1]; forward passes of the rollout 12" in text
-    assert "DIFFER" not in text
-    other = {**ours, "variant": "peer", "lora": {"parameters": 1}}
-    assert "LoRA parameters DIFFER" in render([*lines, other])
 
 
 def test_documents_hold_the_tables_of_their_files(modules: None) -> None:

@@ -10,7 +10,6 @@ from sage_grpo.worlds.shapes.scene import (
     all_scenes,
     from_text,
     heldout_scenes,
-    random_scenes,
     to_text,
     train_scenes,
 )
@@ -37,13 +36,6 @@ def test_free_wording_is_understood() -> None:
 def test_bad_text_is_explained(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_text(text)
-
-
-def test_bad_value_is_explained() -> None:
-    with pytest.raises(ValueError, match="Did you mean 'red'"):
-        Scene(shape="ring", colour="redd", motion="up", speed="fast", size="large", background="sand")
-    with pytest.raises(ValueError, match="Unknown split"):
-        random_scenes(1, split="test")  # type: ignore[arg-type]
 
 
 def test_split_is_a_partition_that_shows_every_value_on_both_sides() -> None:
