@@ -13,7 +13,7 @@ import pytest
 
 
 class Pen:
-    """In the place of matplotlib's objects: writes down what is asked of them."""
+    """Stand-in for matplotlib's objects that writes down every call."""
 
     answers: ClassVar[dict[str, Any]] = {"get_ylim": (-0.5, 0.75)}
 
@@ -43,7 +43,7 @@ def shown(value: Any) -> str:
 
 
 def drawing(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
-    """What a module draws from now on; `replacing` is the module's way to write a file at once."""
+    """The log of a module's drawing from now on; `replacing` is the module's way to write a file at once."""
     from matplotlib import pyplot
 
     found: list[str] = []

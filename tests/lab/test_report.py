@@ -94,7 +94,7 @@ def test_small_numbers_are_printed_for_readers() -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is drawn."""
+    """The log of the drawing."""
     return drawing(monkeypatch, figures)
 
 
