@@ -135,7 +135,9 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
 
     monkeypatch.setattr(Studio, "score", watched)
     job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
-    row = run(job)
+    told: list[int] = []
+    row = lab.measure(job, {}, told.append)
+    assert told == [1, 2]
     total = torch.cat(seen)
     assert len(total) == 16  # two batches of two prompts x four
     assert row["evaluations"] == {"2": {"bright": pytest.approx(float(total.mean())), "total": pytest.approx(float(total.mean())), "clips": 16}}  # fmt: skip
@@ -229,6 +231,9 @@ def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
 def test_a_record_goes_on_after_a_file() -> None:
     record = lab.Record(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
     assert lab.Record().times()["iteration"] == 0.0
+    short = lab.Record(training=[{}])
+    short.seconds["iterations"] = 3.0
+    assert short.times()["iteration"] == 3.0
     record.seconds |= {"iterations": 10.0, "evaluate": 3.0, "before": 1000.0}
     times = record.times()
     assert (times["iteration"], times["evaluate"]) == (2.5, 3.0)
@@ -393,7 +398,8 @@ def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.Monk
     said = {"rev-parse": (0, "abc\n"), "status": (0, "")}
 
     def git(words: list[str], **more: Any) -> SimpleNamespace:
-        assert words[:3] == ["git", "-C", str(lab.ROOT)]
+        orders = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "."])
+        assert words in [["git", "-C", str(lab.ROOT), *order] for order in orders]
         code, text = said[words[3]]
         return SimpleNamespace(returncode=code, stdout=text)
 

@@ -342,7 +342,8 @@ def test_a_worker_ends_at_once_where_stdin_ends_before_its_answer(
             return super().get(*words)
 
     monkeypatch.setattr(worker, "SimpleQueue", Queue)
-    monkeypatch.setattr(worker, "open", lambda number, mode, **more: stdin, raising=False)
+    files = {(0, "rb"): stdin}
+    monkeypatch.setattr(worker, "open", lambda *words, **more: files[words], raising=False)
     monkeypatch.setattr(worker.os, "_exit", exits.append)
     lines = worker.jobs()
     assert [next(lines), next(lines)] == ["one\n", "two\n"]

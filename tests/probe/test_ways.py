@@ -171,10 +171,9 @@ def test_ways_of_which_one_has_other_passes_are_judged_by_seconds(prober_of, mon
     said: list[str] = []
     found = ways(prober, said.append, silent)
     assert made[::3] == [((prober.config.seed, 0), {"same_start": True, "prompt": number}) for number in (0, 1)]
-    forecast = (
-        "2 prompts x 2 start noises x 8 clips, the full way (13 steps before and 16 after the branch) and 2 others: "
-    )
-    assert said == [f"{forecast}{found.passes} velocities."]
+    _, full, listed = choose_ways(prober)
+    forecast = f"2 prompts x 2 start noises x 8 clips, the full way ({full.before} steps before and {full.after} after the branch)"
+    assert said == [f"{forecast} and {len(listed)} others: {found.passes} velocities."]
     assert found.by == "seconds"
     assert found.best is recommend(found.ways, 0.0, "seconds")
 
