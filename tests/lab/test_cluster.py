@@ -23,7 +23,7 @@ import needs
 from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder.identity import of_code
-from sage_grpo.lab import cluster, store
+from sage_grpo.lab import cluster, machine, store
 from sage_grpo.lab.cluster import TRIES, Place, Remote
 from sage_grpo.lab.engine import Lost
 from sage_grpo.lab.measure import measure
@@ -178,6 +178,9 @@ def test_a_cluster_has_room_for_as_many_runs_as_its_cores_and_gpus_serve(
     with cluster.Cluster().open(configs, tmp_path, None) as (workers, where):
         assert (len(workers), asked) == (room, [{"num_cpus": 1, "num_gpus": needs}])
         assert "1 node(s)" in where
+        mark = (tmp_path / "logs" / cluster.MARK).read_text()
+        own = (str(tmp_path), mark, machine.environment([], 0), str(Path.cwd()))
+        assert [one._make() for one in workers[:2]] == [(number, *own) for number in (0, 1)]
     with cluster.Cluster().open(configs, tmp_path, 2) as (workers, _):
         assert len(workers) == 2
     has.clear()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sage_grpo.commands.compare import Options, suites_of
-from sage_grpo.configure import ConfigError
-from sage_grpo.lab import leaderboard, report, store
+from sage_grpo.lab import leaderboard, report
 from sage_grpo.lab.design import Arm, Column, Suite
-from sage_grpo.lab.prepare import prepare
 from sage_grpo.lab.summary import summarize
 from sage_grpo.printing import fixed
-from sage_grpo.recipes import recipe
 
 SEEDS = leaderboard.EDITION.seeds
 RULES = dict(leaderboard.EVALUATION)
@@ -69,66 +64,106 @@ def test_entries_that_cannot_be_told_apart_share_a_place() -> None:
     assert places["test: a"]["passes"] == 2
 
 
-def test_scores_are_those_at_the_budgets_and_not_what_more_passes_buy() -> None:
-    long = rows("long", [1.5] * 8)
-    for row in long:
-        row["iterations"] = 9
-        row["evaluations"]["9"] = {"Overall": 1.9, "total": 1.9, "drift": 0.05}
-        row["by_prompt"]["9"] = {"Overall": [1.9, 1.9]}
-        row["passes"]["9"] = 10**6
-    (entry,) = board("long", runs=long)["entries"]
-    assert entry["at"]["passes"]["mean"] == entry["at"]["clips"]["mean"] == 1.5
-    assert (entry["final"]["Overall"]["mean"], entry["passes"]) == (1.9, 10**6)
+def test_an_entry_as_it_is_written() -> None:
+    """Scores at the budgets are not those at the end, what more passes buy, nor those of the reward that a run was trained on."""
+    own = {"rewards": [{"name": "shapes_proxy"}, {"name": "shapes", "metric_only": True}], "optimizer.lr": 1e-3}
+    runs = rows("long", [1.5] * 8, base={"Overall": 1.25, "total": 0.5, "drift": 0.07}, settings={**RULES, **own})
+    for place, run in enumerate(runs):
+        run |= {
+            "iterations": 9,
+            "budgets": {"passes": 2, "clips": 4},
+            "supervised": place == 5,
+            "commit": "ba"[place % 2],
+        }
+        run["evaluations"] |= {
+            "4": {"Overall": 1.625, "total": 1.5, "drift": 0.25, "flicker": 0.5},
+            "9": {"Overall": 1.0 + place / 8, "total": 1.5, "drift": 0.5, "flicker": 0.5},
+        }
+        run["by_prompt"] |= {"4": {"Overall": [1.5, 1.75]}, "9": {"Overall": [1.0 + place / 8] * 2}}
+        run["passes"]["9"] = 10**6 + place
+
+    def flat(mean: float) -> dict[str, Any]:
+        return {"mean": mean, "half": 0.0, "count": 8}
+
+    found = board("long", runs=runs)
+    (entry,) = found.pop("entries")
+    rules = {"version": leaderboard.__version__, "budgets": {"passes": 22_680, "clips": 6_480}, "seeds": list(SEEDS)}
+    rules["evaluation"] = {
+        "evaluate.prompts": 256,
+        "evaluate.per_prompt": 2,
+        "evaluate.steps": 20,
+        "evaluate.seed": 1234,
+    }
+    assert found == {"format": 2, "rules": rules, "left_out": {}}
+    end, gain = entry["final"].pop("Overall"), entry.pop("gain_true")
+    assert (end["mean"], end["half"]) == (
+        1.4375,
+        pytest.approx(2.364624 * 0.125 * math.sqrt(6) / math.sqrt(8), rel=1e-6),
+    )
+    assert gain == {**end, "mean": 0.1875}
+    assert entry["at"].pop("clips")["mean"] == 1.625
+    assert entry == {
+        "name": "test: long",
+        "recipe": "shapes/branch",
+        "settings": {"optimizer.lr": 1e-3},
+        "trained_on": ["shapes_proxy"],
+        "supervised": True,
+        "at": {"passes": {"mean": 1.5, "half": pytest.approx(2.364624 * 0.1), "count": 8}},
+        "passes": 10**6 + 3.5,
+        "final": {"drift": flat(0.5), "flicker": flat(0.5)},
+        "gain_own": flat(1.0),
+        "commit": ["a", "b"],
+        "place": {"passes": 1, "clips": 1},
+    }
+    for run in runs:
+        run["settings"] = RULES
+        run["evaluations"]["0"]["total"] = None
+    runs[3]["evaluations"]["9"]["flicker"] = None
+    (entry,) = board("long", runs=runs)["entries"]
+    assert (entry["trained_on"], entry["gain_own"], list(entry["final"])) == (["shapes"], None, ["Overall", "drift"])
 
 
 def test_an_arm_that_breaks_a_rule_is_left_out_with_the_reason() -> None:
-    cases = {
-        "few": (rows("few", [1.5] * 7), f"seed {SEEDS[7]} is missing"),
-        "hot": ([*rows("hot", [1.5] * 7), rows("hot", [1.5] * 8, status="diverged")[7]], f"seed {SEEDS[7]} is missing"),
-        "copied": ([*rows("copied", [1.5] * 8)[:7], rows("copied", [1.5])[0]], f"seed {SEEDS[7]} is missing"),
-        "own": ([*rows("own", [1.5] * 8)[1:], rows("own", [1.5], seed=1000)[0]], "seed 1000 is not one of"),
-        "short": (rows("short", [1.5] * 8, budgets={"passes": 2}), "ended before 6,480 clips"),
-        "easy": (rows("easy", [1.5] * 8, settings={**RULES, "evaluate.steps": 5}), "evaluate.steps must be 20"),
-        "noise": (rows("noise", [1.5] * 8, settings={**RULES, "evaluate.seed": 7}), "evaluate.seed must be"),
-        "model": (rows("model", [1.5] * 8, settings={**RULES, "model.path": "mine"}), "model.path is not free"),
-        "other": (rows("other", [1.5] * 8, recipe="wan/sage"), "not of the shapes world"),
-        "means": (rows("means", [1.5] * 8, by_prompt={}), "scores by prompt are missing"),
-        "blind": (
-            rows("blind", [1.5] * 8, evaluations={"0": {"total": 1.0}, "2": {"total": 2.0}}),
-            "the judge was not among the rewards",
-        ),
-    }
-    found = board(*cases, runs=[row for made, _ in cases.values() for row in made])
-    assert not found["entries"]
-    for name, (_, reason) in cases.items():
-        assert reason in found["left_out"][f"test: {name}"]
-    assert board("a", runs=rows("a", [1.5] * 8), kind="rollout")["left_out"] == {"test: a": "nothing was trained"}
-    assert "budget of passes must be" in board("a", runs=rows("a", [1.5] * 8), passes=1000)["left_out"]["test: a"]
+    good = [1.5] * 8
 
+    def reason(runs: list[dict[str, Any]], **fields: Any) -> str:
+        found = board("a", runs=runs, **fields)
+        assert len(found["entries"]) + len(found["left_out"]) == 1
+        return next(iter(found["left_out"].values()), "")
 
-def test_a_hacked_reward_shows_as_a_gain_that_truth_has_not() -> None:
-    base = {"Overall": 1.25, "total": 0.5, "drift": 0.07}
-    rewards = [{"name": "shapes_proxy"}, {"name": "shapes", "metric_only": True}]
-    runs = rows(
-        "proxy",
-        [1.0] * 8,
-        settings={**RULES, "rewards": rewards},
-        evaluations={"0": base, "2": {"Overall": 1.0, "total": 1.5, "drift": 0.1}},
-    )
-    (entry,) = board("proxy", runs=runs)["entries"]
-    assert (entry["gain_own"]["mean"], entry["gain_true"]["mean"]) == (1.0, -0.25)
-    assert entry["trained_on"] == ["shapes_proxy"]
+    def changed(place: int, **changes: Any) -> list[dict[str, Any]]:
+        return [{**one, **changes} if n == place else one for n, one in enumerate(rows("a", good))]
 
-
-def test_compare_writes_the_leaderboard(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(report, "draw", lambda summary, folder: [])
-    runs = rows("one", [1.5] * 8)
-    (tmp_path / store.ROWS).write_text("".join(json.dumps(row) + "\n" for row in runs))
-    store.save_suite(tmp_path, suite("one"), [row["key"] for row in runs], "sage-grpo compare")
-    report.render(tmp_path)
-    written = json.loads((tmp_path / "leaderboard.json").read_text())
-    assert written == board("one", runs=runs)
-    assert written["entries"][0]["at"]["passes"]["mean"] == 1.5
+    missing = f"seed {SEEDS[7]} is missing: a run that diverged or was left out counts as one"
+    assert reason(rows("a", good)) == ""
+    assert reason(rows("a", good[:7])) == reason(changed(7, status="diverged")) == missing
+    assert reason(changed(7, seed=SEEDS[0])) == missing
+    other = f"seed 1000 is not one of this version's ({SEEDS[0]} to {SEEDS[7]})"
+    assert reason([*rows("a", good), *rows("a", [1.5], seed=1000)]) == other
+    assert reason(rows("a", good), kind="rollout") == "nothing was trained"
+    assert reason(rows("a", good), passes=1000) == "the suite's budget of passes must be 22,680"
+    assert reason(changed(3, budgets={"passes": 2})) == "a run ended before 6,480 clips"
+    assert reason(rows("a", good, recipe="wan/sage")) == "recipe wan/sage is not of the shapes world"
+    for name, value, why in (
+        ("evaluate.steps", 5, "evaluate.steps must be 20"),
+        ("evaluate.seed", 7, f"evaluate.seed must be {leaderboard.EDITION.noise}"),
+        ("model.path", "mine", "model.path is not free"),
+        ("data.prompts", "mine", "data.prompts is not free"),
+        ("evaluate.solver", "ab2", "evaluate.solver is not free"),
+    ):
+        assert reason(rows("a", good, settings={**RULES, name: value})) == why
+    assert reason(rows("a", good, settings={k: v for k, v in RULES.items() if k != "evaluate.seed"})) == ""
+    assert reason(rows("a", good, settings={k: v for k, v in RULES.items() if k != "evaluate.steps"})) != ""
+    for point in ("2", "4"):  # at the end, at a budget
+        runs = changed(5, iterations=4, passes={"4": 1})
+        runs[5]["evaluations"] = {at: dict(BASE) for at in ("0", "2", "4")}
+        runs[5]["by_prompt"] = {at: {"Overall": [1.0]} for at in ("2", "4")}
+        assert reason(runs) == ""
+        del runs[5]["by_prompt"][point]
+        assert reason(runs) == "scores by prompt are missing"
+        for name in ("Overall", "drift"):
+            runs[5]["evaluations"][point] = {**BASE, name: None}
+            assert reason(runs) == "the judge was not among the rewards"
 
 
 def test_a_figure_just_below_a_half_is_not_lifted_by_a_rounding_before() -> None:
@@ -154,14 +189,3 @@ def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
         if "| base" in line
     ]
     assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]
-
-
-@pytest.mark.slow
-def test_as_a_benchmark_every_arm_keeps_the_rules() -> None:
-    (suite,) = suites_of(Options(recipes=["shapes/branch"], vary=["kernel.eta=1.0,1.2"], benchmark=True))
-    assert suite.seeds == leaderboard.EDITION.seeds
-    assert {"passes": suite.passes, "clips": suite.clips} == leaderboard.BUDGETS
-    for job in prepare(suite, recipe):
-        assert {name: job.settings[name] for name in leaderboard.EVALUATION} == leaderboard.EVALUATION
-    with pytest.raises(ConfigError, match="leave out --seeds"):
-        suites_of(Options(recipes=["shapes/branch"], seeds=3, benchmark=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +85,45 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.how_many([small, large], ["0", "1"]) == 2
     places = [machine.environment(["0", "1"], number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert places == ["0", "1", "0"]
-    assert machine.environment([], 0)["OMP_NUM_THREADS"] == "1"
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false"}
+    assert machine.environment([], 0) == threads | own
+    assert machine.how_many([small], list(map(str, range(50)))) == 50  # a core for each GPU at least
+    monkeypatch.undo()
+    monkeypatch.delattr(machine.os, "sched_getaffinity", raising=False)
+    for known, found in ((7, 7), (None, 1)):
+        monkeypatch.setattr(machine.os, "cpu_count", lambda known=known: known)
+        assert machine.cores() == found
+
+
+@pytest.mark.parametrize(
+    ("devices", "most", "share", "count", "wanted"),
+    [
+        (["0", "1"], None, True, 5, True),
+        (["0", "1"], None, False, 5, False),
+        (["0", "1"], 2, True, 2, True),
+        (["0", "1"], 1, True, 1, False),
+        ([], 3, True, 3, False),
+    ],
+)
+def test_a_machine_has_processes_with_its_gpus_in_turn(
+    devices, most, share, count, wanted, tmp_path, monkeypatch
+) -> None:
+    asked: list[bool] = []
+
+    @contextmanager
+    def mps(wanted: bool) -> Iterator[tuple[dict[str, str], str]]:
+        asked.append(wanted)
+        yield {"OWN": "x"}, "Shared." if wanted else ""
+
+    monkeypatch.setattr(machine, "mps", mps)
+    monkeypatch.setattr(machine, "gpus", lambda configs: devices)
+    monkeypatch.setattr(machine, "cores", lambda: 40)
+    monkeypatch.setattr(machine, "Process", lambda *words: words)
+    with machine.Machine(share=share).open([recipe("shapes/sage")] * 5, tmp_path, most) as (workers, where):
+        own = [machine.environment(devices, number) | {"OWN": "x"} for number in range(count)]
+        assert workers == [(tmp_path, number, environment) for number, environment in enumerate(own)]
+    assert (asked, where) == ([wanted], f"{'GPU 0, 1' if devices else 'the CPU'}.{' Shared.' * wanted}")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from sage_grpo.lab import measure as lab
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
-from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import TrainConfig
 from trainer_zoo.toy import ToyModel
 
 ARMS = {
@@ -28,6 +32,7 @@ ARMS = {
     "nft": {},
 }
 
+QUICK = ("two epochs", "nft")
 
 MakeJob = Callable[[str], Job]
 
@@ -50,12 +55,13 @@ def run(job: Job, bases: dict[str, Any] | None = None, **options: Any) -> dict[s
     return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [pytest.param(arm, marks=[] if arm in QUICK else pytest.mark.slow) for arm in ARMS])
 def test_passes_are_the_samples_that_went_through_the_network(
     arm: str, job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample with a graph costs three: forward, and twice as much backward. Evaluations are not counted."""
     counted, velocity, evaluate = {"cost": 0, "on": True}, ToyModel.velocity, lab.Trainer.evaluate
+    held_out: list[int] = []
 
     def counting(self: Any, x: torch.Tensor, *words: Any, **more: Any) -> torch.Tensor:
         if counted["on"]:
@@ -64,68 +70,20 @@ def test_passes_are_the_samples_that_went_through_the_network(
 
     def quiet(self: Any, *words: Any) -> Any:
         counted["on"] = False
+        held_out.append(len(self.held_out))
         found = evaluate(self, *words)
         counted["on"] = True
         return found
 
     monkeypatch.setattr(ToyModel, "velocity", counting)
     monkeypatch.setattr(lab.Trainer, "evaluate", quiet)
-    row = run(job_of(arm))
+    row = run(replace(job_of(arm), unseen=True))
     assert row["status"] == "done"
+    assert held_out == [4, 4, 4, 2]  # two prompts are evaluated; the others are left for the end
+    own = row["evaluations"]["2"].keys()
+    assert row["evaluations"]["3"].keys() == {*own, *(f"unseen/{name}" for name in own)} >= {"total", "bright"}
     assert row["passes"]["3"] == counted["cost"] > 0
     assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
-
-
-@pytest.mark.slow
-def test_a_row_has_the_curve_of_a_run_and_is_the_same_every_time(job_of: MakeJob) -> None:
-    bases: dict[str, Any] = {}
-    first, again = run(job_of("sage"), bases), run(job_of("sage"), bases)  # the second knows the base from the first
-    alone = run(job_of("sage"))
-    times = ("seconds",)
-    assert [{k: v for k, v in row.items() if k not in times} for row in (again, alone)] == 2 * [
-        {k: v for k, v in first.items() if k not in times}
-    ]
-    assert list(first["evaluations"]) == ["0", "2", "3"]
-    assert first["evaluations"]["0"]["total"] != first["evaluations"]["3"]["total"]
-    assert (first["reached"], first["updates"]) == (3, 6)
-    assert first["training"]["iteration"] == [1, 2, 3]
-    assert len(first["training"]["reward/total"]) == 3
-    assert not [name for name in first["training"] if name.startswith("time/")]
-    assert len(bases) == 1
-    assert first["settings"]["batch.prompts"] == 2
-
-
-def test_where_two_rewards_have_a_part_of_one_name_the_plain_name_is_the_trained_ones(
-    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A column asks for `sharpness`; a second reward with such a part must not empty it."""
-    asked: list[str] = []
-    unlabelled = lab.unlabelled
-    monkeypatch.setattr(lab, "unlabelled", lambda scores, title: asked.append(title) or unlabelled(scores, title))
-    job = job_of("sage")
-    trained = RewardSpec(
-        name="video_stats", label="trained", weights={"sharpness": 1.0}, options={"parts": ["sharpness"]}
-    )
-    rewards = [replace(trained, label="watching", metric_only=True), trained]
-    job = replace(job, config=replace(job.config, rewards=rewards))
-    row, sampled = run(job), run(replace(job, kind="rollout"))
-    assert (row["status"], sampled["status"]) == ("done", "done"), (row["error"], sampled["error"])
-    assert set(asked) == {"trained"}
-    for scores in (*row["evaluations"].values(), *sampled["evaluations"].values()):
-        assert scores["sharpness"] == scores["trained/sharpness"] == scores["watching/sharpness"]
-    assert unlabelled({"a/TA/size": 1.0, "a/TA": 2.0, "ab/TA": 3.0, "TA": 4.0}, "a") == {"TA/size": 1.0, "TA": 2.0}
-
-
-@pytest.mark.slow
-def test_runs_that_start_alike_share_their_base(job_of: MakeJob) -> None:
-    bases: dict[str, Any] = {}
-    first = run(job_of("sage"), bases)
-    (known,) = bases
-    bases[known] = replace(bases[known], metrics={"eval/total": 77.0})
-    row = run(job_of("branch"), bases)  # learns otherwise, starts from the same
-    assert row["evaluations"]["0"] == {"total": 77.0}
-    assert row["evaluations"]["2"]["total"] != first["evaluations"]["2"]["total"]
-    assert list(bases) == [known]
 
 
 def test_another_model_evaluation_or_prompt_is_another_base_and_how_a_run_learns_is_not(job_of: MakeJob) -> None:
@@ -177,7 +135,9 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
 
     monkeypatch.setattr(Studio, "score", watched)
     job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
-    row = run(job)
+    told: list[int] = []
+    row = lab.measure(job, {}, told.append)
+    assert told == [1, 2]
     total = torch.cat(seen)
     assert len(total) == 16  # two batches of two prompts x four
     assert row["evaluations"] == {"2": {"bright": pytest.approx(float(total.mean())), "total": pytest.approx(float(total.mean())), "clips": 16}}  # fmt: skip
@@ -212,24 +172,265 @@ def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
     assert list(found) == ["1", "2"]
 
 
-def test_a_run_is_evaluated_after_its_last_iteration_within_a_budget(job_of: MakeJob) -> None:
-    """With scores by prompt there and at the end; the budgets themselves are part of a run's key."""
-    plain = run(replace(job_of("sage"), points=(0, 1, 2, 3)))
-    job = replace(job_of("sage"), points=(0, 3), budgets={"passes": 2 * plain["passes"]["1"] - 1, "clips": 16})
-    found = run(job)
-    assert found["budgets"] == {"passes": 1, "clips": 2}  # the second to the last clip
-    assert (found["passes"], found["evaluations"]) == (plain["passes"], plain["evaluations"])
-    assert found["clips"] == {"0": 0, "1": 8, "2": 16, "3": 24}
-    assert list(found["by_prompt"]) == ["1", "2", "3"]
-    for point, scores in found["by_prompt"].items():
-        assert sum(scores["total"]) / len(scores["total"]) == pytest.approx(
-            found["evaluations"][point]["total"], abs=1e-4
-        )
-
-
 def test_a_processor_without_a_name_is_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab.Path, "is_file", lambda self: False)
     monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
     for name in ("", "a processor"):
         monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
         assert lab._processor() == (name or "riscv64")
+
+
+def replay(rows: int) -> SimpleNamespace:
+    """Rows of an update, a gauged step or a batch."""
+    return SimpleNamespace(rows=rows, members=[None] * rows)
+
+
+class Planned:
+    """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4; their trunks share a step."""
+
+    updates, shares, equalizer = 2, (None, None), {0: 0.5}
+    groups = tuple(
+        SimpleNamespace(branch=branch, schedule=SimpleNamespace(num_steps=steps)) for branch, steps in ((2, 6), (0, 4))
+    )
+
+    def __init__(self, examples: bool = False) -> None:
+        self.examples = examples
+
+    def trunk(self, group: SimpleNamespace) -> list[str]:
+        return ["start", f"branch {group.branch}"]
+
+    def batches(self, rank: int) -> list[SimpleNamespace]:
+        return [replay(3), replay(1)] if rank == 0 else [replay(5)]
+
+    def group_of(self, batch: SimpleNamespace) -> SimpleNamespace:
+        return self.groups[batch.rows == 5]
+
+    def replays(self, rank: int, update: int) -> list[SimpleNamespace]:
+        return [replay(10 ** (2 * rank + update))]
+
+    def gauged(self, rank: int) -> list[SimpleNamespace]:
+        return [replay(20000), replay(20000)]
+
+
+def test_passes_of_a_plan_by_hand() -> None:
+    plan: Any = Planned()
+    assert lab.scored_clips(plan) == 3 + 1 + 5
+    assert lab.rollout_cost(plan) == 3 + (3 + 1) * 4 + 5 * 4
+    assert lab.update_cost(plan, [0, 2]) == 3 * (1 + 100) + 5 * (10 + 1000) + 80000
+    given: Any = Planned(examples=True)
+    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
+
+
+def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
+    laws = {(0, 1): SimpleNamespace(std=0.0, sensitivity=9.0), (1, 2): SimpleNamespace(std=0.5, sensitivity=2.0)}
+    grid = SimpleNamespace(pair=lambda step: (step, step + 1))
+    trainer: Any = SimpleNamespace(planner=SimpleNamespace(kernel=lambda *pair: laws[pair], grid=grid))
+    assert [lab.predicted(trainer, step) for step in (0, 1)] == [{"std": 0.0}, {"std": 0.5, "sensitivity": 2.0}]
+
+
+def test_a_record_goes_on_after_a_file() -> None:
+    record = lab.Record(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
+    assert lab.Record().times()["iteration"] == 0.0
+    short = lab.Record(training=[{}])
+    short.seconds["iterations"] = 3.0
+    assert short.times()["iteration"] == 3.0
+    record.seconds |= {"iterations": 10.0, "evaluate": 3.0, "before": 1000.0}
+    times = record.times()
+    assert (times["iteration"], times["evaluate"]) == (2.5, 3.0)
+    assert 1000 <= times["total"] < 1060
+    again = lab.Record()
+    again.load_state_dict(json.loads(json.dumps(record.state_dict())))
+    assert (again.content(), again.cost, again.scored, again.grid) == (record.content(), 7, 5, {3: {"std": 0.5}})
+    assert again.content()["reached"] == 4
+    assert (again.times()["iteration"], again.seconds["new"]) == (2.5, 0.0)
+    assert 1000 <= again.times()["total"] < 1060  # as of a run that went on in no time
+
+
+def recording(**budgets: int) -> lab.Recording:
+    """The observer of a trainer without a model: every iteration has the plan above."""
+    config: Any = SimpleNamespace(
+        iterations=4, rewards=[SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
+    )
+    state = SimpleNamespace(iteration=0, updates=0)
+    trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
+    trainer.done.iteration = 0
+    record = lab.Record(grid={0: {}})
+    return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
+
+
+def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the clips, 9 an iteration: the last iteration within the budget is where the next one would leave it."""
+    monkeypatch.setattr(lab, "references", lambda config, iteration, updates: [0, 2])
+    one = recording(clips=18, passes=10**9)
+    done, each = list[int](), 39 + 85353
+    object.__setattr__(one, "progress", done.append)
+    for number in (1, 2, 3):
+        one.trainer.state.iteration, one.trainer.state.updates = number, 2 * number
+        one.after({"time/total": 2.0})
+        assert one.points == ({2} if number > 1 else set())
+    record = one.record
+    assert (record.cost, record.scored, record.budgets) == (3 * each, 27, {"clips": 2})
+    assert (record.seconds["iterations"], len(record.training), record.updates) == (6.0, 3, 6)
+    assert (record.grid, done) == ({0: {"weight": 0.5}}, [1, 2, 3])
+    near = recording(clips=17)
+    near.trainer.state.iteration = 1
+    near.after({"time/total": 2.0})
+    assert near.record.budgets == {"clips": 1}
+    near.trainer.done = None
+    with pytest.raises(RuntimeError, match="no plan"):
+        near.after({})
+
+
+def test_scores_stand_at_their_iteration_and_by_prompt_at_budgets_and_the_end() -> None:
+    one = recording()
+    one.record.budgets["clips"], one.record.cost, one.record.scored = 2, 7, 5
+    found: Any = SimpleNamespace(
+        metrics={"eval/w/TA": 9.0, "eval/r/TA": 1.0, "eval/r/TA/x": 2.0, "eval/total": math.nan},
+        rows=[{"prompt": "p", "scores": {"total": 2.0}}],
+    )
+    for number in (1, 2, 4):
+        one.keep(found, number)
+    # A column asks for `TA` and means that of the reward that is trained on.
+    scores = {"TA": 1.0, "TA/x": 2.0, "w/TA": 9.0, "r/TA": 1.0, "r/TA/x": 2.0, "total": None}
+    assert one.record.evaluations == {"1": scores, "2": scores, "4": scores}
+    assert (one.record.passes["4"], one.record.clips["4"]) == (7, 5)
+    assert one.record.by_prompt == {point: {"total": [2.0]} for point in ("2", "4")}
+    one.told(lab.SentinelEvent(iteration=3, name="late", action="warn", text=""))
+    assert one.record.sentinel == [[3, "late", "warn"]]
+
+
+def test_only_untrained_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, found = recording(), [object() for _ in range(3)]
+    monkeypatch.setattr(lab, "base_key", lambda config: "base")
+    one.trainer.evaluate = lambda after_batch: found.pop()  # type: ignore[assignment]
+    first = one.evaluate()
+    assert (one.evaluate(), one.bases) == (first, {"base": first})
+    one.trainer.state.iteration = 1
+    assert len({first, one.evaluate(), one.evaluate()}) == 3
+    assert (list(one.bases), one.record.seconds["evaluate"] > 0) == (["base"], True)
+
+
+def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(lab.time, "monotonic", lambda: now[0])
+    kept = lab.Kept(SimpleNamespace(), lab.Record(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
+
+    def due(number: int, *, last: bool = False, stopping: bool = False) -> bool:
+        return kept.due(number, last=last, stopping=stopping)
+
+    assert [due(1), due(2), due(2, last=True), due(2, stopping=True)] == [False, True, False, False]
+    now[0] = 100.0 + lab.KEPT_EVERY
+    assert not due(1)
+    now[0] += 1
+    assert [due(1), due(1, last=True)] == [True, False]
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, notes = list[Any](), list[str]()
+    state = SimpleNamespace(iteration=5, sentinel=SimpleNamespace(good=2))
+    writer = SimpleNamespace(finish=lambda: done.append("written"))
+    trainer: Any = SimpleNamespace(state=state, writer=writer, save=lambda *words: done.append(words))
+    monkeypatch.setattr(lab.checkpoint, "prune", lambda *words, spare: done.append((*words, spare)))
+    place = lab.Unfinished(tmp_path, {"code": "1"}, notes.append)
+    place.keep(trainer, {"cost": 3}, needed=True)
+    saved = (tmp_path, {"made_by": {"code": "1"}}, {"metrics.jsonl": b'{"cost": 3}'})
+    assert done == [saved, "written", (tmp_path, 1, 5, 2)]  # what the sentinel may go back to stays
+
+    def full(*words: Any) -> None:
+        raise lab.checkpoint.SaveFailed("no space left")
+
+    trainer.save = full
+    place.keep(trainer, {}, needed=False)
+    assert notes == ["iteration 5 could not be kept (no space left). The run goes on."]
+    with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
+        place.keep(trainer, {}, needed=True)
+    kept, asked = lab.Kept(trainer, lab.Record(), place, ()), list[Any]()
+    trainer.config = SimpleNamespace(iterations=6)
+    place.keep = lambda *words, needed: asked.append(needed)  # type: ignore[method-assign]
+    kept.save(needed=True)
+    state.iteration = 6
+    kept.save(needed=True)  # what is over needs no going on
+    assert asked == [True]
+
+
+def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing kept; the same code, another one, damage, and a checkpoint that the sentinel could not go back to."""
+    made, notes, loaded = {"code": "1", "lab": "2"}, list[str](), list[Path]()
+    state = SimpleNamespace(iteration=5, load=lambda folder, world: loaded.append(folder))
+    trainer: Any = SimpleNamespace(state=state, world=None)
+    (tmp_path / "000005").mkdir()
+    (tmp_path / "000005" / lab.RECORD).write_text('{"cost": 3}')
+    meta: dict[str, Any] = {"made_by": made, "sentinel": {"good": None}}
+    checkpoint = SimpleNamespace(
+        recover=lambda root: None,
+        newest_good=lambda root: tmp_path / "000005" if meta else None,
+        read_meta=lambda folder: meta,
+        find_fault=lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None,
+        continuing=lambda folder: nullcontext(),
+    )
+    monkeypatch.setattr(lab, "checkpoint", checkpoint)
+    monkeypatch.setattr(lab.shutil, "rmtree", lambda root: notes.append("gone"))
+
+    def resumed(made_by: dict[str, Any], root: Path = tmp_path) -> Any:
+        notes.clear()
+        return lab.Unfinished(root, made_by, notes.append).resume(trainer)
+
+    assert resumed(made, tmp_path / "absent") is None
+    assert notes == []
+    for good in (None, 3):
+        meta["sentinel"]["good"] = good
+        assert resumed(made) == {"cost": 3}
+        assert notes == ["goes on after iteration 5."]
+    assert loaded == [tmp_path / "000005"] * 2
+    anew = "what was kept of it is not continued ({}): it is made anew."
+    assert resumed({**made, "lab": "3", "new": "4"}) is None
+    assert notes == [anew.format("it was made by another lab, new"), "gone"]
+    meta["sentinel"]["good"] = 2
+    assert resumed(made) is None
+    fault = "the checkpoint that its sentinel may go back to is damaged: 000002 is broken"
+    assert notes == [anew.format(fault), "gone"]
+    meta.clear()
+    assert resumed(made) is None
+    assert notes == [anew.format("its checkpoints are damaged"), "gone"]
+
+
+def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"rev-parse": (0, "abc\n"), "status": (0, "")}
+
+    def git(words: list[str], **more: Any) -> SimpleNamespace:
+        orders = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "."])
+        assert words in [["git", "-C", str(lab.ROOT), *order] for order in orders]
+        code, text = said[words[3]]
+        return SimpleNamespace(returncode=code, stdout=text)
+
+    monkeypatch.setattr(lab.subprocess, "run", git)
+    commit = lab.commit.__wrapped__
+    assert commit() == "abc"
+    said["status"] = (0, " M x")
+    assert commit() == "abc+changes"
+    said["rev-parse"] = (128, "fatal")
+    assert commit() == ""
+    del said["rev-parse"]
+    monkeypatch.setattr(lab.subprocess, "run", lambda *words, **more: (_ for _ in ()).throw(OSError))
+    assert commit() == ""
+
+
+def test_surroundings_are_those_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(lab, "_processor", lambda: "a CPU")
+    monkeypatch.setattr(
+        lab, "version", lambda name: {"diffusers": "1", "peft": "3"}[name] if name != "transformers" else missing()
+    )
+    monkeypatch.setattr(lab, "commit", lambda: "abc")
+
+    def missing() -> str:
+        raise lab.PackageNotFoundError
+
+    found = lab.surroundings(config)
+    assert (found["machine"]["device"], found["commit"]) == ("a GPU", "abc")
+    assert list(found["versions"]) == ["sage-grpo", "python", "torch", "diffusers", "peft"]
+    on_cpu = replace(config, model=replace(config.model, device="cpu"))
+    assert lab.surroundings(on_cpu)["machine"]["device"] == "a CPU"
+    assert lab.surroundings(on_cpu)["machine"].keys() == {"device", "cores", "system"}

@@ -118,7 +118,7 @@ def pool_of(*jobs: Job, workers: int = 0, **options: Any) -> Pool:
         ({"quick": 1, "slow": 60}, "new", 100, None),  # of unknown pace: only where the slowest would have time, not the mean of 61
         ({"slow": 500}, "new", 120, "new"),  # runs are kept every minute: room for all of it would leave a GPU idle
         ({"slow": 500}, "new", 119, None),
-        ({}, "new", 1, "new"),
+        ({}, "new", 0, "new"),
         ({"slow": 500}, "slow", None, "slow"),
     ],
 )  # fmt: skip
@@ -252,6 +252,18 @@ def _until(so: Callable[[], bool]) -> None:
     while not so():
         assert time.monotonic() < end, "it has nothing more to do, and holds its room"
         time.sleep(0.005)
+
+
+def test_a_process_that_is_started_after_the_end_is_ended(tmp_path: Path) -> None:
+    one = Process(tmp_path, 7, {"OWN": "yes"}, (sys.executable, "-c", "import os; print(os.environ['OWN']); input()"))
+    process = one.start()
+    assert one.start() is process
+    assert process.stdout is not None
+    assert process.stdout.readline() == "yes\n"
+    one.close(now=False)
+    assert process.returncode == 1  # of the end of its stdin
+    assert one.start().wait() == -9
+    assert (tmp_path / "logs" / "worker-07.log").read_text().count("EOFError") >= 1
 
 
 def test_a_fault_of_ours_ends_the_workers(tmp_path: Path) -> None:

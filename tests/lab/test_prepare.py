@@ -12,9 +12,11 @@ import pytest
 from sage_grpo.cli import main
 from sage_grpo.commands import compare
 from sage_grpo.configure import ConfigError
+from sage_grpo.lab import prepare as prepared
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
 from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.config import EvalConfig, TrainConfig
 
@@ -40,11 +42,11 @@ def test_settings_arrive_in_their_order_and_are_told() -> None:
     b, a = jobs[0].config, jobs[1].config
     assert (a.kernel.eta, a.iterations, a.seed, a.evaluate.prompts) == (0.7, 3, 5, 7)
     assert (b.kernel.eta, b.iterations, b.optimizer.lr, [r.name for r in b.rewards]) == (0.3, 9, 2e-5, ["video_stats"])
-    assert (a.batch.micro_batch, a.model.options, a.model.cache) == (
-        128,
-        {"pad_text": 20},
-        None,
-    )  # the embedded model is small
+    assert (a.batch.micro_batch, a.model.options, a.model.cache) == (128, {"pad_text": 20}, None)  # the model is small
+    assert not a.model.vae_slicing
+    assert prepared.SMALL["scenes"] == {
+        "model.vae_slicing": False, "model.cache": None, "model.deterministic": False, "batch.micro_batch": 32
+    }  # fmt: skip
     (large,) = prepare(suite(Arm(name="a", recipe="wan/sage"), seeds=(1,)), recipe)
     assert replace(large.config, seed=0, out="x") == replace(recipe("wan/sage"), seed=0, out="x")
     told = {"kernel.eta": 0.7, "iterations": 3, "evaluate.prompts": 7, "evaluate.steps": 20}
@@ -62,10 +64,82 @@ def test_settings_arrive_in_their_order_and_are_told() -> None:
     ],
 )
 def test_mistakes_of_an_arm_are_named_before_anything_runs(start: str, options: dict[str, Any], said: str) -> None:
-    arms = Arm(name="good", recipe="shapes/sage"), Arm(name="x", recipe=start, options=options)
+    arm = Arm(name="x", recipe=start, options=options)
     with pytest.raises(ConfigError, match=said) as refused:
-        prepare(suite(*arms, notes="Made first, by MAKE."), recipe, preflight)
+        prepare(suite(arm, notes="Made first, by MAKE."), recipe, preflight)
     assert ("MAKE" in str(refused.value)) == ("absent" in said)
+
+
+def test_long_runs_come_first_and_those_that_learn_at_fresh_levels_take_three_times_as_long(monkeypatch) -> None:
+    kinds = {"surrogate": recipe("shapes/sage"), "nft": recipe("shapes/nft")}
+
+    def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
+        kind, iterations = arm.name.split()
+        return replace(kinds[kind], iterations=int(iterations))
+
+    monkeypatch.setattr(prepared, "configured", configured)
+    names = ("surrogate 5", "nft 2", "surrogate 8", "nft 3", "surrogate 7")
+    arms = [Arm(name=name, recipe="any", options={"kernel.eta": 0.5}) for name in names]
+    asked: list[Any] = []
+
+    def start(name: str, steps: Any = None) -> TrainConfig:
+        asked.append((name, steps))
+        return TrainConfig()
+
+    of = suite(*arms, passes=9, clips=7, unseen=True, points=(1, 2), options={"rollout.steps": 4})
+    jobs = prepare(of, start)
+    assert [job.arm for job in jobs[:5]] == [names[3], names[2], names[4], names[1], names[0]]
+    assert [job.seed for job in jobs] == [5] * 5 + [6] * 5
+    assert asked[:2] == [("any", None), ("any", 4)]
+    first = jobs[3]
+    assert (first.points, first.budgets, first.unseen, first.kind) == (
+        (0, 1, 2),
+        {"passes": 9, "clips": 7},
+        True,
+        "train",
+    )
+    assert first.key == key_of(first.config, first.points, "train", {"passes": 9, "clips": 7, "unseen": True})
+    assert prepare(replace(of, kind="rollout"), start)[0].points == ()
+    (plain,) = prepare(
+        replace(of, passes=None, clips=None, unseen=False, arms=arms[:1], baseline=names[0], seeds=(5,)), start
+    )
+    assert (plain.budgets, plain.key) == ({}, key_of(plain.config, plain.points, "train"))
+    fault = prepared.head(plain, "failed", "why")
+    assert (fault["status"], fault["error"], fault["iterations"], fault["kind"], fault["seed"]) == (
+        "failed",
+        "why",
+        5,
+        "train",
+        5,
+    )
+
+
+def test_keys_are_as_old_as_rows(monkeypatch) -> None:
+    """Rows of a reward without judges have no such field: with it all would be made anew. One with judges differs."""
+    plain = TrainConfig(rewards=[RewardSpec(name="shapes")])
+    monkeypatch.setattr(prepared, "asdict", lambda config: {"rewards": [{"judges": config}], "iterations": 45})
+    assert prepared._plain([]) == {"rewards": [{}], "iterations": 45}  # type: ignore[arg-type]
+    assert prepared._plain(["a"]) == {"rewards": [{"judges": ["a"]}], "iterations": 45}  # type: ignore[arg-type]
+    monkeypatch.undo()
+    assert key_of(plain, (0, 45), "train") == "c913547b2766d3cb"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"arms": (Arm(name="a", recipe="x"),) * 2}, "two arms are called 'a'"),
+        ({"arms": ()}, "needs at least one arm, one seed and one column"),
+        ({"seeds": ()}, "needs at least one arm, one seed and one column"),
+        ({"columns": ()}, "needs at least one arm, one seed and one column"),
+        ({"seeds": (1, 2, 1)}, r"a seed is there twice in \[1, 2, 1\]"),
+        ({"baseline": "bb"}, r"the baseline 'bb' is none of its arms \(a, b\). Did you mean 'b'"),
+    ],
+)
+def test_a_suite_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    arms = [Arm(name=name, recipe="x") for name in "ab"]
+    assert len(suite(*arms).arms) == 2
+    with pytest.raises(ConfigError, match=said):
+        suite(*arms, **fields)
 
 
 def test_an_arm_with_other_steps_branches_where_training_would() -> None:
@@ -142,8 +216,6 @@ def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
     assert (made.seeds, made.points, made.iterations) == ((1000, 1001, 1002), (2,), 4)
     (made,) = compare.suites_of(options(*words, "--baseline", "shapes/sage"))
     assert made.baseline == "shapes/sage lr=5e-5"  # the recipe's own
-    (job, *_) = prepare(made, recipe)
-    assert job.config.optimizer.lr == 2e-5
 
 
 def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:

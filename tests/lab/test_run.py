@@ -6,21 +6,27 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sage_grpo.cli import main
+from sage_grpo.folder.identity import of_code
 from sage_grpo.lab import machine, store, suites, worker
 from sage_grpo.lab import run as lab
 from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.prepare import Job, head, prepare
+from sage_grpo.lab.prepare import Job, head
 from sage_grpo.lab.worker import read
-from sage_grpo.recipes import recipe
 from sage_grpo.training.config import TrainConfig
 
 
@@ -69,73 +75,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     return Here
 
 
-@pytest.fixture
-def two(toy_suite: Suite, monkeypatch: pytest.MonkeyPatch) -> dict[str, Suite]:
-    """Suites `one` and `other` with a run in common per seed, under different names."""
-    plain, lr = Arm(name="plain", recipe="shapes/sage"), {"optimizer.lr": 2e-3}
-    small = replace(toy_suite, iterations=1, figures=())
-    found = {
-        "one": replace(small, name="one", baseline="plain", arms=(plain, Arm(name="b", recipe="shapes/branch"))),
-        "other": replace(
-            small,
-            name="other",
-            baseline="same",
-            arms=(replace(plain, name="same"), replace(plain, name="fast", options=lr)),
-        ),
-    }
-    monkeypatch.setattr(suites, "SUITES", {name: lambda size, suite=suite: suite for name, suite in found.items()})
-    monkeypatch.setattr(sys, "argv", ["sage-grpo", "compare"])  # what a report says of its command
-    return found
-
-
-def compare(*words: str) -> int:
-    """Exit status of the command."""
-    return main(["compare", *words, "--jobs", "1"])
-
-
-def written(folder: Path) -> dict[str, str]:
-    """What a folder holds, without logs."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and "logs" not in file.parts]
-    return {str(file.relative_to(folder)): file.read_text() for file in files}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("two")
-def test_several_suites_share_runs_and_leave_what_single_calls_leave(
-    here: type[Here], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare("--suite", "one,other", "--out", str(tmp_path / "both"), "--weights") == 0
-    assert len(here.asked) == len(set(here.asked)) == 6  # and not 8
-    told = capsys.readouterr()
-    assert "6/6" in told.err
-    assert f"-C {tmp_path} both" in told.out
-    for name in ("one", "other"):
-        assert compare("--suite", name, "--out", str(tmp_path / name), "--weights") == 0
-        both, alone = written(tmp_path / "both" / name), written(tmp_path / name)
-        assert both.keys() == alone.keys() >= {"runs.jsonl", "suite.json", "report.md", "table.md", "table.json"}
-        rows = [sorted(files.pop("runs.jsonl").splitlines()) for files in (both, alone)]
-        assert rows[0] == rows[1]
-        assert both == alone
-    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["logs", "one", "other"]
-    tables = (tmp_path / "other" / "table.md").read_text().strip()
-    capsys.readouterr()
-    assert main(["compare", "--table", str(tmp_path / "both")]) == 0
-    assert tables in capsys.readouterr().out
-
-    before = written(tmp_path / "both")
-    assert main(["compare", "--table", str(tmp_path / "both"), "--out", str(tmp_path / "drawn")]) == 0
-    assert f"Report: {tmp_path / 'drawn' / 'other' / 'report.md'}" in capsys.readouterr().out
-    assert written(tmp_path / "both") == before
-    drawn = written(tmp_path / "drawn")
-    assert drawn["other/table.md"].strip() == tables
-    assert drawn.items() <= before.items()  # the same, and without rows
-
-    for other in ("one", "both"):  # the rows of others, in it or in a folder of it
-        assert main(["compare", "--table", str(tmp_path / "both" / "other"), "--out", str(tmp_path / other)]) != 0
-        assert "has runs of its own, whose tables would be overwritten: name another --out" in capsys.readouterr().err
-    assert written(tmp_path / "both") == before
-
-
 @pytest.mark.parametrize("words", [["shapes/sage"], ["--seeds", "3"]])
 def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[str], tmp_path: Path, capsys) -> None:
     assert main(["compare", *words, "--table", str(tmp_path)]) != 0
@@ -143,79 +82,209 @@ def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[s
     assert f"runs nothing: leave out {name}." in capsys.readouterr().err
 
 
-def call(
-    jobs: Mapping[str, list[Job]], two: Mapping[str, Suite], folders: Mapping[str, Path], **more: Any
-) -> lab.Ended:
-    """A call for the suites of these folders."""
-    parts = [
-        lab.Part(folder=folder, suite=two[name], jobs=jobs[name], arms=more.get("arms"))
-        for name, folder in folders.items()
+def jobs_of(suite: Suite) -> list[Job]:
+    """Its runs, by hand: the key goes by settings and seed."""
+    kinds = {"plain": "a", "same": "a", "b": "b", "fast": "c"}
+    given = {
+        "recipe": "shapes/sage",
+        "settings": {},
+        "points": (1,),
+        "kind": "train",
+        "config": TrainConfig(iterations=1),
+    }
+    return [
+        Job(arm=arm.name, seed=seed, key=f"{kinds[arm.name]}{seed}", **given)
+        for seed in suite.seeds
+        for arm in suite.arms
     ]
-    return lab.run(parts, out=parts[0].folder, command="", engine=machine.Machine(), side_by_side=1)
+
+
+@dataclass
+class Engine:
+    """Workers of `Here`."""
+
+    asked: list[tuple[int, Path, int | None]] = field(default_factory=list)
+
+    @contextmanager
+    def open(self, configs: Sequence[TrainConfig], out: Path, most: int | None) -> Iterator[tuple[list[Here], str]]:
+        """One."""
+        self.asked.append((len(configs), out, most))
+        yield [Here(out, 0, {})], "the moon."
+
+
+@pytest.fixture
+def suites_of_two() -> dict[str, Suite]:
+    """Suites `one` and `other` with a run in common per seed, under different names."""
+    plain, same = (Arm(name=name, recipe="shapes/sage") for name in ("plain", "same"))
+    b, fast = Arm(name="b", recipe="shapes/branch"), replace(same, name="fast", options={"optimizer.lr": 2e-3})
+    given = {"title": "", "question": "", "seeds": (1, 2), "iterations": 1, "figures": ()}
+    one = Suite(name="one", arms=(plain, b), baseline="plain", **given)
+    return {"one": one, "other": Suite(name="other", arms=(same, fast), baseline="same", **given)}
+
+
+def call(two: Mapping[str, Suite], folders: Mapping[str, Path], **more: Any) -> lab.Ended:
+    """A call for the suites of these folders."""
+    arms, engine = more.pop("arms", None), more.pop("engine", Engine())
+    parts = [
+        lab.Part(folder=folder, suite=two[name], jobs=jobs_of(two[name]), arms=arms) for name, folder in folders.items()
+    ]
+    return lab.run(parts, out=parts[0].folder, command="the command", engine=engine, **{"side_by_side": 1, **more})
 
 
 def test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to_both(
-    here: type[Here], two: dict[str, Suite], tmp_path: Path
+    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = {name: prepare(suite, recipe) for name, suite in two.items()}
-    both = {name: tmp_path / name for name in ("other", "one")}
-    common = {job.key for job in jobs["one"] if job.arm == "plain"}
-    here.fails = lambda job: job.key in common  # type: ignore[assignment]
-    assert call(jobs, two, both) == lab.Ended(finished=4, failed=2, missing=0)
+    two, both = suites_of_two, {name: tmp_path / name for name in ("other", "one")}
+    here.fails = lambda job: job.key in ("a1", "a2")  # type: ignore[assignment]
+    assert call(two, both) == lab.Ended(finished=4, failed=2, missing=0)
     for folder in both.values():
         rows = store.read_rows(folder / "runs.jsonl")
         assert sorted(row["status"] for row in rows) == ["done", "done", "failed", "failed"]
     here.fails, here.asked = (lambda job: False), []  # type: ignore[assignment]
-    assert call(jobs, two, {"one": both["one"]}) == lab.Ended(finished=4, failed=0, missing=0)
-    assert set(here.asked) == common
-    assert call(jobs, two, both) == lab.Ended(finished=6, failed=0, missing=0)
+    assert call(two, {"one": both["one"]}, arms=["plain"]) == lab.Ended(finished=2, failed=0, missing=0)
+    assert here.asked == ["a1", "a2"]
+    capsys.readouterr()
+    assert call(two, both) == lab.Ended(finished=6, failed=0, missing=0)
+    assert "6 of 6 runs are there already." in capsys.readouterr().err
     assert len(here.asked) == 2  # other takes them from one
     last = store.read_rows(both["other"] / "runs.jsonl")[-1]
     assert (last["arm"], last["suite"], last["status"]) == ("same", "other", "done")
     anew = {name: tmp_path / f"{name} anew" for name in both}
-    assert call(jobs, two, anew) == lab.Ended(finished=6, failed=0, missing=0)
+    assert call(two, anew) == lab.Ended(finished=6, failed=0, missing=0)
     assert not any((folder / "weights").exists() for folder in anew.values())  # nobody asked for them
+    assert store.load_suite(anew["one"]) == (two["one"], ["a1", "b1", "a2", "b2"], "the command")
+    assert len(list((anew["one"] / "configs").iterdir())) == 4
+
+
+def test_weights_are_copied_to_every_suite_and_only_of_runs_that_are_done(
+    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path
+) -> None:
+    here.fails = lambda job: job.seed == 2  # type: ignore[assignment]
+    assert call(suites_of_two, {name: tmp_path / name for name in suites_of_two}, weights=True).failed == 3
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/weights/*1/model"))
+    assert [name.split("-")[0] for name in found] == [
+        "one/weights/b", "one/weights/plain", "other/weights/fast", "other/weights/same"
+    ]  # fmt: skip
 
 
 def test_a_call_for_some_arms_leaves_the_others_missing(
-    here: type[Here], two: dict[str, Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compare("--suite", "one", "--arms", "b", "--out", str(tmp_path)) == 0
-    told = capsys.readouterr().err
-    assert "2 runs to make, 1 side by side on the CPU" in told
-    assert "1/2  b, seed 1: Overall 0." in told
-    assert "2/2  b, seed 2: Overall 0." in told
-    rows = store.read_rows(tmp_path / "runs.jsonl")
-    assert [row["arm"] for row in rows] == ["b", "b"]
-    suite, keys, _ = store.load_suite(tmp_path)
-    assert ([arm.name for arm in suite.arms], len(keys)) == (["plain", "b"], 4)
-    assert "2 missing" in (tmp_path / "table.md").read_text()
+    engine, folders = Engine(), {"one": tmp_path}
+    assert call(suites_of_two, folders, arms=["b"], engine=engine, side_by_side=3) == lab.Ended(
+        finished=2, failed=0, missing=0
+    )
+    assert engine.asked == [(2, tmp_path, 3)]
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "2 runs to make, 1 side by side on the moon.",
+        "1/2  b, seed 1: Overall 0.0000  (0 s left)",
+        "2/2  b, seed 2: Overall 0.0000  (0 s left)",
+    ]
+    assert [row["arm"] for row in store.read_rows(tmp_path / "runs.jsonl")] == ["b", "b"]
+    assert call(suites_of_two, folders, budget=-1.0) == lab.Ended(finished=2, failed=0, missing=2)
     here.asked = []
-    assert call({"one": prepare(two["one"], recipe)}, two, {"one": tmp_path}).finished == 4
-    assert len(here.asked) == 2
+    assert call(suites_of_two, folders, budget=1000.0).finished == 4
+    assert here.asked == ["a1", "a2"]
 
 
 def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_no_fault(
-    here: type[Here], two: dict[str, Suite], tmp_path: Path
+    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path
 ) -> None:
-    jobs = {"one": prepare(two["one"], recipe)}
-    over, faulty, _, cut_off = (job.key for job in jobs["one"])
-    here.fails = lambda job: job.key == faulty  # type: ignore[assignment]
-    first = {"one": jobs["one"][:1]}
-    assert call(first, two, {"one": tmp_path}).finished == 1
+    folders, keys = {"one": tmp_path}, ["a1", "b1", "a2", "b2"]
+    over, faulty, _, cut_off = keys
+    assert call({"one": replace(suites_of_two["one"], seeds=(1,))}, folders, arms=["plain"]).finished == 1
     foreign = "0" * 16
-    for key, at in {over: 1, faulty: 2, cut_off: 3, foreign: 4}.items():  # `over` was killed after its row was written
-        (store.place(tmp_path, key) / f"{at:06d}").mkdir(parents=True)
-    store.save_suite(tmp_path, two["one"], [job.key for job in jobs["one"]], "")
-    assert store.unfinished(tmp_path).startswith("2 run(s) are unfinished, kept after iterations 2 to 3.")
-    here.asked = []
-    assert call(jobs, two, {"one": tmp_path}) == lab.Ended(finished=3, failed=1, missing=0)
-    assert here.asked[:2] == [faulty, cut_off]
+    for key, points in {
+        over: [1],
+        faulty: [2],
+        cut_off: [3, 1],
+        foreign: [4],
+    }.items():  # `over` was killed after its row was written
+        for at in points:
+            (store.place(tmp_path, key) / f"{at:06d}").mkdir(parents=True)
+    (store.place(tmp_path, faulty) / "odd").mkdir()
+    store.save_suite(tmp_path, suites_of_two["one"], keys, "")
+    told = "2 run(s) are unfinished, kept after iterations 2 to 3. The same command continues them."
+    assert store.unfinished(tmp_path) == told
+    here.fails, here.asked = (lambda job: job.key == faulty), []  # type: ignore[assignment]
+    assert call(suites_of_two, folders) == lab.Ended(finished=3, failed=1, missing=0)
+    assert here.asked == [faulty, cut_off, "a2"]
     assert {path.name for path in (tmp_path / store.UNFINISHED).iterdir()} == {faulty, foreign}
+    assert "1 run(s) are unfinished, kept after iteration 2." in store.unfinished(tmp_path)
     here.fails = lambda job: False  # type: ignore[assignment]
-    call(jobs, two, {"one": tmp_path})
+    call(suites_of_two, folders)
     assert store.unfinished(tmp_path) == ""
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
+
+
+def test_several_suites_share_runs_and_their_tables_are_drawn_again_elsewhere(
+    here: type[Here],
+    suites_of_two: dict[str, Suite],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        suites, "SUITES", {name: lambda size, suite=suite: suite for name, suite in suites_of_two.items()}
+    )
+
+    def compare(*words: str) -> tuple[int, str]:
+        code = main(["compare", *words])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    both, drawn = tmp_path / "both", tmp_path / "drawn"
+    code, told = compare("--suite", "one,other", "--out", str(both), "--weights", "--jobs", "1")
+    assert (code, len(here.asked), len(set(here.asked))) == (0, 6, 6)  # and not 8
+    assert "6/6" in told
+    assert f"-C {tmp_path} both" in told
+    assert sorted(path.name for path in both.iterdir()) == ["logs", "one", "other"]
+    before = {path: path.read_text() for path in both.rglob("*") if path.is_file()}
+    table = before[both / "other" / "table.md"].strip()
+    assert table in compare("--table", str(both))[1]
+    code, told = compare("--table", str(both), "--out", str(drawn))
+    assert (code, f"Report: {drawn / 'other' / 'report.md'}" in told) == (0, True)
+    names = {path.relative_to(drawn): path.read_text() for path in drawn.rglob("*") if path.is_file()}
+    assert names.items() <= {path.relative_to(both): text for path, text in before.items()}.items()
+    assert not (drawn / "other" / store.ROWS).exists()
+    code, told = compare("--table", str(both / "other"), "--out", str(both))  # the rows of others, in a folder of it
+    assert code != 0
+    assert "has runs of its own, whose tables would be overwritten: name another --out" in told
+    assert {path: path.read_text() for path in both.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_told_of_the_runs_of_several_suites(
+    suites_of_two: dict[str, Suite], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = {job.key: job for job in jobs_of(suites_of_two["one"])}
+    made = {"a1": {"code": "0.0/other"}, "x": {}, "b1": {"code": of_code()}}
+    one = SimpleNamespace(asked=jobs, done=made, suite=suites_of_two["one"])
+    teller = lab.Teller()
+    teller.look_back([one, SimpleNamespace(asked={"c1": None}, done={})])  # type: ignore[list-item]
+    pool = SimpleNamespace(running={"a2": None, "b2": None}, left=lambda: 120.0)
+    task = teller._bar.tasks[0]
+    assert teller._bar.disable  # nobody looks
+    columns = [type(column).__name__ for column in teller._bar.columns]
+    assert columns == ["TextColumn", "BarColumn", "MofNCompleteColumn", "TimeElapsedColumn", "TextColumn"]
+    with teller.watching():
+        assert (task.completed, task.total, task.fields["note"]) == (2, 5, "")
+    row = {"status": "done", "error": None, "iterations": 3, "evaluations": {"2": {}, "3": {"total": 0.125}}}
+    teller.ended(one, jobs["a2"], row, pool)  # type: ignore[arg-type]
+    teller.look(pool)  # type: ignore[arg-type]
+    assert (task.completed, task.fields["note"]) == (3, "2 under way, 2 min left")
+    teller.ended(one, jobs["b2"], {**row, "status": "diverged", "error": "why", "evaluations": {}}, pool)  # type: ignore[arg-type]
+    teller.note(jobs["b2"], "goes on")
+    warned = (
+        "Warning: some of them were made by other code (0.0/other...). Choose another --out to make all of them anew."
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        "2 of 5 runs are there already.",
+        warned,
+        "3/5  one: plain, seed 2: Overall 0.1250  (2 min left)",
+        "4/5  one: b, seed 2: diverged: why  (2 min left)",
+        "b, seed 2: goes on",
+    ]
 
 
 ORPHAN = """
@@ -240,19 +309,72 @@ def test_a_worker_ends_with_whoever_asked_in_the_middle_of_a_run_too() -> None:
         assert process.returncode == 1
 
 
-def test_a_request_says_where_a_run_is_kept(toy_suite: Suite, tmp_path: Path) -> None:
-    job, *_ = prepare(toy_suite, recipe)
+class Stdin:
+    """Two jobs, and the end when it is time."""
+
+    def __init__(self) -> None:
+        self.time = threading.Event()
+
+    def __enter__(self) -> Iterator[bytes]:
+        return chain([b"one\n", b"two\n"], (line for line in self if line))
+
+    def __exit__(self, *words: object) -> None:
+        """Nothing to close."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert self.time.wait(10)
+        yield b""
+
+
+@pytest.mark.parametrize("answered", [1, 2])
+def test_a_worker_ends_at_once_where_stdin_ends_before_its_answer(
+    answered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin, exits = Stdin(), list[int]()
+
+    class Queue(SimpleQueue):  # type: ignore[type-arg]
+        asked = 0
+
+        def get(self, *words: Any) -> Any:
+            self.asked += 1
+            if self.asked > 2:  # the answer to the second is there
+                stdin.time.set()
+            return super().get(*words)
+
+    monkeypatch.setattr(worker, "SimpleQueue", Queue)
+    files = {(0, "rb"): stdin}
+    monkeypatch.setattr(worker, "open", lambda *words, **more: files[words], raising=False)
+    monkeypatch.setattr(worker.os, "_exit", exits.append)
+    lines = worker.jobs()
+    assert [next(lines), next(lines)] == ["one\n", "two\n"]
+    if answered == 1:
+        stdin.time.set()
+        while not exits:
+            time.sleep(0.001)
+    assert list(lines) == []
+    assert exits == [1] * (answered == 1)
+
+
+def test_a_request_says_where_a_run_is_kept(suites_of_two: dict[str, Suite], tmp_path: Path) -> None:
+    job = replace(jobs_of(suites_of_two["one"])[3], arm="b at [1, 2]")
+    job = replace(job, config=replace(job.config, seed=job.seed))
+    assert (job.name, job.file) == ("b at [1, 2], seed 2", "b-at-1-2--b2.yaml")
     lab.write_config(job, tmp_path)
-    found, weights, kept = read(json.dumps(lab.request(job, tmp_path, weights=False)))
-    assert (found, weights, kept) == (job, None, store.place(tmp_path, job.key))
+    assert read(json.dumps(lab.request(job, tmp_path, weights=False))) == (job, None, store.place(tmp_path, job.key))
+    line = lab.request(job, tmp_path, weights=True)
+    assert (line["weights"], line["file"]) == (f"{tmp_path}/weights/b-at-1-2--b2-2", f"{tmp_path}/configs/{job.file}")
 
 
 @pytest.mark.parametrize(("fails", "code"), [(None, 0), (RuntimeError("it broke"), 1), (BrokenPipeError(), 1)])
 def test_a_worker_says_how_far_it_is_and_what_came_of_a_run(
-    fails: Exception | None, code: int, toy_suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails: Exception | None,
+    code: int,
+    suites_of_two: dict[str, Suite],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job, *_ = prepare(toy_suite, recipe)
-    lab.write_config(job, tmp_path)
+    job, *_ = jobs_of(suites_of_two["one"])
     reading, writing = os.pipe()
     done_once: list[Any] = []
 
@@ -267,12 +389,14 @@ def test_a_worker_says_how_far_it_is_and_what_came_of_a_run(
         return {"key": found.key}
 
     monkeypatch.setattr("sage_grpo.lab.measure.measure", measure)
-    monkeypatch.setattr(worker, "jobs", lambda: [json.dumps(lab.request(job, tmp_path, weights=False))])
+    monkeypatch.setattr(worker, "jobs", lambda: ["a line"])
+    monkeypatch.setattr(worker, "read", lambda line: (job, None, store.place(tmp_path, job.key)))
     monkeypatch.setattr(worker.os, "dup", lambda number: writing)
     monkeypatch.setattr(worker.os, "dup2", lambda *numbers: done_once.append(numbers))
     monkeypatch.setattr("torch.set_num_threads", done_once.append)
     with warnings.catch_warnings():
         assert worker.main() == code
+    assert capsys.readouterr().err.startswith("--- plain, seed 1\n")
     assert done_once == [(2, 1), 1]  # what libraries print goes to the log; one thread
     os.close(writing)
     with os.fdopen(reading) as stream:

@@ -59,7 +59,7 @@ def binomial_bounds(p: float, n: int) -> tuple[float, float]:
     return p - error, p + error
 
 
-@pytest.mark.parametrize("count", [2, 5, 8])
+@pytest.mark.parametrize("count", [2, 5])
 def test_95_of_100_intervals_hold_the_true_mean(count: int) -> None:
     draw = random.Random(count)
     hits = sum(
@@ -68,33 +68,6 @@ def test_95_of_100_intervals_hold_the_true_mean(count: int) -> None:
     )
     low, high = binomial_bounds(0.95, SAMPLES)
     assert low < hits / SAMPLES < high
-
-
-@pytest.mark.slow
-def test_95_of_100_paired_intervals_hold_the_true_difference_and_are_short() -> None:
-    """A spread that both arms of a seed share is no part of a difference: with seeds apart by 10, 0.3 can still be told."""
-    draw = random.Random(1)
-    hits, halves, small = 0, [], 0
-    for _ in range(SAMPLES):
-        common = [draw.gauss(0, 10) for _ in range(8)]
-        ours = {seed: level + draw.gauss(0.3, 0.1) for seed, level in enumerate(common)}
-        theirs = {seed: level + draw.gauss(0, 0.1) for seed, level in enumerate(common)}
-        found = paired_interval(ours, theirs)
-        hits += found.low <= 0.3 <= found.high
-        halves.append(found.half)
-        small += paired_interval({s: v - 0.3 for s, v in ours.items()}, theirs).p < 0.05
-    low, high = binomial_bounds(0.95, SAMPLES)
-    assert low < hits / SAMPLES < high
-    assert max(halves) < 0.4
-    assert 1 - high < small / SAMPLES < 1 - low  # p below 0.05 in 5 of 100 where there is no difference
-
-
-def test_pairs_are_seeds_that_both_have() -> None:
-    found = paired_interval({1: 5.0, 2: 7.0, 9: 100.0}, {1: 4.0, 2: 5.0, 7: -100.0})
-    assert (found.mean, found.count) == (1.5, 2)
-    # Two gaps 1 and 2: t = 1.5 / 0.5 = 3 with one degree of freedom.
-    assert found.p == pytest.approx(1 - 2 * math.atan(3.0) / math.pi, abs=1e-9)
-    assert paired_interval({1: 1.0}, {2: 1.0}).count == 0
 
 
 def test_pairs_go_by_seed_and_not_by_the_order_in_which_runs_ended() -> None:
@@ -156,11 +129,3 @@ def test_an_interval_over_seeds_and_prompts_is_that_of_a_bootstrap_over_both() -
     assert (
         found.half > mean_interval([sum(row) / prompts for row in table]).half * 1.5
     )  # seeds alone know nothing of other prompts
-
-
-def test_scores_that_do_not_differ_by_prompt_have_the_interval_over_seeds() -> None:
-    """Only the seeds differ: every prompt says the same."""
-    found, plain = crossed_interval([[value] * 5 for value in (1.0, 2.0, 4.0)]), mean_interval([1.0, 2.0, 4.0])
-    assert (found.mean, found.half, found.count) == pytest.approx((plain.mean, plain.half, 3))
-    assert math.isnan(crossed_interval([[1.0, 2.0]]).half)
-    assert crossed_interval([]).count == 0

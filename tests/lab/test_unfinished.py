@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,68 +94,3 @@ def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
     assert row["seconds"]["total"] > 0
     said = [f"goes on after iteration {at}." for at in (2, 4)]
     assert notes == (["goes on after iteration 0.", *said] if arm == "rollback" else said)
-
-
-@pytest.mark.slow
-def test_a_point_between_evaluations_is_kept_when_the_last_is_long_ago(
-    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lab, "KEPT_EVERY", -1.0)
-    job, notes = job_of("sage", 5), list[str]()
-    run(job, tmp_path / "kept", until=3)
-    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["000003"]
-    row = run(job, tmp_path / "kept", notes=notes)
-    assert notes == ["goes on after iteration 3."]
-    assert content(row) == content(run(job, notes=notes))
-    assert len(notes) == 1  # where nothing is kept there is nothing to say
-
-
-@pytest.mark.slow
-def test_what_would_lead_elsewhere_is_made_anew_and_that_is_said(
-    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other code, settings or machine; files that were damaged; a checkpoint that the sentinel could not go back to any more."""
-    monkeypatch.setattr(sentinel_module, "SIGNS", {"odd": lambda row, past: "odd"})  # not acted on: patience
-    job = job_of("rollback", 3)
-    job = replace(job, config=replace(job.config, sentinel=replace(job.config.sentinel, patience=9)))
-    kept, notes, made = tmp_path / "kept", list[str](), lab.made_by(job)
-    run(job, kept, until=2)
-    assert sorted(file.name for file in kept.iterdir()) == ["000000", "000002"]
-
-    def resumed(name: str, made_by: dict[str, Any], damage: tuple[str, ...] = ()) -> bool:
-        root = tmp_path / name
-        shutil.copytree(kept, root)
-        for folder in damage:
-            (root / folder / "state.json").write_text("{}")
-        trainer = lab.Trainer(job.config, lab.build(job.config))
-        found = lab.Unfinished(root, made_by, notes.append).resume(trainer)
-        assert (found is None) == (trainer.state.iteration == 0) == (not root.exists())
-        return found is not None
-
-    assert resumed("same", json.loads(json.dumps(made)))
-    for name in ("code", "plugins", "prompts", "weights", "configuration", "lab", "device", "versions"):
-        assert not resumed(name, {**made, name: "other"})
-        assert notes[-1] == f"what was kept of it is not continued (it was made by another {name}): it is made anew."
-    assert not resumed("no way back", made, ("000000",))
-    assert "the checkpoint that its sentinel may go back to is damaged" in notes[-1]
-    with pytest.warns(UserWarning, match="damaged"):
-        assert not resumed("damaged", made, ("000000", "000002"))
-    assert "its checkpoints are damaged" in notes[-1]
-
-    whole = run(job)
-    monkeypatch.setattr(lab, "_processor", lambda: "another processor")
-    assert content(run(job, kept))["training"] == whole["training"]
-
-
-def test_a_full_disk_is_told_and_the_run_goes_on(
-    job_of: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Any, *words: Any) -> None:
-        raise lab.checkpoint.SaveFailed("no space left")
-
-    monkeypatch.setattr(lab.Trainer, "save", full)
-    notes: list[str] = []
-    assert run(job_of("sage", 3), tmp_path / "kept", notes=notes)["status"] == "done"
-    assert notes == ["iteration 2 could not be kept (no space left). The run goes on."]
-    with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
-        run(job_of("rollback"), tmp_path / "kept")

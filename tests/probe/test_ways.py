@@ -6,6 +6,7 @@ import json
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.parallel.world import World
+from sage_grpo.probe import ways as module
 from sage_grpo.probe.estimate import Estimate
 from sage_grpo.probe.probe import Prober
 from sage_grpo.probe.spec import ProbeSpec, WaysSpec
@@ -164,7 +166,14 @@ def test_ways_of_which_one_has_other_passes_are_judged_by_seconds(prober_of, mon
     prober = prober_of(WaysSpec(after=[3], solvers=["euler"], cheap=[CheapSpec(guidance=(0.0, 0.5))], least=0.0))
     monkeypatch.setattr(type(prober.model), "check_cheap", lambda self, spec: None)
     monkeypatch.setattr(type(prober.model), "cheaply", lambda self, spec: nullcontext())
-    found = ways(prober, lambda text: None, silent)
+    made: list[Any] = []
+    monkeypatch.setattr(module, "WayKeys", lambda *words, **more: made.append((words, more)) or WayKeys(*words, **more))
+    said: list[str] = []
+    found = ways(prober, said.append, silent)
+    assert made[::3] == [((prober.config.seed, 0), {"same_start": True, "prompt": number}) for number in (0, 1)]
+    _, full, listed = choose_ways(prober)
+    forecast = f"2 prompts x 2 start noises x 8 clips, the full way ({full.before} steps before and {full.after} after the branch)"
+    assert said == [f"{forecast} and {len(listed)} others: {found.passes} velocities."]
     assert found.by == "seconds"
     assert found.best is recommend(found.ways, 0.0, "seconds")
 
@@ -231,25 +240,8 @@ def test_from_the_command_to_training(make_config, tmp_path, capsys) -> None:
     config = replace(config, model=replace(config.model, family="trainer_zoo.guided"))
     file, out = tmp_path / "toy.yaml", tmp_path / "probe"
     file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config)))))
-    few = [
-        "probe",
-        "--config",
-        str(file),
-        "--probe.out",
-        str(out),
-        "--probe.prompts",
-        "3",
-        "--probe.ways.measure",
-        "true",
-    ]
-    few += [
-        "--evaluate.steps",
-        "12",
-        "--probe.ways.solvers",
-        "[ab2]",
-        "--probe.ways.cheap",
-        "[{negative_every: 2}, {guidance: [0.0, 0.4]}]",
-    ]
+    few = f"probe --config {file} --probe.out {out} --probe.prompts 3 --probe.ways.measure true --evaluate.steps 12".split()
+    few += ["--probe.ways.solvers", "[ab2]", "--probe.ways.cheap", "[{negative_every: 2}, {guidance: [0.0, 0.4]}]"]
     assert main([*few, "--probe.ways.least", "0.01"]) == 0
     text = capsys.readouterr().out
     assert "Measured: the way with the fewest passes" in text

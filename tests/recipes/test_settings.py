@@ -16,7 +16,7 @@ import yaml
 from sage_grpo.commands import train
 from sage_grpo.configure import parse
 from sage_grpo.folder.identity import differences, plain
-from sage_grpo.recipes import meanings, recipe, remarks
+from sage_grpo.recipes import recipe, remarks
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.training.config import TrainConfig
@@ -69,13 +69,6 @@ def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(targ
     method = name.removeprefix(f"{target}/")
     assert recipe(name) == replace(METHODS[method](TARGETS[target]()), out=f"runs/{target}-{method}")
     assert recipe(target).out == f"runs/{target}-sage"
-
-
-def test_every_part_of_a_name_has_its_meaning() -> None:
-    targets, methods = meanings().values()
-    assert {**targets, **methods} == {
-        name: part.__doc__.split("\n")[0] for name, part in {**TARGETS, **WHOLE, **METHODS}.items()
-    }
 
 
 def test_settings_at_the_end_weigh_videoalign_alone() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -21,15 +19,6 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 SIDE_BY_SIDE = FOLDER / "side_by_side"
 
 
-def ran(name: str, *words: object) -> str:
-    """What a benchmark prints, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / name), *map(str, words)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_benchmarks_find_what_they_import() -> None:
     files = sorted(FOLDER.rglob("*.py"))
     assert len(files) > 30
@@ -40,24 +29,6 @@ def test_benchmarks_find_what_they_import() -> None:
                 for name in node.names:
                     there = hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}") is not None
                     assert there, f"{file.name} imports {name.name} from {node.module}, which does not have it"
-
-
-def test_every_phase_of_every_case_is_measured(tmp_path: Path) -> None:
-    out = tmp_path / "found.jsonl"
-    few = "--model.frames 5 --rollout.steps 4 --batch.prompts 2 --batch.group_size 2 --batch.micro_batch 1"
-    branch = f"branch: --recipe wan/branch {few} --rollout.window.at [1]"
-    words = ["--small", "--device", "cpu", "--out", out, "--case", branch, "--case", f"draft: --recipe wan/draft {few}"]
-    told = ran("whole_iteration.py", *words)
-    first, second = map(json.loads, out.read_text().splitlines())
-    assert list(first["phases"]) == ["rollout", "decode", "reward", "update", "iteration"]
-    assert list(second["phases"]) == ["rollout", "decode", "reward", "gradient", "update", "iteration"]
-    for row in (first, second):
-        seconds = [found["seconds"][0] for found in row["phases"].values()]
-        assert all(value > 0 for value in seconds)
-        assert seconds[-1] >= 0.999 * sum(seconds[:-1])  # encoding the prompts is in the whole
-        assert row["clips"] == 4
-    assert first["first_log_ratio"] == 0
-    assert "| draft | gradient |" in told
 
 
 @pytest.mark.parametrize("name", ["whole_iteration_h200", "whole_iteration_limits_h200"])
@@ -90,41 +61,6 @@ def modules() -> Iterator[None]:
         module = sys.modules[name]
         if Path(getattr(module, "__file__", None) or "").parent == SIDE_BY_SIDE:
             del sys.modules[name]
-
-
-def test_all_variants_do_the_same_work(modules: None, tmp_path: Path) -> None:
-    """Ours and stock diffusers on both models, in this process."""
-    import job
-    import run
-    import unit
-    from table import render
-
-    arguments = ["--tiny", "--out", str(tmp_path / "out.jsonl"), "--level", "2", "--variants", "ours,stock"]
-    arguments += ["--set", "optimizer.lr=3e-4", "--repeats", "2"]
-    small = dataclasses.asdict(job.TINY.warmup())
-    lines = run.measure(run.parse(arguments), tmp_path, lambda each, seconds: unit.run({**each, "job": small}))
-    assert [(line["model"], line["variant"], line["status"]) for line in lines] == [
-        ("wan", "ours", "ok"),
-        ("hunyuan15", "ours", "ok"),
-        ("wan", "stock", "ok"),
-        ("hunyuan15", "stock", "ok"),
-    ]
-    for model in ("wan", "hunyuan15"):
-        own = [line for line in lines if line["model"] == model]
-        assert len({line["lora"]["parameters"] for line in own}) == 1
-        assert all(line["passes"]["training_pass"]["seconds"] > 0 for line in own)
-    (ours,) = (line for line in lines if "timed" in line)
-    assert ours["timed"]["forwards"] == {"rollout": 12, "update": 4}
-    assert ours["timed"]["first_log_ratio"] == 0.0
-    assert all(line["replay_error"] == 0.0 for line in lines if line["variant"].startswith("ours"))
-    assert ours["settings"] == {"optimizer.lr": 3e-4}
-    assert ours["job_seconds"]["total"] == min(ours["totals"])
-    text = render(lines)
-    assert " of 2 |" in text
-    assert "Same work: clips and steps [2, 3, 1]; forward passes of the rollout 12" in text
-    assert "DIFFER" not in text
-    other = {**ours, "variant": "peer", "lora": {"parameters": 1}}
-    assert "LoRA parameters DIFFER" in render([*lines, other])
 
 
 def test_documents_hold_the_tables_of_their_files(modules: None) -> None:

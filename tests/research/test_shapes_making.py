@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from sage_grpo.worlds.making.shapes.networks import (
 )
 from sage_grpo.worlds.making.shapes.options import DistillOptions, PretrainOptions, Sizes
 from sage_grpo.worlds.making.shapes.pretrain import MAKER
-from sage_grpo.worlds.making.training import OutOfTime
 from sage_grpo.worlds.shapes.scene import to_text, train_scenes, words
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)
@@ -118,21 +116,6 @@ def test_a_teacher_of_as_many_steps_is_fitted_already(tmp_path, capsys):
     fit(student, TEXTS, trajectories(student, TEXTS, options), options)
     assert "loss 0.0000" in capsys.readouterr().out
     assert before.keys() == student.trainable().keys()
-
-
-def test_a_training_that_was_stopped_goes_on_to_the_bit(tmp_path):
-    whole, parts, options = miniature(), miniature(), small(tmp_path / "whole")
-    ways = trajectories(whole, TEXTS, options)
-    torch.manual_seed(1)
-    fit(whole, TEXTS, ways, options)
-    options = small(tmp_path / "parts")
-    torch.manual_seed(1)
-    with pytest.raises(OutOfTime):
-        fit(parts, TEXTS, ways, options, until=0.0)
-    torch.manual_seed(2)
-    again = miniature()
-    fit(again, TEXTS, ways, replace(options, resume=True), until=math.inf)
-    assert all(torch.equal(again.trainable()[name], p) for name, p in whole.trainable().items())
 
 
 def test_the_ceiling_is_measured_and_written(tmp_path: Path) -> None:

@@ -80,6 +80,14 @@ def test_it_sees_only_some_frames(reward: LearnedReward) -> None:
         assert bool((scores[0][part] != scores[2][part]).all())
 
 
+def test_larger_clips_are_seen_at_its_own_size(reward: LearnedReward) -> None:
+    """A clip whose every pixel is four has the same mean in every cell."""
+    large = clips(2).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    own, found = reward(clips(2), TEXTS, 8.0), reward(large, TEXTS, 8.0)
+    for part in reward.names:
+        torch.testing.assert_close(own[part], found[part], rtol=0, atol=1e-5)
+
+
 def test_scores_are_in_standard_deviations_of_training(folder: Path) -> None:
     reward = LearnedReward(checkpoint=str(folder))
     found = reward(clips(2), TEXTS, 8.0)

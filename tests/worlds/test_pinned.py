@@ -12,7 +12,9 @@ import torch
 from spoiling import spoil
 from torch import Tensor
 
+from sage_grpo.worlds.scenes.render import layout_of
 from sage_grpo.worlds.shapes.judge import NaiveProxy
+from sage_grpo.worlds.shapes.render import trajectory
 from sage_grpo.worlds.world import WORLDS, World
 
 FILE = Path(__file__).with_name("pinned.json")
@@ -45,10 +47,19 @@ def compared(world: World, name: str, found: Any, near: float) -> None:
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_pictures_are_what_they_were(world: World) -> None:
-    _, clips = drawn(world, 40)
+    _, clips = drawn(world, 16)
     odd = drawn(world, 6)[0]
     small = import_module(f"{world.package}.render").render(odd, 5, 24, 40)
     compared(world, "pictures", {"own format": projections(clips), "another": projections(small)}, 3e-4)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_paths_are_what_they_were(world: World) -> None:
+    """Many scenes, at little cost: what a picture shows of one in twenty."""
+    module: Any = world.scene
+    batch = module.random_scenes(400, torch.Generator().manual_seed(6), "all")
+    found = {"centres": trajectory(batch, 7)} if world.name == "shapes" else vars(layout_of(batch, 7))
+    compared(world, "paths", {name: projections(values) for name, values in found.items()}, 3e-4)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

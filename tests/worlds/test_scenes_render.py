@@ -7,17 +7,7 @@ import math
 import pytest
 import torch
 
-from sage_grpo.worlds.scenes.render import (
-    COLOURS,
-    MARGIN,
-    PAN,
-    RADIUS,
-    appearance,
-    layout_of,
-    render,
-    scroll_of,
-    slack,
-)
+from sage_grpo.worlds.scenes.render import COLOURS, MARGIN, PAN, RADIUS, appearance, layout_of, render, scroll_of, slack
 from sage_grpo.worlds.scenes.scene import ATTRIBUTES, FRAMES, SceneBatch, random_scenes
 
 
@@ -38,31 +28,6 @@ def test_every_scene_stays_whole_inside_the_frame_and_on_the_ground() -> None:
     assert reach[layout.present].max() <= 1 - MARGIN + 1e-5
     assert slack(batch).min() >= 0
     assert layout.ground[layout.present].min() > 0.1, "on the ground, not in the sky"
-
-
-def test_verbs_are_what_they_say_on_the_ground() -> None:
-    batch = some(3000, seed=1)
-    layout = layout_of(batch, 33)
-    # Seen from the ground the camera does not matter.
-    ground = layout.centres[:, 0, :, 0] + scroll_of(batch, 33)
-    rise = -layout.centres[:, 0, :, 1].diff(dim=1)
-    steps = ground.diff(dim=1)
-    turn = layout.angles[:, 0].diff(dim=1)
-    own = {name: batch.verb == index for index, name in enumerate(ATTRIBUTES["verb"])}
-    for name, sign in (("right", 1), ("left", -1)):
-        assert (sign * steps[own[name]] > 0).all()
-        assert rise[own[name]].abs().max() < 1e-5
-        rolls = own[name] & (batch.kind != 1) & (batch.kind != 4)
-        assert torch.allclose(turn[rolls] * RADIUS, steps[rolls], atol=1e-4), "what rolls does not slip"
-        assert turn[own[name] & ~rolls].abs().max() == 0, "boxes and cones slide"
-    assert (rise[own["rise"]] > 0).all()
-    assert (rise[own["bounce"]] > 0).any(1).all()
-    assert (rise[own["bounce"]] < 0).any(1).all()
-    assert (turn[own["spin"]] > 0).all()
-    for name in ("bounce", "spin", "rise"):
-        assert steps[own[name]].abs().max() < 1e-5, name
-    x, y = steps[own["circle"]], -rise[own["circle"]]
-    assert (x[:, :-1] * y[:, 1:] - y[:, :-1] * x[:, 1:] > 0).all(), "turns clockwise"
 
 
 def test_the_camera_moves_the_place_and_what_stands_in_it() -> None:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sage_grpo.worlds.grammar import named_in
-from sage_grpo.worlds.scenes.scene import (
-    ATTRIBUTES,
-    Scene,
-    from_text,
-    random_scenes,
-    some_scenes,
-    to_text,
-)
+from sage_grpo.worlds.scenes.scene import ATTRIBUTES, Scene, from_text, random_scenes, some_scenes, to_text
 
 HELDOUT = [
     "two checked yellow balls circle in a city at night while the camera pans right",
