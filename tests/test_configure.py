@@ -48,10 +48,6 @@ def run(*argv: str, defaults: Options | None = None) -> Options:
     return parse(Options, argv, prog="test", defaults=defaults)
 
 
-def test_defaults_are_the_dataclass() -> None:
-    assert run() == Options()
-
-
 def test_a_parser_that_was_used_before_starts_from_the_same_defaults(tmp_path) -> None:
     """It is kept: neither what was given before, nor what was refused, nor who changes what he got may be seen in it."""
     file = tmp_path / "options.yaml"
@@ -167,11 +163,6 @@ def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str],
         run("--kernel.reuse", "0")
 
 
-def test_values_that_the_dataclass_refuses_are_explained() -> None:
-    with pytest.raises(ValueError, match="sigma_max applies to sage"):
-        KernelSpec(name="flow", sigma_max=0.9).build()
-
-
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcde", "bcdef")
 )
@@ -269,12 +260,6 @@ def test_nothing_is_no_value_where_one_is_needed(text: str, key: str, tmp_path) 
     file.write_text(text)
     with pytest.raises(ConfigError, match=key):
         run("--config", str(file))
-
-
-def test_nothing_is_a_value_where_the_type_says_so(tmp_path) -> None:
-    file = tmp_path / "options.yaml"
-    file.write_text("adapter: null\nkernel: {sigma_max: null}\n")
-    assert run("--config", str(file)) == Options()
 
 
 @pytest.mark.parametrize("number", [10**30, -(10**30), 10**400])

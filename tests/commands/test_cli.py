@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -29,15 +28,6 @@ def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: P
     said = capsys.readouterr().err
     assert re.search(rf"sage-grpo: {re.escape(str(file))} is no configuration: {fault}", said)
     assert "no recipe is named" not in said
-
-
-@pytest.mark.parametrize("command", ["evaluate"])
-def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, capsys) -> None:
-    (tmp_path / "config.yaml").write_text("")
-    assert main([command, str(tmp_path)]) == 2
-    assert f"Did you mean --run {tmp_path}?" in capsys.readouterr().err
-    assert main([command, "--run", str(tmp_path)]) == 2
-    assert "config.yaml is no configuration: it is empty." in capsys.readouterr().err
 
 
 MISTAKES = [
@@ -90,13 +80,6 @@ def test_mistakes_exit_with_2_and_an_answer(
     assert answer in said[-1]
 
 
-def test_recipe_overrides_and_printed_config(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "--recipe", "cps", "--kernel.eta", "0.3", "--print_config"])
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["kernel"] == {"name": "cps", "eta": 0.3, "sigma_max": None}
-
-
 @pytest.mark.parametrize(
     ("words", "at"),
     [
@@ -114,17 +97,6 @@ def test_drawn_windows_follow_the_number_of_steps_unless_they_are_set(words, at,
     with pytest.raises(SystemExit):
         main(["train", *words.split(), "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["rollout"]["window"]["at"] == at
-
-
-@pytest.mark.slow
-def test_an_evaluation_says_how_far_it_is_beside_its_scores(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("sage_grpo.printing.EVERY", 0.0)
-    words = "--settings.prompts 3 --settings.steps 1 --micro_batch 1 --model.device cpu --json"
-    assert main(["evaluate", *words.split()]) == 0
-    captured = capsys.readouterr()
-    json.loads(captured.out)
-    lines = [line for line in captured.err.splitlines() if "micro-batches" in line]
-    assert [line.split(", ")[0] for line in lines] == [f"sage-grpo: evaluation: {n}/3 micro-batches" for n in (1, 2)]
 
 
 def test_train_alone_means_the_embedded_world_and_a_model_means_the_papers_settings(capsys) -> None:

@@ -30,7 +30,6 @@ from sage_grpo.report.page import leave_report, write_report
 from sage_grpo.report.run_data import read_run
 from sage_grpo.report.watch import Watcher
 from sage_grpo.telling.terminal import Terminal
-from sage_grpo.training.config import TrainConfig
 
 SECRET = b"what nobody was to see or to lose " * 3
 
@@ -339,10 +338,3 @@ def test_warnings_of_a_command_are_shown_as_text(run: Path, monkeypatch: pytest.
 def test_what_a_run_says_about_its_folder_is_text(capsys) -> None:
     Terminal(enabled=True, progress=False, total=1).say(f"note {ESCAPE}")
     assert "note \\x1b]0;owned\\x07\\x1b[2J" in capsys.readouterr().out
-
-
-def test_a_train_config_that_is_the_users_own_is_as_it_was(run: Path) -> None:
-    """The user names that file: what it says about places holds."""
-    with_settings(run, model__cache="mine", out="there")
-    config = parse(TrainConfig, ["--config", str(run / "config.yaml")], prog="train")
-    assert (config.model.cache, config.out) == ("mine", "there")

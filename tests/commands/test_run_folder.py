@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from sage_grpo.cli import main
-from sage_grpo.clips.evaluate import EvaluateSpec
-from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.printing import number
 from sage_grpo.rewards.spec import RewardSpec
@@ -135,35 +132,6 @@ def test_pairs_are_two_plain_evaluations(finished: Run, evaluated, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
-    run = finished("lora")
-    config, options = read_config(run), EvaluateSpec.of_run(str(run))
-    assert (options.model, options.rewards, options.settings) == (config.model, config.rewards, config.evaluate)
-    assert (options.prompts, options.micro_batch) == (config.data.eval_prompts, 3)
-    assert options.max_failed_fraction == config.max_failed_fraction == 0.5
-    # A LoRA takes the place of the one that the run trained.
-    assert Choice(run=str(run), lora="other").find(config.model).spec.lora is None
-
-
-@pytest.mark.slow
-def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated, tmp_path: Path) -> None:
-    run = finished("lora")
-    other = tmp_path / "other.txt"
-    other.write_text("a house\na bird\n")
-    reward = json.dumps([{"name": "video_stats", "options": {"parts": ["brightness"]}, "weights": {"brightness": 2.0}}])
-    base, start = own(run, 2), own(run, 0)
-    for words in (
-        ["--prompts", str(other)],
-        ["--settings.seed", "6"],
-        ["--model.guidance_scale", "1"],
-    ):
-        assert evaluated(run, *words)["total"] != base["total"], words
-    assert evaluated(run, "--rewards", reward)["total"] == pytest.approx(2 * base["total"])
-    assert evaluated(run, "--lora", str(run / "final"))["total"] == pytest.approx(base["total"], abs=1e-6)
-    assert start["total"] != pytest.approx(base["total"], abs=1e-6)
-
-
-@pytest.mark.slow
 def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated, capsys) -> None:
     run = copied("lora")
     best = max((0, 1, 2), key=lambda iteration: own(run, iteration)["total"])
@@ -186,35 +154,6 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
         assert main(["export", "--run", str(run), "--out", str(out), *words]) == 0
         exported, final = load_file(out / file), load_file(run / "final" / file)  # which is the average
         assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
-
-
-@pytest.mark.slow
-def test_damaged_checkpoints_are_refused(copied: Run, capsys, tmp_path: Path) -> None:
-    run = copied("full")
-    file = next((run / "checkpoints" / "000001").glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(tmp_path / "export")]):
-        assert main([*command, "--run", str(run), "--checkpoint", "1"]) == 2
-        assert "000001 is damaged" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("choice", "says"),
-    [
-        (Choice(run="{run}", weights="best", checkpoint=1), "give one of them"),
-        (Choice(run="{run}", lora="{run}/final", checkpoint=1), "both name weights"),
-        (Choice(run="{run}", lora="{run}/final", weights="final"), "goes on --weights base"),
-        (Choice(run="{run}", weights="base", ema=True), "--weights base has none"),
-        (Choice(run="{run}", ema=True), "has no EMA: the run was trained without optimizer.ema"),
-        (Choice(run="{run}", checkpoint=7), r"No checkpoint 7 under .*checkpoints \(there: 1, 2\)"),
-    ],
-)
-def test_weights_that_are_not_there_are_refused(choice: Choice, says: str, finished: Run) -> None:
-    run = finished("lora")
-    lora = choice.lora and choice.lora.format(run=run)
-    with pytest.raises((ValueError, FileNotFoundError), match=says):
-        replace(choice, run=str(run), lora=lora).find(read_config(run).model).load()
 
 
 @pytest.fixture
@@ -295,11 +234,3 @@ def test_export_lists_what_it_sends_and_says_what_was_trained(
     assert main(words) == 2
     assert "also holds notes.yaml" in capsys.readouterr().err
     assert len(sent) == 1
-
-
-@pytest.mark.slow
-def test_a_run_is_drawn(finished: Run, tmp_path: Path) -> None:
-    run = finished("lora")
-    from sage_grpo.report.picture import draw_run
-
-    assert draw_run(run, tmp_path / "picture.png").stat().st_size > 10_000

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import sage_grpo
 from sage_grpo import StopRequest, evaluate, generate, own_reward
@@ -20,7 +19,6 @@ from sage_grpo.configure import ConfigError
 from sage_grpo.folder.identity import of_object, stable
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.session import run as run_command
 from sage_grpo.training.config import EvalConfig, TrainConfig
 from trainer_toys import bright
@@ -73,15 +71,6 @@ def test_objects_train_as_what_they_stand_for(config, own, tmp_path: Path) -> No
     assert values(result.metrics) == values(read_rows(Path(config.out) / "metrics.jsonl"))
     assert result.model is own["model"]
     assert any(not torch.equal(p, q) for p, q in zip(result.model.network.parameters(), toy().network.parameters()))
-
-
-def test_the_configuration_says_what_were_objects_and_names_the_rest(config, own) -> None:
-    sage_grpo.train(config, model=own["model"], rewards=[Level(2.0)], prompts=iter(WORDS))
-    written = yaml.safe_load((Path(config.out) / "config.yaml").read_text())
-    assert written["model"]["family"] == "object:ToyModel"
-    assert [reward["name"] for reward in written["rewards"]] == ["object:Level"]
-    assert written["data"]["prompts"].startswith("object:")
-    assert written["data"]["eval_prompts"] == config.data.eval_prompts
 
 
 def test_callbacks_see_what_the_journal_has(config) -> None:
@@ -171,14 +160,6 @@ def test_a_stop_before_the_first_iteration_leaves_nothing_half_done(config) -> N
     assert not (Path(config.out) / "checkpoints").exists()
 
 
-def test_a_run_that_is_finished_is_not_touched(config, capsys: pytest.CaptureFixture[str]) -> None:
-    sage_grpo.train(config, quiet=True)
-    assert capsys.readouterr().out == ""
-    again = sage_grpo.train(config)
-    assert (again.iteration, again.stopped, again.model) == (2, False, None)
-    assert again.metrics[-1]["iteration"] == 2
-
-
 def test_own_objects_are_compared_when_a_run_is_continued(config, own, capsys: pytest.CaptureFixture[str]) -> None:
     one = replace(config, iterations=1)
     sage_grpo.train(one, **own)
@@ -242,17 +223,6 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(objects: dict
     with pytest.raises(ValueError, match=said):
         sage_grpo.train(config, **objects)
     assert not Path(config.out).exists()
-
-
-def test_a_reward_that_fails_later_raises_in_the_program(config) -> None:
-    calls = []
-
-    def fails_later(videos, prompts, fps):
-        calls.append(len(prompts))
-        return [float("nan") if len(calls) > 2 else 1.0] * len(prompts)
-
-    with pytest.raises(RewardFailure, match="fails_later"):
-        sage_grpo.train(config, rewards=own_reward(fails_later, batch_size=0))
 
 
 @pytest.fixture

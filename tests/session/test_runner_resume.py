@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
 from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
-from trainer_helpers import assert_same_run, final, interrupt, rows
+from trainer_helpers import assert_same_run, interrupt, rows
 
 
 @pytest.fixture
@@ -95,15 +94,6 @@ def test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again(
     interrupt(stopped, at=2)  # after the evaluation, before the next checkpoint: it must not be logged twice
     train(stopped)
     assert_same_run(full, stopped)
-
-
-def test_a_finished_run_does_nothing_more(full: TrainConfig) -> None:
-    train(full)
-    before = rows(full)
-    shutil.rmtree(Path(full.out) / "final")  # a kill between the last checkpoint and the export
-    train(full)
-    assert rows(full) == before
-    assert final(full)
 
 
 def newest(config: TrainConfig, number: int) -> Path:

@@ -58,21 +58,6 @@ def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
     assert "aten::" in text
 
 
-@pytest.mark.slow
-def test_a_continued_run_records_what_is_still_to_come(
-    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, config = make_config(out=str(tmp_path / "whole")), make_config(out=str(tmp_path / "run"))
-    train(whole)
-    train(replace(config, iterations=2))
-    train(replace(config, profile=2))
-    assert (tmp_path / "run" / "profile" / "table.txt").read_text().startswith("Iteration 2 to 3")
-    assert final(whole) == final(config)
-    capsys.readouterr()
-    train(replace(config, iterations=4, profile=1))
-    assert "profile 1: that iteration is over, so nothing is recorded. Use 3 or more." in capsys.readouterr().out
-
-
 def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
     clock = Clock()
     clock.recorder = recorder = Recorder(tmp_path, passes=2)
