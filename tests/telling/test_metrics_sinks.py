@@ -239,21 +239,6 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         os.environ.pop(name)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("nobody")
-def test_the_real_wandb_logs_offline(tmp_path: Path) -> None:
-    needs.module("wandb")
-    with pytest.warns(UserWarning, match="logged offline"):
-        metrics = open_sinks(tmp_path / "run", wandb="project")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*failed")  # ours, when a sink raises
-        files = logged(metrics, tmp_path / "run")
-    (run,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    assert list(run.glob("*.wandb"))
-    kept = {file.read_bytes() for file in (run / "files" / "media" / "videos").glob("*.mp4")}
-    assert kept == {file.read_bytes() for file in files}
-
-
 @pytest.mark.usefixtures("nobody")
 def test_the_real_trackio_keeps_the_rows(tmp_path: Path) -> None:
     needs.module("trackio")

@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from sage_grpo.session import run as train
-from sage_grpo.telling.clock import Clock, Kernel, Recorded, Recorder, kernels_of, table
+from sage_grpo.telling.clock import Clock, Recorder, kernels_of
 from sage_grpo.telling.observers import Profile
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.update import Diverged
@@ -82,20 +82,6 @@ def test_kernels_are_those_of_the_gpu_where_there_is_one_the_longest_first() -> 
     for events, found in ((on_cpu, [("matmul", 5.0), ("add", 2.0)]), (both, [("other", 4.0), ("kernel", 0.5)])):
         recording: Any = SimpleNamespace(key_averages=lambda events=events: events)
         assert [(one.name, one.seconds) for one in kernels_of(recording)] == found
-
-
-def test_a_table_has_the_shares_of_phases_and_of_kernels() -> None:
-    parts = [
-        Recorded("rollout", 2.0, 8, (Kernel("matmul", 1.5, 30), Kernel("add", 0.5, 10))),
-        Recorded("update", 1.0, 0, (Kernel("mul", 0.25, 4),)),
-    ]
-    lines = table(parts, 7, {"time/rollout": 6.0, "time/update": 2.0}).splitlines()
-    assert lines[0].startswith("Iteration 7 to 8")
-    assert [line.split() for line in lines[3:5]] == [
-        ["rollout", "6.000", "75%", "2.000", "8", "100%", "40"],
-        ["update", "2.000", "25%", "1.000", "0", "25%", "4"],
-    ]
-    assert lines[7].split() == ["75.0%", "1.5000", "30", "matmul"]
 
 
 def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:
