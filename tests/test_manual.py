@@ -48,26 +48,6 @@ def test_options_that_messages_and_hints_name_are_there() -> None:
     assert set(ALSO_CALLED) <= known
 
 
-@pytest.mark.parametrize("words", [["--help", "model"], ["--help=model"], ["-h", "model"], ["--model.help"]])
-def test_help_opens_a_group(words: list[str], capsys) -> None:
-    text = said(capsys, "train", *words)
-    groups = ("model.lora", "model.adapters")
-    assert all(
-        f"--{key} " in text for key, kind in leaves(TrainConfig) if key.startswith("model.") and key not in groups
-    )
-    assert "--model.lora.rank" in text
-    assert "--model.adapters[].scale" in text
-    assert "--optimizer.lr" not in text
-    assert said(capsys, "help", "train", "model") == text
-
-
-def test_help_shows_the_recipes_values_and_finds_what_is_misspelt(capsys) -> None:
-    assert "--model.lora.rank INT (32)" in said(capsys, "train", "--recipe=wan", "--help", "lora")
-    assert "--optimizer.lr NUMBER (0.0001)" in said(capsys, "train", "--help", "optimizer.lr", "--recipe", "wan")
-    assert main(["train", "--help", "optmizer"]) == 2
-    assert "Did you mean --help optimizer?" in capsys.readouterr().err
-
-
 def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys) -> None:
     text = said(capsys, "train", "--help", "all")
     assert "null" in text

@@ -7,14 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
-
-import sage_grpo
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -29,56 +26,6 @@ def module(path: Path) -> ModuleType:
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel and the source distribution."""
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return out
-
-
-@pytest.mark.slow
-def test_the_version_stands_in_one_place(built: Path) -> None:
-    (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
-    assert wheel.name.startswith(f"sage_grpo-{sage_grpo.__version__}-")
-    assert source.name == f"sage_grpo-{sage_grpo.__version__}.tar.gz"
-    files = [
-        *(ROOT / "src").rglob("*.py"),
-        *(
-            file for file in (ROOT / "scripts").iterdir() if file.suffix in (".py", ".sh")
-        ),  # not what Python or a desktop left
-        ROOT / "pyproject.toml",
-        ROOT / "CITATION.cff",
-    ]
-    stated = [file.name for file in files if f'"{sage_grpo.__version__}"' in file.read_text()]
-    assert stated == ["version.py"]
-
-
-@pytest.mark.slow
-def test_the_source_distribution_can_be_tested_and_documented(built: Path) -> None:
-    (source,) = built.glob("*.tar.gz")
-    with tarfile.open(source) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = [
-        "tests/test_release.py",
-        "tests/tiny.py",
-        "docs/config.md",
-        "docs/guides/own-reward.md",
-        "docs/images/demo.png",
-    ]
-    needed += [
-        "scripts/docs_site.py",
-        "examples/recipes/shapes.yaml",
-        "hatch_build.py",
-        "Makefile",
-        "constraints.txt",
-    ]
-    needed += ["CITATION.cff", "SECURITY.md", "Dockerfile", "README.md", "src/sage_grpo/py.typed"]
-    assert not set(needed) - names
-    assert not [name for name in names if "__pycache__" in name or name.startswith((".git/", "runs/", ".venv/"))]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

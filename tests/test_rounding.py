@@ -20,7 +20,6 @@ from sage_grpo.statistics import Interval
 from sage_grpo.study.results import to_text, win_rate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import views
 
 FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
 
@@ -95,18 +94,6 @@ def test_win_rates_of_a_study_are_rounded_as_its_page_does(wins: int, losses: in
         share = Fraction(100 * found.rate) * 10
         half_up = math.floor(share + Fraction(1, 2))
         assert f"  {half_up // 10}.{half_up % 10}%  " in text
-
-
-def test_views_do_not_round_what_was_rounded(tmp_path: Path, monkeypatch) -> None:
-    import branch_iteration
-
-    row = branch_iteration.Row("branch", 1, 0, 1, 10.0, 4.4499)  # 4.45 in the table; 4.5 if it were read from there
-    monkeypatch.setattr(branch_iteration, "rows", lambda file: [row])
-    assert branch_iteration.cells(row)[-1] == "4.45"
-    assert views.iteration_speed(tmp_path, "branch") == "4.4"
-    peak = {"formula_gib": {"weights": 100.0}, "plain": {"gib_peak": 101.44}, "fsdp": {"gib_peak": 98.8}}
-    (tmp_path / "peaks.json").write_text(json.dumps({"lora": peak}))
-    assert views.peaks(tmp_path / "peaks.json") == "2%"
 
 
 def test_an_interval_is_printed_like_its_mean() -> None:

@@ -135,19 +135,6 @@ def test_a_report_reads_nothing_elsewhere(run: Path, private: Path, name: str) -
         read_run(run)
 
 
-def test_folders_that_the_user_names_may_be_links(run: Path, tmp_path: Path) -> None:
-    named, out = tmp_path / "named", tmp_path / "out"
-    named.symlink_to(run)
-    (tmp_path / "elsewhere").mkdir()
-    out.symlink_to(tmp_path / "elsewhere")
-    assert main(["report", str(named), "--embed_megabytes", "0"]) == 0
-    assert len(list((run / "report_clips").iterdir())) == 18
-    assert main(["report", str(named), "--out", str(out / "page.html"), "--embed_megabytes", "0"]) == 0
-    assert len(list((tmp_path / "elsewhere" / "page_clips").iterdir())) == 18
-    with owned(named, World()):
-        assert (run / ".lock").is_file()
-
-
 def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path, private: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -153,13 +153,6 @@ def test_without_the_systems_locks_beats_decide(tmp_path: Path, monkeypatch: pyt
     FolderLock(tmp_path / "run").acquire()
 
 
-def test_nothing_is_left_of_a_run_that_could_not_start(make_config, tmp_path: Path) -> None:
-    config = make_config(out=str(tmp_path / "runs" / "mine"), resume="must")
-    with pytest.raises(FileNotFoundError):
-        train(config)
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("names", "refused"),
     [

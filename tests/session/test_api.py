@@ -14,7 +14,6 @@ import torch
 
 import sage_grpo
 from sage_grpo import StopRequest, evaluate, generate, own_reward
-from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder.identity import of_object, stable
 from sage_grpo.folder.journal import read_rows
@@ -248,18 +247,6 @@ def test_a_run_with_objects_is_evaluated_with_them(ran) -> None:
 
     evaluate(model=toy(), rewards=own_reward(count, try_out=False), prompts=WORDS * 15)
     assert len(seen) == 75  # more than a run evaluates by default
-
-
-@pytest.mark.slow
-def test_the_commands_refuse_a_run_with_objects(ran, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(tmp_path / "e")]):
-        assert main([*command, "--run", ran["out"]]) == 2
-        said = capsys.readouterr().err
-        assert "This run got its model as an object" in said
-        assert "docs/api.md" in said
-        assert "Traceback" not in said
-    assert main(["train", "--config", str(Path(ran["out"]) / "config.yaml"), "--out", str(tmp_path / "again")]) == 2
-    assert "as an object of a Python program" in capsys.readouterr().err
 
 
 def test_clips_of_a_model_object_are_those_of_the_command(ran, tmp_path: Path) -> None:

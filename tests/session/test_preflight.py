@@ -12,7 +12,6 @@ import torch
 from sage_grpo.cli import main
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.windows import Window
-from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session.preflight import check_files, check_plan, needs, preflight, prompt_remarks
@@ -49,14 +48,6 @@ def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -
         with pytest.raises(ValueError, match=said):
             run(dataclasses.replace(config, **change))
     assert not (tmp_path / "run").exists()
-
-
-def test_clips_of_ones_own_and_a_lora_to_start_from_are_needed() -> None:
-    config = recipe("shapes/rft")
-    data = dataclasses.replace(config.data, clips="my_clips.jsonl", prompts="shapes")
-    model = dataclasses.replace(config.model, lora=LoraSpec(path="my_lora"))
-    found = {need.key: need.value for need in needs(dataclasses.replace(config, data=data, model=model))}
-    assert found == {"data.clips": "my_clips.jsonl", "model.lora.path": "my_lora"}
 
 
 def test_prompts_that_are_there_more_than_once_are_told() -> None:
