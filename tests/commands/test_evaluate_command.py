@@ -139,7 +139,7 @@ def test_an_estimate_is_the_time_of_its_passes_and_clips(monkeypatch: pytest.Mon
 
 
 def test_the_demo_ends_with_before_and_after(tmp_path: Path, capsys, monkeypatch) -> None:
-    rows = [{"iteration": n, "eval/total": total, "eval/TA": 0.5} for n, total in ((0, 1.0), (2, 1.25))]
+    rows = [{"iteration": n, "eval/total": total, "eval/TA": 0.5} for n, total in ((0, 1.0), (1, 9.0), (2, 1.25))]
     run = SimpleNamespace(evaluations=rows)
     seen: list[Any] = []
     monkeypatch.setattr("sage_grpo.report.summary.verdict", lambda found: ["Better."])
@@ -157,6 +157,6 @@ def test_the_demo_ends_with_before_and_after(tmp_path: Path, capsys, monkeypatch
     assert "\n\nBetter.\n\nReport of mine.\nPicture: " in told
     (config,) = seen
     assert (config.out, config.seed, config.iterations, config.evaluate.every) == (str(tmp_path / "mine"), 3, 2, 2)
-    rows[1]["iteration"] = 1  # it was stopped
+    rows[2]["iteration"] = 1  # it was stopped
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2)) == 0
     assert "held-out prompts" not in capsys.readouterr().out

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from sage_grpo.cli import main
+from sage_grpo.commands import evaluate
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder.saved import read_config
@@ -116,3 +117,17 @@ def test_a_given_run_does_not_open_other_files(given, tmp_path, config) -> None:
     text = yaml.safe_dump(config).replace("{other}", str(other)).replace("'", "")
     with pytest.raises(ConfigError, match="must be a group of options"):
         read_config(given(text))
+
+
+def test_rewards_that_the_user_names_are_theirs_and_export_loads_none(given, evil) -> None:
+    folder = given({"rewards": [{"name": "elsewhere:reward"}]})
+    for words, refused in ((["--rewards", '[{"name": "evil:bright"}]'], False), (["--trust_run"], False), ([], True)):
+        if refused:
+            with pytest.raises(ValueError, match="--trust_run true"):
+                evaluate.defaults(["--run", str(folder), *words])
+        else:
+            options, _ = evaluate.defaults(["--run", str(folder), *words])
+            assert options is not None
+            assert (options.run, options.rewards[0].name) == (str(folder), "elsewhere:reward")
+    assert read_config(folder, rewards=False).rewards[0].name == "elsewhere:reward"
+    assert not evil.exists()
