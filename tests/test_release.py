@@ -44,16 +44,6 @@ def test_a_workflow_is_whole(path: Path) -> None:
                 assert os.access(ROOT / script, os.X_OK), script
 
 
-def test_the_image_copies_what_a_build_needs() -> None:
-    """There is no docker in the tests: at least nothing that it copies is missing, or kept out by .dockerignore."""
-    text = (ROOT / "Dockerfile").read_text()
-    copied = [name for line in re.findall(r"^COPY (.+)$", text, flags=re.MULTILINE) for name in line.split()[:-1]]
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert {"pyproject.toml", "hatch_build.py", "src"} <= set(copied) == let_in
-    assert all((ROOT / name).exists() for name in copied)
-    assert text.index("USER trainer") < text.index("ENTRYPOINT")
-
-
 def test_links_of_pages_hold_where_they_are_shown() -> None:
     site = module(ROOT / "scripts" / "docs_site.py")
     assert site.REPOSITORY == SOURCE

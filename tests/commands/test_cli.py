@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sage_grpo import __version__, cli
 from sage_grpo.cli import main
 
 
@@ -79,3 +80,75 @@ def test_drawn_windows_follow_the_number_of_steps_unless_they_are_set(words, at,
     with pytest.raises(SystemExit):
         main(["train", *words.split(), "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["rollout"]["window"]["at"] == at
+
+
+def test_words_about_help_are_found_wherever_they_stand(capsys) -> None:
+    for words, topic, rest in (
+        (["--help"], "", []),
+        (["--a", "1", "-h", "model", "--b"], "model", ["--a", "1", "--b"]),
+        (["--help", "--b"], "", ["--b"]),
+        (["--help=model", "x"], "model", ["x"]),
+        (["--model.lora.help", "x"], "model.lora", ["x"]),
+        (["x.help", "--y"], None, ["x.help", "--y"]),
+        (["--nproc", "2", "train", "--help"], None, ["--nproc", "2", "train", "--help"]),
+    ):
+        assert cli._asked(words, before=("train",)) == (topic, rest)
+    assert cli._values(["--recipes", "a", "b", "--x", "c"], "recipes") == ["a", "b"]
+    assert cli._values(["a"], "recipes") == []
+    for words in ([], ["help"], ["--help"]):
+        assert main(words) == 0
+    told = capsys.readouterr().out
+    assert told.count("\n  serve-reward  host rewards over HTTP") == 3
+    assert main(["--version"]) == main(["-V"]) == 0
+    assert capsys.readouterr().out == f"sage-grpo {__version__}\n" * 2
+    assert main(["help", "launch"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: sage-grpo launch [--config")
+    assert main(["launch", "--help"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_what_is_not_there_is_refused_before_anything_is_imported(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "here.yaml").write_text("seed: 1\n")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    for name, words in (
+        ("train", ["--config", "here.yaml"]), ("train", ["--recipe", "run"]), ("train", ["--recipe", "wan/branch"]), ("train", []),
+        ("evaluate", ["--run", "run", "--prompts", "here.yaml"]), ("demo", ["--recipe", "nope"]), ("train", ["--recipe", "null"]),
+    ):  # fmt: skip
+        cli._refuse_missing(name, words)
+    for name, words, said in (
+        ("train", ["--config", "none.yaml"], "--config none.yaml: there is no such file"),
+        ("train", ["--recipe", "none.yml"], "There is no file none.yml"),
+        ("train", ["--recipe", "wan/brunch"], "no recipe 'wan/brunch'. Did you mean 'wan/branch'?"),
+        ("compare", ["--recipes", "wan/branch", "wann", "--x"], "no recipe 'wann'. Did you mean 'wan'?"),
+        ("rewards", ["--of", "nope"], "no recipe 'nope'. `sage-grpo train --help recipes`"),
+        ("train", ["--recipe", "qqqq/branch"], "no recipe 'qqqq/branch'. `sage-grpo"),
+        ("evaluate", ["--run", "none"], "none is not the folder of a run"),
+        ("generate", ["--prompts", "none.csv"], "There is no prompt file none.csv"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=re.escape(said)):
+            cli._refuse_missing(name, words)
+
+
+def test_errors_are_one_line_on_the_right_stream_with_a_status(monkeypatch, capsys) -> None:
+    def ends(error: BaseException) -> tuple[int, str]:
+        monkeypatch.setattr(cli, "_run", lambda name, words: (_ for _ in ()).throw(error))
+        return main(["inspect"]), capsys.readouterr().err
+
+    assert ends(ValueError("odd http://me:abc@host")) == (2, "sage-grpo: odd http://***@host\n")
+    assert ends(OSError(13, "Permission denied", "file")) == (2, "sage-grpo: file: Permission denied.\n")
+    assert ends(KeyboardInterrupt()) == (130, "sage-grpo: interrupted.\n")
+    assert ends(KeyboardInterrupt("in the middle")) == (130, "sage-grpo: in the middle\n")
+    for error in (OSError(5, "Input/output error"), RuntimeError("bug")):
+        with pytest.raises(type(error)):
+            ends(error)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = iter([True, False])
+    monkeypatch.setattr("sage_grpo.parallel.elastic.is_first_to_say", lambda message: next(told))
+    assert (ends(ValueError("x")), ends(ValueError("x"))) == ((2, "sage-grpo: x\n"), (2, ""))
+    monkeypatch.setenv("RANK", "1")
+    assert not cli._is_first()
+    monkeypatch.setenv("RANK", "0")
+    assert cli._is_first()

@@ -13,13 +13,12 @@ import double
 import tiny
 import trainer_toys
 from sage_grpo.clips.files import ScoredVideo, best_and_worst
-from sage_grpo.clips.generate import _policy, clips_of
+from sage_grpo.clips.generate import _policy
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.data.examples import load_examples
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.video import read_video
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +31,6 @@ def options(folder, out, **fields) -> Options:
     return Options(model=spec, out=str(out), progress=False, steps=2, **fields)
 
 
-@pytest.mark.slow
-def test_clips_do_not_depend_on_the_batch(wan, tmp_path, written) -> None:
-    fields = {"prompts": ["a cat", "a dog"], "per_prompt": 2, "kernel": KernelSpec(name="sage")}
-    assert run(options(wan, tmp_path / "one", batch=1, **fields)) == 0
-    assert run(options(wan, tmp_path / "three", batch=3, **fields)) == 0
-    names = ["0000-a-cat.mp4", "0001-a-cat.mp4", "0002-a-dog.mp4", "0003-a-dog.mp4"]
-    assert sorted(file.name for file in (tmp_path / "one").iterdir()) == [*names, "contact_sheet.png"]
-    clips = []
-    for name in names:
-        a, b = written[tmp_path / "one" / name], written[tmp_path / "three" / name]
-        assert (a.int() - b.int()).abs().max() <= 1  # a pixel at the edge of a level rounds either way
-        read, fps = read_video(tmp_path / "one" / name)
-        assert (fps, read.shape) == (8.0, (5, 32, 32, 3))
-        clips.append(a)
-    assert not torch.equal(clips[0], clips[1])
-
-
 @pytest.mark.parametrize("last", [True, False])
 def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, tmp_path) -> None:
     given = options(wan, tmp_path, prompts="a cat", kernel=KernelSpec(name="sage"), deterministic_last=last)
@@ -58,17 +40,6 @@ def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, t
     assert _policy(replace(given, deterministic_last=None), model).schedule.stochastic == (False, False)
     exact = replace(given, deterministic_last=None, kernel=KernelSpec(name="sage_exact"))
     assert _policy(exact, model).schedule.stochastic == (True, True)
-
-
-def test_prompts_and_seeds(wan, tmp_path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"prompt": "A cat!", "seed": 7}\n{"prompt": "猫"}\n')
-    clips = clips_of(options(wan, tmp_path, prompts=str(tmp_path / "p.jsonl"), per_prompt=2, seed=100))
-    assert [clip.seed for clip in clips] == [7, 8, 102, 103]
-    assert [clip.file for clip in clips][1:3] == ["0001-a-cat.mp4", "0002-clip.mp4"]
-    with pytest.raises(ValueError, match="nothing to generate"):
-        clips_of(Options())
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        Options(steps=0)
 
 
 def test_the_checkpoints_solver_makes_the_stock_pipelines_clip(wan, tmp_path, monkeypatch) -> None:

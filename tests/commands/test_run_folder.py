@@ -148,20 +148,6 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_export_writes_a_lora_and_a_merged_model(finished: Run, tmp_path: Path) -> None:
-    run = finished("lora")
-    assert main(["export", "--run", str(run), "--out", str(tmp_path / "lora")]) == 0
-    name = "pytorch_lora_weights.safetensors"
-    exported, trained = load_file(tmp_path / "lora" / name), load_file(run / "final" / name)
-    assert exported.keys() == trained.keys()
-    assert all(torch.equal(exported[key], trained[key]) for key in trained)
-    assert any(tensor.any() for key, tensor in exported.items() if ".lora_B." in key)
-    assert main(["export", "--run", str(run), "--merged", "--out", str(tmp_path / "merged")]) == 0
-    assert (tmp_path / "merged" / "model_index.json").is_file()
-    assert main(["export", "--run", str(run), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2
-
-
-@pytest.mark.slow
 def test_export_lists_what_it_sends_and_says_what_was_trained(
     finished: Run, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,32 +118,6 @@ def test_what_a_callback_raises_ends_the_run_saved(where: str, config, tmp_path:
         sage_grpo.train(config, **{where: fails})
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
     assert sage_grpo.train(config).iteration == 2
-    run_command(replace(config, out=str(tmp_path / "whole")))
-    assert final(config.out) == final(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_run_in_a_thread_is_stopped_without_signals_and_continued(config, tmp_path: Path) -> None:
-    config = replace(config, iterations=3)
-    stop, ended, streams = StopRequest(), [], sys.stdout
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    during: list[bool] = []
-
-    def note(event) -> None:
-        during.append(handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
-        during.append(sys.stdout is streams)  # a thread leaves to others what belongs to all
-        stop.set()
-
-    thread = threading.Thread(
-        target=lambda: ended.append(sage_grpo.train(config, on_iteration=note, stop=stop)), daemon=True
-    )
-    thread.start()
-    thread.join()
-    (result,) = ended
-    assert (result.iteration, result.stopped) == (1, True)
-    assert during == [True, True]
-    assert not (Path(config.out) / "final").exists()
-    assert sage_grpo.train(config).iteration == 3
     run_command(replace(config, out=str(tmp_path / "whole")))
     assert final(config.out) == final(tmp_path / "whole")
 

@@ -128,8 +128,11 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
 def test_the_iteration_that_profile_names_is_recorded_and_told(trainer: Any, tmp_path: Path, monkeypatch) -> None:
     said = Said()
     profile = Profile(trainer, said, tmp_path / "profile")  # type: ignore[arg-type]
-    with profile.during(3):
-        assert trainer.clock.recorder is None
+    for number, main in ((3, True), (4, False)):
+        trainer.world.is_main = main
+        with profile.during(number):
+            assert trainer.clock.recorder is None
+    trainer.world.is_main = True
     profile.after({})
     with profile.during(4):
         assert isinstance(trainer.clock.recorder, Recorder)

@@ -111,20 +111,6 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
         torch.ones(1)
 
 
-def test_only_the_main_process_records() -> None:
-    seen = []
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(profile=0),
-        state=SimpleNamespace(iteration=0),
-        world=SimpleNamespace(is_main=False),
-        clock=Clock(),
-    )
-    trainer.step = lambda: seen.append(trainer.clock.recorder) or {}
-    with Profile(trainer, SimpleNamespace(), Path()).during(0):
-        trainer.step()
-    assert seen == [None]
-
-
 def test_an_iteration_that_diverged_leaves_no_table(tmp_path: Path) -> None:
     """The sentinel may go back and the run go on: the next row is another iteration's."""
     said: list[str] = []
