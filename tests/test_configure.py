@@ -132,21 +132,6 @@ def test_a_bare_flag_may_also_be_unset() -> None:
     assert [parse(Flag, words, prog="test").on for words in ([], ["--on"], ["--on", "false"])] == [None, True, False]
 
 
-@pytest.mark.parametrize(
-    ("argv", "hint"),
-    [
-        (("--kernel.nam", "sage"), "kernel.name"),  # not taken as an abbreviation
-        (("--eta", "0.3"), "kernel.eta"),
-        (("--learning_rat", "1"), None),
-        (("--lr", "fast"), None),
-    ],
-)
-def test_mistakes_name_the_nearest(argv, hint) -> None:
-    with pytest.raises(ConfigError) as error:
-        run(*argv)
-    assert (f"Did you mean '{hint}'?" in str(error.value)) == (hint is not None)
-
-
 @pytest.mark.parametrize("words", [["--update.reuse", "{}"], ["--update={{reuse: {}}}"], ["--config", "{file}"]])
 def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str], tmp_path) -> None:
     """Every run of earlier versions has it in its config.yaml."""

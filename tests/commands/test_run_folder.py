@@ -123,21 +123,6 @@ def test_pairs_are_two_plain_evaluations(finished: Run, evaluated, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated, capsys) -> None:
-    run = copied("lora")
-    best = max((0, 1, 2), key=lambda iteration: own(run, iteration)["total"])
-    words = ["--weights", "best"] if best else ["--weights", "base"]
-    assert evaluated(run, *words) == own(run, best)
-    shutil.rmtree(run / "checkpoints" / "000002")
-    assert main(["evaluate", "--run", str(run)]) == 2  # final/ might be that of a run that was continued
-    assert "newest checkpoint is --checkpoint 1, of 2 iterations" in capsys.readouterr().err
-    shutil.rmtree(run / "checkpoints")
-    assert evaluated(run) == own(run, 2)
-    assert main(["evaluate", "--run", str(run), "--ema", "true"]) == 2
-    assert "leave --ema out" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -> None:
     run, file = finished("full"), "transformer/diffusion_pytorch_model.safetensors"
     for words in (["--ema"], []):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.cli import main
 from sage_grpo.data.prompts import Condition, Prompt
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import LoraSpec
@@ -103,28 +102,6 @@ def test_a_line_has_no_kl_and_no_clip_where_the_method_has_none() -> None:
     assert "clip" not in iteration_line(1, 9, ROW | once, 1.0)
     assert "kl 6.7e-04" in iteration_line(1, 9, ROW | once, 1.0)
     assert iteration_line(1, 9, bare | once, 1.0) == "1/9  reward 1.175 ± 0.256  grad 1.2  17.9 s  1 s left"
-
-
-def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Scores that are called held-out are not, and nothing else would say so."""
-    (tmp_path / "train.txt").write_text("a cat\na dog\na bird\n")
-    (tmp_path / "apart.txt").write_text("a tree\nthe sea\n")
-    (tmp_path / "mixed.txt").write_text("a tree\na dog\n")
-    config = recipe("shapes/sage")
-    config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, prompts=2))
-
-    def remarks(name: str) -> list[str]:
-        files = {"prompts": str(tmp_path / "train.txt"), "eval_prompts": str(tmp_path / name)}
-        return preflight(dataclasses.replace(config, data=dataclasses.replace(config.data, **files)))
-
-    assert remarks("apart.txt") == []
-    assert [text.partition(":")[0] for text in remarks("mixed.txt")] == [
-        "1 of 2 held-out prompts are trained on as well"
-    ]
-    monkeypatch.setattr("sage_grpo.session.run", lambda config, world: None)
-    words = ["--data.prompts", str(tmp_path / "train.txt"), "--data.eval_prompts", str(tmp_path / "mixed.txt")]
-    assert main(["train", "shapes/sage", "--out", str(tmp_path / "run"), *words]) == 0
-    assert "sage-grpo: 1 of 2 held-out prompts are trained on as well" in capsys.readouterr().err
 
 
 def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_path: Path) -> None:
