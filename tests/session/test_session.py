@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from sage_grpo import session
 from sage_grpo.folder.identity import Found
@@ -144,3 +146,35 @@ def test_a_resumed_run_tells_where_it_stands_and_what_has_changed(trainer: Any, 
     trainer.model = SimpleNamespace(branches=lambda sigma, guided: (sigma, guided))
     monkeypatch.setattr(import_module("sage_grpo.session"), "RunsCheaply", SimpleNamespace)
     assert session._branches(trainer, 0.5) == (0.5, trainer.config.model.training_guidance)
+
+
+def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    asked: list[Any] = []
+    group = SimpleNamespace(noise=lambda: {"sigmas": [1.0, 0.0]})
+    trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
+    trainer.planner = SimpleNamespace(plan=lambda number, prompts: SimpleNamespace(groups=[group]))
+    trainer.examples = None
+    monkeypatch.setattr(session.Metrics, "open", lambda *words, **named: asked.append((words, named)) or "open")
+    said: Any = Said()
+    fresh = Found("", {}, [], ["a note"], None)
+    assert session._open_metrics(trainer, fresh, said, None) == "open"
+    assert json.loads((tmp_path / "schedule.json").read_text()) == {"sigmas": [1.0, 0.0]}
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["out"] == str(tmp_path)
+    (words, named) = asked[0]
+    assert (words[0], words[1], words[2]["out"], named["resumed_at"]) == (
+        tmp_path,
+        trainer.config.log,
+        str(tmp_path),
+        None,
+    )
+    copy = tmp_path / "checkpoints" / "000004"
+    copy.mkdir(parents=True)
+    (copy / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    session._open_metrics(trainer, replace(fresh, checkpoint="000004", changed=["out", "seed"]), said, 4)
+    assert (bytes(asked[1][1]["journal"].rows), asked[1][1]["resumed_at"]) == (b'{"iteration": 1}\n', 4)
+    ((damaged, style),) = said.lines
+    assert ("was damaged" in damaged, style) == (True, "yellow")
+    events = [(one["kind"], one["text"]) for one in read_events(tmp_path)]
+    assert events == [("start", "a note"), ("resume", f"{damaged} a note changed: out, seed")]
+    trainer.world.is_main = False
+    assert session._open_metrics(trainer, fresh, said, None).journal is None
