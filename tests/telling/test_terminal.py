@@ -15,7 +15,7 @@ import torch
 from sage_grpo.printing import minutes
 from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent
 from sage_grpo.telling.observers import Callbacks, Rows, Samples, Videos
-from sage_grpo.telling.terminal import Outlet, Terminal, iteration_line, lines_of
+from sage_grpo.telling.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output
 
 ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
 
@@ -166,3 +166,15 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(tmp_path:
     assert saved == [True]
     trainer.world = SimpleNamespace(is_main=False, any=bool)
     callbacks._call(fails, IterationEvent(2, {}, clips, []))  # another rank calls nothing
+
+
+def test_output_is_flushed_at_the_end_of_a_run_and_the_streams_are_as_they_were(monkeypatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with outliving_output():
+        assert isinstance(sys.stdout, Outlet)
+        print("said")
+        assert raw.getvalue() == b""
+    assert raw.getvalue() == b"said\n"
+    assert sys.stdout is stream
