@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import socket
+from contextlib import nullcontext
 from dataclasses import field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from sage_grpo.hints import did_you_mean, explain, family_hint, groups, nearest_
 from sage_grpo.manual import kind_in_words, manual
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.ranges import Count, Share, check_prompt, checked, faults, ranges
+from sage_grpo.statistics import crossed_interval
 from sage_grpo.training.config import EvalConfig, TrainConfig
 from sage_grpo.types import Sound
 
@@ -431,3 +434,44 @@ def test_a_connection_without_a_request_makes_room_and_ends_by_itself() -> None:
     assert (first, second, busy) == ((True, b""), (False, b""), (False, b""))
     assert fourth == (True, web.BUSY)
     assert (early[0], fifth[0]) == (False, True)
+
+
+def test_an_interval_over_seeds_and_prompts_by_hand() -> None:
+    """Means of seeds 1.5 and 6.5, of prompts 2.5 and 5.5, a rest of 1 everywhere: the variance is 6.25 + 2.25 + 1."""
+    found = crossed_interval([[1.0, 2.0], [4.0, 9.0]])
+    assert (found.mean, found.count) == (4.0, 2)
+    assert found.half == pytest.approx(12.706204736 * 9.5**0.5)
+    assert found.p == pytest.approx(1 - 2 / math.pi * math.atan(4 / 9.5**0.5))
+    assert math.isnan(crossed_interval([[1.0], [2.0]]).half)
+    assert math.isnan(crossed_interval([]).mean)
+
+
+def test_a_program_prints_the_report_unless_it_is_quiet(tmp_path: Path, monkeypatch, capsys) -> None:
+    world = SimpleNamespace(is_main=True)
+    ended = SimpleNamespace(iteration=3, stopped=True, model=None)
+    monkeypatch.setattr("sage_grpo.session.session", lambda *words, **named: nullcontext(world))
+    monkeypatch.setattr("sage_grpo.session.run", lambda *words, **named: ended)
+    monkeypatch.setattr("sage_grpo.report.page.leave_report", lambda out: f"Report of {out.name}.")
+    config = TrainConfig(out=str(tmp_path / "mine"))
+    for quiet, main, said in ((False, True, "Report of mine.\n"), (True, True, ""), (False, False, "")):
+        world.is_main = main
+        result = api.train(config, quiet=quiet)
+        assert (result.out, result.iteration, result.stopped, result.metrics) == (tmp_path / "mine", 3, True, [])
+        assert capsys.readouterr().out == said
+
+
+def test_a_server_runs_until_it_ends_and_says_whether_it_could_listen(monkeypatch) -> None:
+    import uvicorn
+
+    ran: list[bool] = []
+
+    def run(self: uvicorn.Server) -> None:
+        ran.append(True)
+        self.started = True
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    assert web.serve(None, header_timeout=1.0, max_connections=1)
+    assert ran == [True]
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self: None)
+    assert not web.serve(None, header_timeout=1.0, max_connections=1)

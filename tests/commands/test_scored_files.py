@@ -174,3 +174,21 @@ def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str) -> Non
         found.append(torch.cat([videos for _, videos, _ in batches]))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_a_reward_that_listens_gets_the_sound_of_its_own_file(tmp_path: Path, monkeypatch) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(files, "find_videos", lambda folder: [folder / "a.mp4", folder / "b.mp4"])
+    monkeypatch.setattr(files, "read_prompts", lambda path, names: [Prompt(name) for name in names])
+    monkeypatch.setattr(files, "judge", lambda rewards, rows, device: SimpleNamespace(hears=True))
+    monkeypatch.setattr(files, "read_video", lambda path: (torch.zeros(1, 2, 2, 3), 8.0))
+    monkeypatch.setattr(
+        files, "read_sound", lambda path: Sound(torch.ones(2, 4), 4) if path == tmp_path / "a.mp4" else None
+    )
+    monkeypatch.setattr(
+        files, "score_clips", lambda reward, rows, clips, sound: heard.append((rows[0].video, len(rows), sound))
+    )
+    rows = files.score_videos(tmp_path, tmp_path / "p.txt", [])
+    assert [(name, count, sound is None) for name, count, sound in heard] == [("a.mp4", 1, False), ("b.mp4", 1, True)]
+    assert (heard[0][2].waves.shape, heard[0][2].rate) == ((1, 2, 4), 4)
+    assert [row.prompt for row in rows] == ["a.mp4", "b.mp4"]
