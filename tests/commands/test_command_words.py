@@ -299,7 +299,11 @@ def test_a_worlds_ceiling_and_renders_are_of_its_own_scenes(tmp_path: Path, caps
     monkeypatch.setattr(
         making, "clean_clips", lambda world, codec, texts, seed: seen.append((texts, codec, seed)) or clips
     )
-    monkeypatch.setattr(making, "judge_clips", lambda world, clips, texts: {"TA": 0.5, "TA/size": 1.0})
+    monkeypatch.setattr(
+        making,
+        "judge_clips",
+        lambda world, clips, texts: {"TA": len(clips) / 8 * isinstance(texts, list), "TA/size": 1.0},
+    )
     maker: Any = SimpleNamespace(world=SHAPES, load_vae=lambda folder, device: folder, codec=lambda vae: ("codec", vae))
     options = worlds.WorldOptions(out=tmp_path, prompts=2, draws=2, seed=9, model=Path("vae"))
     assert worlds.ceiling(maker, options) == 0
