@@ -147,3 +147,10 @@ def test_an_axis_of_many_steps_names_every_few_of_them() -> None:
     _noise_to_data(axis, report)
     assert seen["xticks"] == ([0, 3, 6, 9, 12, 15], ["1", "0.906", "0.812", "0.719", "0.625", "0.531"])
     assert seen["xlim"] == (-0.5, 17.5)
+
+
+def test_a_kernel_that_does_not_take_the_eta_is_left_out_by_name() -> None:
+    with pytest.raises(ValueError, match=r'leave cps out with --kernels \["sage"\]'):
+        run(Options(kernels=["sage", "cps"], eta=1.5, figure=None))
+    with pytest.raises(ValueError, match="kernels is empty"):
+        run(Options(kernels=[], figure=None))

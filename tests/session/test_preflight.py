@@ -242,3 +242,18 @@ def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
     placed = [Prompt("a", conditions=(Condition("image", image, place),)) for place in (8, 16)]
     assert prompt_remarks(placed[:1], placed[1:]) == []
     assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []
+
+
+def test_the_crew_is_asked_with_the_ranks_and_the_objects_and_the_checkpoint_is_looked_at(
+    tmp_path, monkeypatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(sys.modules[preflight.__module__].on_ray, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
+    config = recipe("shapes/sage")
+    preflight(config)
+    preflight(config, 2, Given(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
+    assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]
+    (tmp_path / "empty").mkdir()
+    empty = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path / "empty")))
+    with pytest.raises((ValueError, FileNotFoundError), match=r"model_index\.json"):
+        preflight(empty)
