@@ -48,10 +48,6 @@ def run(*argv: str, defaults: Options | None = None) -> Options:
     return parse(Options, argv, prog="test", defaults=defaults)
 
 
-def test_defaults_are_the_dataclass() -> None:
-    assert run() == Options()
-
-
 def test_a_parser_that_was_used_before_starts_from_the_same_defaults(tmp_path) -> None:
     """It is kept: neither what was given before, nor what was refused, nor who changes what he got may be seen in it."""
     file = tmp_path / "options.yaml"
@@ -136,21 +132,6 @@ def test_a_bare_flag_may_also_be_unset() -> None:
     assert [parse(Flag, words, prog="test").on for words in ([], ["--on"], ["--on", "false"])] == [None, True, False]
 
 
-@pytest.mark.parametrize(
-    ("argv", "hint"),
-    [
-        (("--kernel.nam", "sage"), "kernel.name"),  # not taken as an abbreviation
-        (("--eta", "0.3"), "kernel.eta"),
-        (("--learning_rat", "1"), None),
-        (("--lr", "fast"), None),
-    ],
-)
-def test_mistakes_name_the_nearest(argv, hint) -> None:
-    with pytest.raises(ConfigError) as error:
-        run(*argv)
-    assert (f"Did you mean '{hint}'?" in str(error.value)) == (hint is not None)
-
-
 @pytest.mark.parametrize("words", [["--update.reuse", "{}"], ["--update={{reuse: {}}}"], ["--config", "{file}"]])
 def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str], tmp_path) -> None:
     """Every run of earlier versions has it in its config.yaml."""
@@ -165,11 +146,6 @@ def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str],
         read(2)
     with pytest.raises(ConfigError, match=r"There is no option 'kernel\.reuse'"):
         run("--kernel.reuse", "0")
-
-
-def test_values_that_the_dataclass_refuses_are_explained() -> None:
-    with pytest.raises(ValueError, match="sigma_max applies to sage"):
-        KernelSpec(name="flow", sigma_max=0.9).build()
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -269,12 +245,6 @@ def test_nothing_is_no_value_where_one_is_needed(text: str, key: str, tmp_path) 
     file.write_text(text)
     with pytest.raises(ConfigError, match=key):
         run("--config", str(file))
-
-
-def test_nothing_is_a_value_where_the_type_says_so(tmp_path) -> None:
-    file = tmp_path / "options.yaml"
-    file.write_text("adapter: null\nkernel: {sigma_max: null}\n")
-    assert run("--config", str(file)) == Options()
 
 
 @pytest.mark.parametrize("number", [10**30, -(10**30), 10**400])

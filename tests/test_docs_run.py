@@ -26,7 +26,7 @@ import torch
 import yaml
 
 import sage_grpo
-from documents import PAGES, ROOT, Block, blocks, commands, ours
+from documents import ROOT, Block, blocks, commands, ours
 from sage_grpo import api
 from sage_grpo.cli import main
 from sage_grpo.commands import COMMANDS
@@ -35,7 +35,6 @@ from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import TrainConfig
 
-LANGUAGES = {"bash", "python", "yaml", "text", "json"}
 ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
 """Programs that are not ours, or scripts of the repository."""
 PROMPTS = "a large red circle moves right quickly on a white background\na small blue cross moves left slowly on a white background\n"
@@ -67,40 +66,6 @@ def write_files(page: str, folder: Path) -> None:
         named = re.match(r"# (\w+\.(?:yaml|py))\n", block.text)
         if block.page == page and named:
             (folder / named[1]).write_text(block.text)
-
-
-def test_every_block_says_its_language() -> None:
-    for block in blocks():
-        assert block.language in LANGUAGES, f"{block}: {block.language!r}"
-        assert block.language == "bash" or "\nsage-grpo " not in f"\n{block.text}", (
-            f"{block} has commands: make it bash"
-        )
-
-
-def test_commands_stand_in_blocks_with_a_fence() -> None:
-    """An indented block is not collected."""
-    for page in PAGES:
-        lines = page.read_text(encoding="utf-8").splitlines()
-        assert not [line for line in lines if line.startswith(("    sage-grpo ", "    import ", "    from "))], page
-
-
-def test_the_readme_is_one_page() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120
-    assert max(map(len, lines)) <= 120
-
-
-def test_the_contents_name_every_page() -> None:
-    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    top = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    guides = {f"guides/{page.name}" for page in (ROOT / "docs" / "guides").glob("*.md")} - {"guides/README.md"}
-    assert top | guides <= set(re.findall(r"\]\(([\w/.-]+\.md)", text))
-
-
-def test_the_list_of_guides_is_whole() -> None:
-    guides = ROOT / "docs" / "guides"
-    named = re.findall(r"\]\(([\w-]+\.md)\)", (guides / "README.md").read_text(encoding="utf-8"))
-    assert sorted(named) == sorted(page.name for page in guides.glob("*.md") if page.name != "README.md")
 
 
 # ---- commands

@@ -49,13 +49,6 @@ def test_the_core_needs_torch_and_nothing_else_that_is_heavy() -> None:
     assert not loaded & set(HEAVY)
 
 
-def test_inspect_draws_no_heavy_library_in_unless_it_draws() -> None:
-    loaded = _modules_after(
-        "from sage_grpo.cli import main\nassert main(['inspect', '--json', '--figure', 'null', '--steps', '3']) == 0"
-    )
-    assert not loaded & set(HEAVY)
-
-
 def test_configs_are_light() -> None:
     """A spec is a frozen dataclass whose load() imports the heavy thing."""
     modules = ("sage_grpo.training.config", "sage_grpo.models.spec", "sage_grpo.rewards.spec")

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
-
 import pytest
 import torch
 
 from kernel_cases import final_variance as recursion
-from sage_grpo import cli
-from sage_grpo.commands.inspect import Options, run
-from sage_grpo.flow.kernels import KERNELS, Cps, Dance, Flow, Kernel, Ode, Sage, SageExact
+from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.inspector import final_variance, inspect_kernel, variances, warnings
@@ -128,35 +122,3 @@ def test_a_harmless_choice_gives_no_warning() -> None:
     # Its first step renews all of the noise, which is told.
     later = Schedule.shifted(10, 3.0).exploring([False] + [True] * 9)
     assert warnings(SageExact(eta=0.5), later) == []
-
-
-@pytest.mark.slow
-def test_json_is_all_of_stdout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    arguments = ["inspect", "--json", "--steps", "29", "--shift", "12", "--figure", str(tmp_path / "deep" / "f.png")]
-    assert cli.main(arguments) == 0
-    out = capsys.readouterr().out
-    document = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(document["kernels"]) == list(KERNELS)
-    sage = document["kernels"]["sage"]
-    assert sage["rows"][0]["std"] == 0.0
-    assert any("swallows" in text for text in sage["warnings"])
-    assert document["kernels"]["ode"]["sensitivity_span"] is None
-    assert (tmp_path / "deep" / "f.png").read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["f.png"]
-
-
-def test_tables_hold_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(Options(kernels=["sage"], deterministic_last=False, figure=None)) == 0
-    out = capsys.readouterr().out
-    assert f"{(math.log(1 / 0.003) - 0.997) * 0.25:.3f}" in out  # 4.812 eta^2
-    assert "148x" in out
-    assert "0.006604" in out
-    assert "stays" in out
-    assert "…" not in out  # nothing is cut off at 80 columns
-
-
-@pytest.mark.slow
-def test_a_single_step_and_a_single_kernel_can_be_drawn(tmp_path: Path) -> None:
-    path = tmp_path / "one.png"
-    assert run(Options(kernels=["flow"], steps=1, eta=0.0, json=True, figure=path)) == 0
-    assert path.stat().st_size > 10_000

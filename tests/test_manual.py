@@ -13,10 +13,8 @@ import pytest
 import needs
 from sage_grpo.cli import COMMANDS, main
 from sage_grpo.hints import ALSO_CALLED, leaves
-from sage_grpo.manual import entries, manual
+from sage_grpo.manual import entries
 from sage_grpo.recipes import meanings as recipe_meanings
-from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.version import ROOT
 
@@ -32,24 +30,6 @@ def test_help_fits_a_screen_or_two(name: str, capsys) -> None:
     assert lines[0].startswith(f"usage: sage-grpo {name}")
     assert len(lines) <= 80
     assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.recipes])
-def test_help_begins_with_options_and_recipes_have_a_help_of_their_own(name: str, capsys) -> None:
-    overview, recipes = said(capsys, name, "--help"), said(capsys, name, "--help", "recipes")
-    assert overview.index("options:") < 1000
-    assert "--help recipes" in overview
-    for target in (*TARGETS, *METHODS):
-        lines = [line for line in recipes.splitlines() if line.split()[:1] == [target] and len(line.split()) > 3]
-        assert lines
-        assert lines[0] not in overview
-
-
-def test_help_of_train_lists_groups_with_their_meaning(capsys) -> None:
-    text = said(capsys, "train", "--help")
-    for name in ("model", "model.lora", "optimizer", "rollout.window", "log"):
-        assert any(line.split()[:1] == [name] for line in text.splitlines())
-    assert "--optimizer.lr" not in text  # it opens by group
 
 
 def test_options_that_messages_and_hints_name_are_there() -> None:
@@ -68,26 +48,6 @@ def test_options_that_messages_and_hints_name_are_there() -> None:
     assert set(ALSO_CALLED) <= known
 
 
-@pytest.mark.parametrize("words", [["--help", "model"], ["--help=model"], ["-h", "model"], ["--model.help"]])
-def test_help_opens_a_group(words: list[str], capsys) -> None:
-    text = said(capsys, "train", *words)
-    groups = ("model.lora", "model.adapters")
-    assert all(
-        f"--{key} " in text for key, kind in leaves(TrainConfig) if key.startswith("model.") and key not in groups
-    )
-    assert "--model.lora.rank" in text
-    assert "--model.adapters[].scale" in text
-    assert "--optimizer.lr" not in text
-    assert said(capsys, "help", "train", "model") == text
-
-
-def test_help_shows_the_recipes_values_and_finds_what_is_misspelt(capsys) -> None:
-    assert "--model.lora.rank INT (32)" in said(capsys, "train", "--recipe=wan", "--help", "lora")
-    assert "--optimizer.lr NUMBER (0.0001)" in said(capsys, "train", "--help", "optimizer.lr", "--recipe", "wan")
-    assert main(["train", "--help", "optmizer"]) == 2
-    assert "Did you mean --help optimizer?" in capsys.readouterr().err
-
-
 def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys) -> None:
     text = said(capsys, "train", "--help", "all")
     assert "null" in text
@@ -95,16 +55,6 @@ def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys
     flat = " ".join(said(capsys, "train", "--help", "recipes").split())
     for meanings in recipe_meanings().values():
         assert all(" ".join(meaning.split()) in flat for meaning in meanings.values())
-
-
-def test_help_all_has_every_option_with_its_text() -> None:
-    text = manual(TrainConfig, "all", prog="", about="")
-    found = [entry for entry in entries(TrainConfig) if entry.group is None]
-    assert len(found) > 100
-    for entry in found:
-        assert f"--{entry.key} " in text
-        assert entry.text, f"{entry.key} has no docstring under it"
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_bash_completes_commands_options_values_and_recipes(tmp_path: Path, capsys) -> None:
@@ -129,16 +79,3 @@ def test_bash_completes_commands_options_values_and_recipes(tmp_path: Path, caps
     assert complete("launch", "--nproc", "2", "train", "--resume", "m") == ["must"]
     assert complete("export", "--optimizer.l") == []
     assert complete("train", "--config", "comp") == ["completion.bash"]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_know_every_option(shell: str, capsys) -> None:
-    text = said(capsys, "completion", shell)
-    for key, _ in leaves(TrainConfig):
-        assert f"--{key}" in text or f"-l {key} " in text
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_can_read_it(shell: str, capsys) -> None:
-    text = said(capsys, "completion", shell)
-    subprocess.run([needs.program(shell), "-n", "/dev/stdin"], input=text, text=True, check=True)

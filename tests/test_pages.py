@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -12,17 +11,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import pages  # noqa: E402
 import pictures  # noqa: E402
-import views  # noqa: E402
 
 
 def test_marked_places_are_fresh_and_every_number_has_a_source() -> None:
     assert pages.problems() == [], "run: PYTHONPATH=src python benchmarks/pages.py"
-
-
-def test_hours_in_guides_come_from_their_own_commands() -> None:
-    for guide in (ROOT / "docs" / "guides").glob("*.md"):
-        text = pages.PLACE.sub("", guide.read_text(encoding="utf-8"))
-        assert not re.findall(r"about \d+ (?:hours|minutes)", text), guide.name
 
 
 @pytest.mark.parametrize(
@@ -50,84 +42,8 @@ def test_a_stale_place_is_found_and_refreshed() -> None:
         pages.refreshed(text.replace("ceiling.json", "seiling.json"))
 
 
-def test_committed_data_is_small_and_says_how_it_was_made() -> None:
-    for folder in ("docs/results", "benchmarks/results"):
-        for file in (ROOT / folder).rglob("*"):
-            most = 1_000_000 if file.name == "runs.jsonl" else 300_000  # rows may hold scores by prompt
-            assert not file.is_file() or file.stat().st_size < most, f"{file} is too large to commit"
-    for file in (ROOT / "docs/results").glob("*/suite.json"):
-        assert "command" in views.json.loads(file.read_text())
-        assert (file.parent / "runs.jsonl").is_file()
-        assert (ROOT / f"docs/results/{file.parent.name}.md").is_file()
-    listed = (ROOT / "benchmarks/results/README.md").read_text()
-    for file in (ROOT / "benchmarks/results").glob("*.json*"):
-        assert f"`{file.name}`" in listed, f"benchmarks/results/README.md does not say how {file.name} was made"
-
-
 def test_a_figure_of_other_rows_is_found(monkeypatch) -> None:
     assert list(pictures.stale()) == []
     monkeypatch.setattr(pictures, "digest", lambda folders: "other")
     assert pictures.EVIDENCE in pictures.stale()
     assert ROOT / "docs/results/heat/curves.png" in pictures.stale()
-
-
-def test_every_figure_has_a_source() -> None:
-    pictures = (ROOT / "docs/images/README.md").read_text()
-    for page in pages.strict():
-        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
-            file = (page.parent / name).resolve()
-            assert file.is_file(), f"{page}: there is no {name}"
-            beside_data = (file.parent / "runs.jsonl").is_file()
-            assert beside_data or f"`{file.name}`" in pictures, f"{page}: {name} has no data and no command"
-
-
-def test_what_a_sentinel_said_is_counted_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(seed: int, scores: list[float], *said: tuple[int, str, str]) -> dict:
-        points = dict(zip(("0", "5", "10", "20"), ({"Overall": score} for score in scores), strict=True))
-        return {"seed": seed, "iterations": 20, "evaluations": points, "sentinel": [list(one) for one in said]}
-
-    arms = {
-        "warned": [
-            run(1, [1.0, 1.3, 1.25, 0.5], (12, "hacking", "warn"), (20, "hacking", "warn")),  # 0.05 of 0.3 lost
-            run(2, [1.0, 1.3, 1.1, 0.6], (10, "decoupled", "warn")),  # two thirds lost
-            run(3, [1.0, 1.3, 1.2, 0.7]),  # said nothing
-        ],
-        "acted": [
-            run(1, [1.0, 1.3, 1.25, 0.9], (10, "hacking", "warn"), (15, "hacking", "rollback")),
-            run(2, [1.0, 1.3, 1.25, 0.5]),
-        ],
-    }
-    monkeypatch.setattr(views, "_runs", lambda folder, arm: arms[arm])
-    assert views.told_in_time(ROOT, "warned") == "1 of 3"
-    assert views.first_words(ROOT, "warned") == "hacking 12, decoupled 10, nothing"
-    assert (views.acted(ROOT, "warned"), views.acted(ROOT, "acted")) == ("0 of 3", "1 of 2")
-    assert views.ahead_of(ROOT, "acted", "warned") == "1 of 2"  # of the seeds that both have
-    assert views.past_best(ROOT, "warned") == "3 of 3"
-    arms["warned"][0]["evaluations"]["20"]["Overall"] = 1.4  # as text, 5 comes after 20
-    assert views.past_best(ROOT, "warned") == "2 of 3"
-    arms["warned"][0]["evaluations"]["20"]["Overall"] = 0.5
-    assert views.between(ROOT, "acted", "warned").startswith("+0.150 ± ")  # +0.4 and -0.1
-
-
-def test_what_holds_in_two_worlds_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace as Record
-
-    def world(**differences: tuple[float, float]) -> Record:
-        found = {
-            name: {"Overall": Record(mean=mean, half=half, low=mean - half, high=mean + half)}
-            for name, (mean, half) in differences.items()
-        }
-        arms = {name: Record(clips_difference=one, equal_difference={}) for name, one in found.items()}
-        return Record(arms=arms, suite=Record(baseline="branch", columns=[Record(key="Overall")]))
-
-    worlds = {
-        "first": world(branch=(0, 0), sage=(-0.2, 0.1), flow=(-0.2, 0.1), mix=(0.05, 0.1), nft=(1, 1)),
-        "second": world(branch=(0, 0), sage=(-0.3, 0.1), flow=(0.2, 0.1), mix=(0.0, 0.1)),
-    }
-    monkeypatch.setattr(views, "summary_of", lambda folder: worlds[folder.name])
-    monkeypatch.setattr("sage_grpo.lab.report.plus_minus", lambda one, signed: "?" if one is None else f"{one.mean:+g}")
-    assert views.both(Path("first"), "second").splitlines()[2:] == [
-        "| sage | -0.2 | -0.3 | behind in both | ? | ? | - in both |",
-        "| flow | -0.2 | +0.2 | behind / ahead | ? | ? | - in both |",
-        "| mix | +0.05 | +0 | level in both | ? | ? | - in both |",
-    ]

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from sage_grpo.cli import COMMANDS, main
+from sage_grpo.cli import COMMANDS
 from sage_grpo.configure import ConfigError, parse
 from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.ranges import Count, Finite, Range, Seed, check
+from sage_grpo.ranges import Range
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import OptimizerConfig, TrainConfig
 
@@ -144,37 +144,6 @@ def test_ranges_and_their_words(limit: Range, inside: tuple, outside: tuple, wor
     assert all(limit.holds(value) for value in inside)
     assert not any(limit.holds(value) for value in outside)
     assert str(limit) == words
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Some:
-    """Options of a test."""
-
-    count: Count = 1
-    """How many."""
-    level: Finite = 0.0
-    """How much."""
-    seed: Seed | None = None
-    """From where."""
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"count": 1.5}, "Some.count must be a whole number, got 1.5"),
-        ({"count": True}, "Some.count must be a number, got True"),
-        ({"level": "1e-5"}, "Some.level must be a number, got '1e-5'"),
-    ],
-)
-def test_other_kinds_of_values_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check(Some(**given))
-    check(Some(level=-3, seed=None))
-
-
-def test_help_of_a_part_that_may_be_missing_tells_ranges_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--model.lora.help"]) == 0
-    assert "Rank of the update. Must be at least 1." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

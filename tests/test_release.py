@@ -7,18 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
-import tomllib
-import zipfile
-from importlib.metadata import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
-from packaging.specifiers import SpecifierSet
-
-import sage_grpo
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -33,116 +25,6 @@ def module(path: Path) -> ModuleType:
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel and the source distribution."""
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return out
-
-
-@pytest.mark.slow
-def test_the_version_stands_in_one_place(built: Path) -> None:
-    (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
-    assert wheel.name.startswith(f"sage_grpo-{sage_grpo.__version__}-")
-    assert source.name == f"sage_grpo-{sage_grpo.__version__}.tar.gz"
-    files = [
-        *(ROOT / "src").rglob("*.py"),
-        *(
-            file for file in (ROOT / "scripts").iterdir() if file.suffix in (".py", ".sh")
-        ),  # not what Python or a desktop left
-        ROOT / "pyproject.toml",
-        ROOT / "CITATION.cff",
-    ]
-    stated = [file.name for file in files if f'"{sage_grpo.__version__}"' in file.read_text()]
-    assert stated == ["version.py"]
-
-
-def test_the_oldest_python_is_one_that_every_dependency_has() -> None:
-    """Of those that are installed here, which constraints.txt pins."""
-    project = tomllib.loads(PROJECT)
-    oldest = project["project"]["requires-python"].removeprefix(">=")
-    for line in project["project"]["dependencies"]:
-        name = re.match(r"[\w-]+", line)[0]
-        assert SpecifierSet(metadata(name)["Requires-Python"] or "").contains(oldest), name
-    assert f"Python {oldest}+" in (ROOT / "README.md").read_text()
-    assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
-    assert f"Programming Language :: Python :: {oldest}" in project["project"]["classifiers"]
-    used = [one for file in WORKFLOWS for one in re.findall(r'python(?:-version)?: "([\d.]+)"', file.read_text())]
-    assert min(used) == oldest  # it is tested
-    assert all(SpecifierSet(f">={oldest}").contains(one) for one in used)
-
-
-@pytest.mark.slow
-def test_the_wheel_says_that_it_is_typed_and_what_it_is(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        assert "sage_grpo/py.typed" in archive.namelist()
-        said = archive.read(f"sage_grpo-{sage_grpo.__version__}.dist-info/METADATA").decode()
-    for name in ("Homepage", "Documentation", "Source", "Issues", "Changelog"):
-        assert re.search(rf"^Project-URL: {name}, https://", said, flags=re.MULTILINE), name
-    shown = said.split("\n\n", 1)[1]
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
-    raw = SOURCE.replace("https://github.com", "https://raw.githubusercontent.com")
-    assert pictures
-    for picture in pictures:
-        assert picture.startswith(f"{raw}/main/")
-        assert (ROOT / picture.removeprefix(f"{raw}/main/")).is_file()
-    relative = [link for link in re.findall(r"\]\(([^)\s]+)\)", shown) if not link.startswith(("https://", "#"))]
-    assert not relative  # an index has no file to lead to
-
-
-@pytest.mark.slow
-def test_the_source_distribution_can_be_tested_and_documented(built: Path) -> None:
-    (source,) = built.glob("*.tar.gz")
-    with tarfile.open(source) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = [
-        "tests/test_release.py",
-        "tests/tiny.py",
-        "docs/config.md",
-        "docs/guides/own-reward.md",
-        "docs/images/demo.png",
-    ]
-    needed += [
-        "scripts/docs_site.py",
-        "examples/recipes/shapes.yaml",
-        "hatch_build.py",
-        "Makefile",
-        "constraints.txt",
-    ]
-    needed += ["CITATION.cff", "SECURITY.md", "Dockerfile", "README.md", "src/sage_grpo/py.typed"]
-    assert not set(needed) - names
-    assert not [name for name in names if "__pycache__" in name or name.startswith((".git/", "runs/", ".venv/"))]
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_is_whole(path: Path) -> None:
-    content = yaml.safe_load(path.read_text())
-    assert True in content, "no trigger"  # YAML 1.1 reads the key `on` as a boolean
-    assert content["permissions"] == {"contents": "read"}  # a job asks for more by itself
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    for name, job in content["jobs"].items():
-        assert "runs-on" in job, name
-        for step in job["steps"]:
-            assert ("uses" in step) != ("run" in step)
-            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step.get("uses", "a/b@v1"))
-            assert set(re.findall(r"\bmake ([a-z-]+)", step.get("run", ""))) <= targets
-            for script in re.findall(r"\b(?:tests|scripts)/[\w/.]+", step.get("run", "")):
-                assert os.access(ROOT / script, os.X_OK), script
-
-
-def test_the_image_copies_what_a_build_needs() -> None:
-    """There is no docker in the tests: at least nothing that it copies is missing, or kept out by .dockerignore."""
-    text = (ROOT / "Dockerfile").read_text()
-    copied = [name for line in re.findall(r"^COPY (.+)$", text, flags=re.MULTILINE) for name in line.split()[:-1]]
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert {"pyproject.toml", "hatch_build.py", "src"} <= set(copied) == let_in
-    assert all((ROOT / name).exists() for name in copied)
-    assert text.index("USER trainer") < text.index("ENTRYPOINT")
 
 
 def test_links_of_pages_hold_where_they_are_shown() -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import sys
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sage_grpo import printing
 from sage_grpo.lab import measure
 from sage_grpo.lab import report as lab_report
 from sage_grpo.printing import fixed, number, percent, plus_minus, within
@@ -23,8 +20,6 @@ from sage_grpo.statistics import Interval
 from sage_grpo.study.results import to_text, win_rate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import pages
-import views
 
 FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
 
@@ -99,45 +94,6 @@ def test_win_rates_of_a_study_are_rounded_as_its_page_does(wins: int, losses: in
         share = Fraction(100 * found.rate) * 10
         half_up = math.floor(share + Fraction(1, 2))
         assert f"  {half_up // 10}.{half_up % 10}%  " in text
-
-
-def test_views_do_not_round_what_was_rounded(tmp_path: Path, monkeypatch) -> None:
-    import branch_iteration
-
-    row = branch_iteration.Row("branch", 1, 0, 1, 10.0, 4.4499)  # 4.45 in the table; 4.5 if it were read from there
-    monkeypatch.setattr(branch_iteration, "rows", lambda file: [row])
-    assert branch_iteration.cells(row)[-1] == "4.45"
-    assert views.iteration_speed(tmp_path, "branch") == "4.4"
-    peak = {"formula_gib": {"weights": 100.0}, "plain": {"gib_peak": 101.44}, "fsdp": {"gib_peak": 98.8}}
-    (tmp_path / "peaks.json").write_text(json.dumps({"lora": peak}))
-    assert views.peaks(tmp_path / "peaks.json") == "2%"
-
-
-def test_the_check_of_the_leaderboard_forgives_last_digits_only() -> None:
-    board = {"entries": [{"name": "a", "mean": 1.5, "half": None, "count": 8}]}
-
-    def changed(**fields: Any) -> dict[str, Any]:
-        return {"entries": [{**board["entries"][0], **fields}]}
-
-    assert pages.alike(board, changed(mean=1.5 * (1 + 1e-12)))
-    for other in (changed(mean=1.5000001), changed(half=0.1), changed(count=9), changed(name="b"), {"entries": []}):
-        assert not pages.alike(board, other)
-
-
-PACKAGE = Path(printing.__file__).parent
-
-
-@pytest.mark.parametrize("folder", ["lab", "report", "commands"])
-def test_nothing_is_read_back_from_its_printed_form(folder: str) -> None:
-    """float(f"{value:.6g}") is a figure that will be rounded again, compared or ranked."""
-    found = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in (PACKAGE / folder).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
-        if any(isinstance(part, ast.JoinedStr) for part in node.args)
-    ]
-    assert not found
 
 
 def test_an_interval_is_printed_like_its_mean() -> None:

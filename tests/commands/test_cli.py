@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sage_grpo import __version__, cli
 from sage_grpo.cli import main
 
 
@@ -31,51 +31,24 @@ def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: P
     assert "no recipe is named" not in said
 
 
-@pytest.mark.parametrize("command", ["evaluate"])
-def test_the_folder_of_a_run_without_its_option(command: str, tmp_path: Path, capsys) -> None:
-    (tmp_path / "config.yaml").write_text("")
-    assert main([command, str(tmp_path)]) == 2
-    assert f"Did you mean --run {tmp_path}?" in capsys.readouterr().err
-    assert main([command, "--run", str(tmp_path)]) == 2
-    assert "config.yaml is no configuration: it is empty." in capsys.readouterr().err
-
-
 MISTAKES = [
     ("tran", "Did you mean 'train'?"),
     ("train --recipe=Shapes/Flow_GRPO", "Did you mean 'shapes/flow_grpo'?"),
-    ("train shapes/brunch", "Did you mean 'shapes/branch'?"),
     ("train --learning-rate 1e-4", "Did you mean 'optimizer.lr'?"),
-    ("train --Optimizer.LR 1e-4", "Did you mean 'optimizer.lr'?"),
-    ("train --num_generations 4", "Did you mean 'batch.group_size'?"),
-    ("train --model.lora.rnk 8", "Did you mean 'model.lora.rank'?"),
     ("train --kernel.name SAGE", "Did you mean 'sage'?"),
     ("train --rewards video_stats", """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'."""),
     ("""train --rewards '[{"nam": "clip"}]'""", "Did you mean 'rewards.name'?"),
-    ("export --run nowhere", "is not the folder of a run"),
     ("evaluate --pairs true", "compares a tuned model with its base"),
     ("evaluate --pairs true --videos clips --prompts p.txt", "--pairs would change nothing"),
-    ("evaluate --weights best", "--weights chooses among the weights of a run: give --run"),
     ("generate --prompts 'a cat' --ema", "--ema chooses among the weights of a run: give --run"),
-    ("generate --prompts 'a cat' --model.lora.rank 3 --lora somewhere", "both name an adapter"),
     ("""generate --prompts '["a cat", ""]'""", "Prompt 2 of 2 is empty"),
     ("generate --bench vbenhc --prompts p.txt", "Did you mean 'vbench'"),
     ("generate --rewrites x.txt --prompts a", "--rewrites goes with --bench"),
-    ("report nowhere", "There is no folder nowhere"),
     ("report . --watch --out x.html", "leave out --out"),
-    ("rewards absent.yaml", "There is no file absent.yaml"),
-    ("evaluate --settings.steps 0", "settings.steps must be at least 1, got 0"),
-    ("generate --prompts a --out ''", "out must be not empty"),
-    ("""serve-reward --rewards '[{"name": "clip"}]' --port 70000""", "port must be in [0, 65535], got 70000"),
     ("inspect --figure null --kernels [saeg]", "Did you mean 'sage'"),
-    ("inspect --figure null --eta 1.5", "leave cps out"),
-    ("inspect --figure null --shift 0", "shift must be positive"),
-    ("compare shapes/sage --vary optimizer.lr", "is no setting"),
     ("compare shapes/sage --baseline shapes/sagee", "Did you mean 'shapes/sage'"),
     ("compare --suite heat,nosuch", "There is no suite 'nosuch'"),
-    ("compare --suite heat,noise --vary optimizer.lr=1,2", "a suite has its own"),
-    ("launch --nproc 2 trian --out x", "There is no command 'trian' to launch. Did you mean 'train'?"),
     ("study", "--action is needed: one of create, links, serve, results, export."),
-    ("convert nowhere", "There is no file or folder nowhere to convert."),
 ]
 
 
@@ -88,13 +61,6 @@ def test_mistakes_exit_with_2_and_an_answer(
     assert main(shlex.split(words)) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sage-grpo: ")]
     assert answer in said[-1]
-
-
-def test_recipe_overrides_and_printed_config(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "--recipe", "cps", "--kernel.eta", "0.3", "--print_config"])
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["kernel"] == {"name": "cps", "eta": 0.3, "sigma_max": None}
 
 
 @pytest.mark.parametrize(
@@ -116,23 +82,73 @@ def test_drawn_windows_follow_the_number_of_steps_unless_they_are_set(words, at,
     assert yaml.safe_load(capsys.readouterr().out)["rollout"]["window"]["at"] == at
 
 
-@pytest.mark.slow
-def test_an_evaluation_says_how_far_it_is_beside_its_scores(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("sage_grpo.printing.EVERY", 0.0)
-    words = "--settings.prompts 3 --settings.steps 1 --micro_batch 1 --model.device cpu --json"
-    assert main(["evaluate", *words.split()]) == 0
-    captured = capsys.readouterr()
-    json.loads(captured.out)
-    lines = [line for line in captured.err.splitlines() if "micro-batches" in line]
-    assert [line.split(", ")[0] for line in lines] == [f"sage-grpo: evaluation: {n}/3 micro-batches" for n in (1, 2)]
+def test_words_about_help_are_found_wherever_they_stand(capsys) -> None:
+    for words, topic, rest in (
+        (["--help"], "", []),
+        (["--a", "1", "-h", "model", "--b"], "model", ["--a", "1", "--b"]),
+        (["--help", "--b"], "", ["--b"]),
+        (["--help=model", "x"], "model", ["x"]),
+        (["--model.lora.help", "x"], "model.lora", ["x"]),
+        (["x.help", "--y"], None, ["x.help", "--y"]),
+        (["--nproc", "2", "train", "--help"], None, ["--nproc", "2", "train", "--help"]),
+    ):
+        assert cli._asked(words, before=("train",)) == (topic, rest)
+    assert cli._values(["--recipes", "a", "b", "--x", "c"], "recipes") == ["a", "b"]
+    assert cli._values(["a"], "recipes") == []
+    for words in ([], ["help"], ["--help"]):
+        assert main(words) == 0
+    told = capsys.readouterr().out
+    assert told.count("\n  serve-reward  host rewards over HTTP") == 3
+    assert main(["--version"]) == main(["-V"]) == 0
+    assert capsys.readouterr().out == f"sage-grpo {__version__}\n" * 2
+    assert main(["help", "launch"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: sage-grpo launch [--config")
+    assert main(["launch", "--help"]) == 0
+    assert capsys.readouterr().out == text
 
 
-def test_train_alone_means_the_embedded_world_and_a_model_means_the_papers_settings(capsys) -> None:
-    from sage_grpo.commands.train import defaults
-    from sage_grpo.recipes import recipe
+def test_what_is_not_there_is_refused_before_anything_is_imported(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "here.yaml").write_text("seed: 1\n")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    for name, words in (
+        ("train", ["--config", "here.yaml"]), ("train", ["--recipe", "run"]), ("train", ["--recipe", "wan/branch"]), ("train", []),
+        ("evaluate", ["--run", "run", "--prompts", "here.yaml"]), ("demo", ["--recipe", "nope"]), ("train", ["--recipe", "null"]),
+    ):  # fmt: skip
+        cli._refuse_missing(name, words)
+    for name, words, said in (
+        ("train", ["--config", "none.yaml"], "--config none.yaml: there is no such file"),
+        ("train", ["--recipe", "none.yml"], "There is no file none.yml"),
+        ("train", ["--recipe", "wan/brunch"], "no recipe 'wan/brunch'. Did you mean 'wan/branch'?"),
+        ("compare", ["--recipes", "wan/branch", "wann", "--x"], "no recipe 'wann'. Did you mean 'wan'?"),
+        ("rewards", ["--of", "nope"], "no recipe 'nope'. `sage-grpo train --help recipes`"),
+        ("train", ["--recipe", "qqqq/branch"], "no recipe 'qqqq/branch'. `sage-grpo"),
+        ("evaluate", ["--run", "none"], "none is not the folder of a run"),
+        ("generate", ["--prompts", "none.csv"], "There is no prompt file none.csv"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=re.escape(said)):
+            cli._refuse_missing(name, words)
 
-    assert defaults(["--iterations", "2"]) == (recipe("shapes/sage"), ["--iterations", "2", "--recipe=shapes/sage"])
-    assert defaults(["--model.path=mine"]) == (None, ["--model.path=mine"])
-    assert "no recipe is named" in capsys.readouterr().err
-    for words in (["--recipe", "cps"], ["--recipe=cps"]):
-        assert defaults(["--seed", "1", *words]) == (recipe("shapes/cps"), ["--seed", "1", "--recipe=cps"])
+
+def test_errors_are_one_line_on_the_right_stream_with_a_status(monkeypatch, capsys) -> None:
+    def ends(error: BaseException) -> tuple[int, str]:
+        monkeypatch.setattr(cli, "_run", lambda name, words: (_ for _ in ()).throw(error))
+        return main(["inspect"]), capsys.readouterr().err
+
+    assert ends(ValueError("odd http://me:abc@host")) == (2, "sage-grpo: odd http://***@host\n")
+    assert ends(OSError(13, "Permission denied", "file")) == (2, "sage-grpo: file: Permission denied.\n")
+    assert ends(KeyboardInterrupt()) == (130, "sage-grpo: interrupted.\n")
+    assert ends(KeyboardInterrupt("in the middle")) == (130, "sage-grpo: in the middle\n")
+    for error in (OSError(5, "Input/output error"), RuntimeError("bug")):
+        with pytest.raises(type(error)):
+            ends(error)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = iter([True, False])
+    monkeypatch.setattr("sage_grpo.parallel.elastic.is_first_to_say", lambda message: next(told))
+    assert (ends(ValueError("x")), ends(ValueError("x"))) == ((2, "sage-grpo: x\n"), (2, ""))
+    monkeypatch.setenv("RANK", "1")
+    assert not cli._is_first()
+    monkeypatch.setenv("RANK", "0")
+    assert cli._is_first()

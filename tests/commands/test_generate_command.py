@@ -8,20 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 
 import double
 import tiny
 import trainer_toys
 from sage_grpo.clips.files import ScoredVideo, best_and_worst
-from sage_grpo.clips.generate import _policy, clips_of
+from sage_grpo.clips.generate import _policy
 from sage_grpo.commands.generate import Options, run
 from sage_grpo.data.examples import load_examples
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.video import read_video
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +31,6 @@ def options(folder, out, **fields) -> Options:
     return Options(model=spec, out=str(out), progress=False, steps=2, **fields)
 
 
-@pytest.mark.slow
-def test_clips_do_not_depend_on_the_batch(wan, tmp_path, written) -> None:
-    fields = {"prompts": ["a cat", "a dog"], "per_prompt": 2, "kernel": KernelSpec(name="sage")}
-    assert run(options(wan, tmp_path / "one", batch=1, **fields)) == 0
-    assert run(options(wan, tmp_path / "three", batch=3, **fields)) == 0
-    names = ["0000-a-cat.mp4", "0001-a-cat.mp4", "0002-a-dog.mp4", "0003-a-dog.mp4"]
-    assert sorted(file.name for file in (tmp_path / "one").iterdir()) == [*names, "contact_sheet.png"]
-    clips = []
-    for name in names:
-        a, b = written[tmp_path / "one" / name], written[tmp_path / "three" / name]
-        assert (a.int() - b.int()).abs().max() <= 1  # a pixel at the edge of a level rounds either way
-        read, fps = read_video(tmp_path / "one" / name)
-        assert (fps, read.shape) == (8.0, (5, 32, 32, 3))
-        clips.append(a)
-    assert not torch.equal(clips[0], clips[1])
-
-
 @pytest.mark.parametrize("last", [True, False])
 def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, tmp_path) -> None:
     given = options(wan, tmp_path, prompts="a cat", kernel=KernelSpec(name="sage"), deterministic_last=last)
@@ -60,37 +40,6 @@ def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, t
     assert _policy(replace(given, deterministic_last=None), model).schedule.stochastic == (False, False)
     exact = replace(given, deterministic_last=None, kernel=KernelSpec(name="sage_exact"))
     assert _policy(exact, model).schedule.stochastic == (True, True)
-
-
-@pytest.mark.slow
-def test_images_reach_their_prompts(tmp_path, written) -> None:
-    folder = tiny.build("wan22_i2v", tmp_path / "i2v")
-    for seed in (1, 2):
-        Image.fromarray(tiny.image(seed).numpy()).save(tmp_path / f"{seed}.png")
-    images = [str(tmp_path / "1.png"), str(tmp_path / "2.png")]
-    run(options(folder, tmp_path / "out", prompts=["a", "a"], images=images))
-    (tmp_path / "p.csv").write_text(f"prompt,seed,image\na,0,{images[0]}\na,1,{images[1]}\n")
-    run(options(folder, tmp_path / "file", prompts=str(tmp_path / "p.csv"), batch=2))
-    for name in ("0000-a.mp4", "0001-a.mp4"):
-        a, b = (written[tmp_path / out / name] for out in ("out", "file"))
-        assert (a != b).float().mean() < 1e-3  # a pixel at the edge of a level rounds either way
-    run(options(folder, tmp_path / "swapped", prompts=["a", "a"], images=images[::-1]))
-    for name in ("0000-a.mp4", "0001-a.mp4"):  # images matter, so that a wrong one would show
-        a, b = (written[tmp_path / out / name] for out in ("out", "swapped"))
-        assert (a != b).float().mean() > 0.02  # measured: 0.05 and 0.10
-    with pytest.raises(ValueError, match="one per prompt"):
-        clips_of(options(folder, tmp_path, prompts=["a", "b", "c"], images=images))
-
-
-def test_prompts_and_seeds(wan, tmp_path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"prompt": "A cat!", "seed": 7}\n{"prompt": "猫"}\n')
-    clips = clips_of(options(wan, tmp_path, prompts=str(tmp_path / "p.jsonl"), per_prompt=2, seed=100))
-    assert [clip.seed for clip in clips] == [7, 8, 102, 103]
-    assert [clip.file for clip in clips][1:3] == ["0001-a-cat.mp4", "0002-clip.mp4"]
-    with pytest.raises(ValueError, match="nothing to generate"):
-        clips_of(Options())
-    with pytest.raises(ValueError, match="steps must be at least 1"):
-        Options(steps=0)
 
 
 def test_the_checkpoints_solver_makes_the_stock_pipelines_clip(wan, tmp_path, monkeypatch) -> None:
@@ -129,13 +78,6 @@ def test_the_best_and_the_worst_clip_of_a_prompt_become_a_pair(wan, tmp_path, ca
         assert one.clips == (max(files, key=shines.__getitem__), min(files, key=shines.__getitem__))
     with pytest.raises(ValueError, match="set --per_prompt to 2 or more"):
         options(wan, tmp_path, prompts="a cat", rewards=bright)
-
-
-def test_a_reward_that_fails_is_refused_before_anything_is_sampled(wan, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(ModelSpec, "load", lambda *_, **__: pytest.fail("a model was loaded"))
-    broken = [RewardSpec(name="trainer_toys:broken")]
-    with pytest.raises(RewardConfigError, match="failed when it was tried out"):
-        run(options(wan, tmp_path, prompts="a cat", per_prompt=2, rewards=broken))
 
 
 def test_videos_that_nothing_tells_apart_make_no_pair() -> None:

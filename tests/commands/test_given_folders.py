@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from sage_grpo.cli import main
+from sage_grpo.commands import evaluate
 from sage_grpo.commands.starting import trusted
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder.saved import read_config
@@ -73,15 +74,6 @@ def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys
     assert "bright" in capsys.readouterr().out
 
 
-def test_rewards_that_the_user_names_are_theirs(given, evil) -> None:
-    from sage_grpo.commands.evaluate import defaults
-
-    folder = str(given({"rewards": [{"name": "elsewhere:reward"}]}))
-    options, _ = defaults(["--run", folder, "--rewards", '[{"name": "evil:bright"}]'])
-    assert options is not None
-    assert not evil.exists()
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [([], False), (["--trust_run"], True), (["--trust_run", "--json"], True), (["--trust_run=true"], True)]
@@ -109,12 +101,6 @@ def test_a_kernel_of_a_given_run_is_imported_only_when_asked_for(given, evil, ca
     assert not evil.exists()
 
 
-def test_export_does_not_mind_rewards_that_it_does_not_load(given, evil) -> None:
-    config = read_config(given({"rewards": [{"name": "evil:bright"}]}), rewards=False)
-    assert config.rewards[0].name == "evil:bright"
-    assert not evil.exists()
-
-
 def test_a_given_run_does_not_choose_where_secrets_are_sent(given) -> None:
     options = {"urls": ["http://elsewhere:1"], "token_env": "AWS_SECRET_ACCESS_KEY"}
     with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
@@ -133,6 +119,15 @@ def test_a_given_run_does_not_open_other_files(given, tmp_path, config) -> None:
         read_config(given(text))
 
 
-def test_a_given_run_is_held_to_the_limits_of_a_configuration(given) -> None:
-    with pytest.raises(ConfigError, match=r"config\.yaml is no configuration"):
-        read_config(given("rewards: &a [*a]\n"))
+def test_rewards_that_the_user_names_are_theirs_and_export_loads_none(given, evil) -> None:
+    folder = given({"rewards": [{"name": "elsewhere:reward"}]})
+    for words, refused in ((["--rewards", '[{"name": "evil:bright"}]'], False), (["--trust_run"], False), ([], True)):
+        if refused:
+            with pytest.raises(ValueError, match="--trust_run true"):
+                evaluate.defaults(["--run", str(folder), *words])
+        else:
+            options, _ = evaluate.defaults(["--run", str(folder), *words])
+            assert options is not None
+            assert (options.run, options.rewards[0].name) == (str(folder), "elsewhere:reward")
+    assert read_config(folder, rewards=False).rewards[0].name == "elsewhere:reward"
+    assert not evil.exists()

@@ -233,19 +233,3 @@ def test_exactly_what_was_listed_is_fetched_and_sent(fake: FakeHub, tmp_path: Pa
     fake.repositories["me/mine"] = dict.fromkeys(names, b"1")
     place = hub.fetch(hub.Listing("me/mine", COMMIT, (hub.HubFile("a [1].mp4", 1),)))
     assert [file.name for file in place.iterdir()] == ["a [1].mp4"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--public"], "which is not given"),
-        (["--push_to", "me/mine"], "Nobody is logged in"),
-    ],
-)
-def test_a_push_that_cannot_work_is_refused_before_any_work(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    (tmp_path / "config.yaml").write_text("seed: 1\n")
-    assert main(["export", "--run", str(tmp_path), *words]) == 2
-    assert message in capsys.readouterr().err

@@ -30,7 +30,6 @@ from sage_grpo.report.page import leave_report, write_report
 from sage_grpo.report.run_data import read_run
 from sage_grpo.report.watch import Watcher
 from sage_grpo.telling.terminal import Terminal
-from sage_grpo.training.config import TrainConfig
 
 SECRET = b"what nobody was to see or to lose " * 3
 
@@ -134,19 +133,6 @@ def test_a_report_reads_nothing_elsewhere(run: Path, private: Path, name: str) -
         return
     with pytest.raises(LeadsOut, match=name):
         read_run(run)
-
-
-def test_folders_that_the_user_names_may_be_links(run: Path, tmp_path: Path) -> None:
-    named, out = tmp_path / "named", tmp_path / "out"
-    named.symlink_to(run)
-    (tmp_path / "elsewhere").mkdir()
-    out.symlink_to(tmp_path / "elsewhere")
-    assert main(["report", str(named), "--embed_megabytes", "0"]) == 0
-    assert len(list((run / "report_clips").iterdir())) == 18
-    assert main(["report", str(named), "--out", str(out / "page.html"), "--embed_megabytes", "0"]) == 0
-    assert len(list((tmp_path / "elsewhere" / "page_clips").iterdir())) == 18
-    with owned(named, World()):
-        assert (run / ".lock").is_file()
 
 
 def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path, private: Path) -> None:
@@ -339,10 +325,3 @@ def test_warnings_of_a_command_are_shown_as_text(run: Path, monkeypatch: pytest.
 def test_what_a_run_says_about_its_folder_is_text(capsys) -> None:
     Terminal(enabled=True, progress=False, total=1).say(f"note {ESCAPE}")
     assert "note \\x1b]0;owned\\x07\\x1b[2J" in capsys.readouterr().out
-
-
-def test_a_train_config_that_is_the_users_own_is_as_it_was(run: Path) -> None:
-    """The user names that file: what it says about places holds."""
-    with_settings(run, model__cache="mine", out="there")
-    config = parse(TrainConfig, ["--config", str(run / "config.yaml")], prog="train")
-    assert (config.model.cache, config.out) == ("mine", "there")

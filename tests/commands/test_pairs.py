@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, pairs_document
+from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document
 from sage_grpo.commands.evaluate import pairs_table as table
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import EvalConfig
@@ -62,13 +62,81 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("reward", [{"weights": {"motion": 0.0}}, {"metric_only": True}, {}])
-def test_rewards_without_weights_have_no_total_and_say_so(reward: dict) -> None:
+def test_rewards_without_weights_have_no_total_and_say_so() -> None:
     options = EvaluateSpec(
-        rewards=[RewardSpec(name="video_stats", **reward)], settings=EvalConfig(prompts=2, steps=1), micro_batch=2
+        rewards=[RewardSpec(name="video_stats", metric_only=True)],
+        settings=EvalConfig(prompts=2, steps=1),
+        micro_batch=2,
     )
     with pytest.warns(UserWarning, match="No reward has a weight, so there is no total"):
         result = measure(options)
     assert math.isfinite(result.metrics["eval/motion"])
     assert not {"eval/total", "eval/total_stderr"} & result.metrics.keys()
     assert all("motion" in row["scores"] and "total" not in row["scores"] for row in result.rows)
+
+
+def test_what_is_evaluated_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """One model after the other, each with the settings, the rewards and the prompts of the options."""
+    from types import SimpleNamespace
+
+    from sage_grpo.clips import evaluate as module
+    from sage_grpo.folder.saved import Weights
+
+    asked, loaded = [], []
+    monkeypatch.setattr(
+        "sage_grpo.training.evaluate.evaluate", lambda *words, **named: asked.append((words, named)) or BASE
+    )
+    monkeypatch.setattr(Weights, "load", lambda self, model: loaded.append(self.lora) or "model")
+    monkeypatch.setattr("sage_grpo.training.inputs.try_rewards", lambda *words: asked.append(words))
+    monkeypatch.setattr("sage_grpo.models.lora.read_header", lambda folder: None)
+    weighed = [
+        RewardSpec(name="video_stats", weights={"motion": 1.0}),
+        RewardSpec(name="video_stats", label="b", metric_only=True),
+    ]
+    options = EvaluateSpec(
+        rewards=weighed, settings=EvalConfig(prompts=300, steps=2), micro_batch=3, lora="x", max_failed_fraction=0.125
+    )
+    with pytest.warns(UserWarning, match=r"settings\.prompts .*300 .*286"):
+        assert measure_pair(options) == (BASE, BASE)
+    (reward, prompts, spec), first, second = asked
+    assert (spec, len(prompts), loaded, reward.max_failed_fraction) == (options.model, 286, [None, "x"], 0.125)
+    assert first[0] == second[0] == ("model", reward, prompts, options.settings)
+    assert first[1]["micro_batch"] == 3
+    for choice, said in (
+        (EvaluateSpec(), "--pairs compares"),
+        (EvaluateSpec(run="r", weights="base"), "--pairs compares"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            measure_pair(choice)
+    for prompts, run, said in (
+        (None, None, "no prompts"),
+        (None, "r", "r was trained without held-out"),
+        ("train", None, "give --run"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            module._prompts(EvaluateSpec(prompts=prompts, run=run))
+    config = SimpleNamespace(data=SimpleNamespace(prompts="starter"))
+    monkeypatch.setattr(module, "read_config", lambda run, trust: config)
+    trained = module._prompts(EvaluateSpec(prompts="train", run="r"))
+    assert [one.text for one in trained] == [one.text for one in module._prompts(EvaluateSpec(prompts="starter"))]
+    assert len(module._prompts(EvaluateSpec(prompts="shapes"))) == 286
+    nothing = Evaluation(
+        {"eval/total": 0.0, "eval/total_stderr": 0.0, "eval/TA": 1.0}, torch.zeros(0), [], "", BASE.rows[:1]
+    )
+    left = module._without_total(nothing)
+    assert (left.metrics, left.rows[0]["scores"], left.rows[0]["prompt"]) == ({"eval/TA": 1.0}, {"TA": 1.0}, "a")
+    clips = torch.arange(2 * 3 * 8 * 8 * 3).reshape(2, 3, 8, 8, 3).to(torch.uint8)
+    seen: list = []
+    monkeypatch.setattr("sage_grpo.video.contact_sheet", lambda *words: seen.append(words))
+    shown = [Evaluation({}, clips + place, ["p", "q"], "", []) for place in (0, 1)]
+    module.write_pairs(tmp_path, {"a": 1}, *shown)
+    ((file, sheet, captions),) = seen
+    assert (file, captions) == (tmp_path / "pairs.png", ["base: p", "tuned: p", "base: q", "tuned: q"])
+    assert [torch.equal(one, other) for one, other in zip(sheet, (clips[0], clips[0] + 1, clips[1], clips[1] + 1))] == [
+        True
+    ] * 4
+    assert json.loads((tmp_path / "pairs.json").read_text()) == {"a": 1}
+    assert len(compare(BASE, TUNED)) == 2
+    assert compare(result([]), result([])) == {}
+    lost = compare(result([("a", None)]), result([("a", 1.0)]))["total"]
+    assert (lost.pairs, lost.left_out, math.isnan(lost.base), math.isnan(lost.win_share)) == (0, 1, True, True)

@@ -39,20 +39,6 @@ def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, 
     assert printed(capsys, "--config", str(tmp_path / "short.yaml"))["rewards"][0]["name"] == "shapes"
 
 
-def test_the_first_word_is_a_recipe_or_a_file(tmp_path: Path, capsys) -> None:
-    """As for plan and doctor."""
-    file = tmp_path / "run.yaml"
-    file.write_text("recipe: shapes/cps\nseed: 7\n")
-    assert printed(capsys, "shapes/branch", "--seed", "3") == printed(
-        capsys, "--recipe", "shapes/branch", "--seed", "3"
-    )
-    assert printed(capsys, str(file)) == printed(capsys, "--config", str(file))
-    (tmp_path / "config.yaml").write_text("seed: 7\n")
-    for command in ("train", "probe"):
-        assert main([command, str(tmp_path)]) == 2
-        assert f"--config {tmp_path}/config.yaml has its settings" in capsys.readouterr().err
-
-
 REWARD = """
 from helper_beside_it import level
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from sage_grpo.cli import main
-from sage_grpo.clips.evaluate import EvaluateSpec
-from sage_grpo.folder.saved import Choice, read_config
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.printing import number
 from sage_grpo.rewards.spec import RewardSpec
@@ -32,15 +29,6 @@ from sage_grpo.training.config import (
 
 BRIGHT = [RewardSpec(name="video_stats", weights={"brightness": 1.0}, options={"parts": ["brightness"]})]
 Run = Callable[[str], Path]
-SEEN: dict[str, tuple[torch.Tensor, float]] = {}
-
-
-def watch(videos, prompts, fps):
-    """A reward that keeps the first clip of every prompt."""
-    SEEN.clear()
-    for prompt, video in zip(prompts, videos):
-        SEEN.setdefault(prompt, (video.clone(), fps))
-    return [0.0] * len(prompts)
 
 
 @pytest.fixture(scope="module")
@@ -135,50 +123,6 @@ def test_pairs_are_two_plain_evaluations(finished: Run, evaluated, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_runs_settings_are_the_defaults(finished: Run) -> None:
-    run = finished("lora")
-    config, options = read_config(run), EvaluateSpec.of_run(str(run))
-    assert (options.model, options.rewards, options.settings) == (config.model, config.rewards, config.evaluate)
-    assert (options.prompts, options.micro_batch) == (config.data.eval_prompts, 3)
-    assert options.max_failed_fraction == config.max_failed_fraction == 0.5
-    # A LoRA takes the place of the one that the run trained.
-    assert Choice(run=str(run), lora="other").find(config.model).spec.lora is None
-
-
-@pytest.mark.slow
-def test_every_option_that_is_given_wins_over_the_runs(finished: Run, evaluated, tmp_path: Path) -> None:
-    run = finished("lora")
-    other = tmp_path / "other.txt"
-    other.write_text("a house\na bird\n")
-    reward = json.dumps([{"name": "video_stats", "options": {"parts": ["brightness"]}, "weights": {"brightness": 2.0}}])
-    base, start = own(run, 2), own(run, 0)
-    for words in (
-        ["--prompts", str(other)],
-        ["--settings.seed", "6"],
-        ["--model.guidance_scale", "1"],
-    ):
-        assert evaluated(run, *words)["total"] != base["total"], words
-    assert evaluated(run, "--rewards", reward)["total"] == pytest.approx(2 * base["total"])
-    assert evaluated(run, "--lora", str(run / "final"))["total"] == pytest.approx(base["total"], abs=1e-6)
-    assert start["total"] != pytest.approx(base["total"], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_best_and_final_weights_outlive_their_checkpoints(copied: Run, evaluated, capsys) -> None:
-    run = copied("lora")
-    best = max((0, 1, 2), key=lambda iteration: own(run, iteration)["total"])
-    words = ["--weights", "best"] if best else ["--weights", "base"]
-    assert evaluated(run, *words) == own(run, best)
-    shutil.rmtree(run / "checkpoints" / "000002")
-    assert main(["evaluate", "--run", str(run)]) == 2  # final/ might be that of a run that was continued
-    assert "newest checkpoint is --checkpoint 1, of 2 iterations" in capsys.readouterr().err
-    shutil.rmtree(run / "checkpoints")
-    assert evaluated(run) == own(run, 2)
-    assert main(["evaluate", "--run", str(run), "--ema", "true"]) == 2
-    assert "leave --ema out" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -> None:
     run, file = finished("full"), "transformer/diffusion_pytorch_model.safetensors"
     for words in (["--ema"], []):
@@ -186,77 +130,6 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
         assert main(["export", "--run", str(run), "--out", str(out), *words]) == 0
         exported, final = load_file(out / file), load_file(run / "final" / file)  # which is the average
         assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
-
-
-@pytest.mark.slow
-def test_damaged_checkpoints_are_refused(copied: Run, capsys, tmp_path: Path) -> None:
-    run = copied("full")
-    file = next((run / "checkpoints" / "000001").glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(tmp_path / "export")]):
-        assert main([*command, "--run", str(run), "--checkpoint", "1"]) == 2
-        assert "000001 is damaged" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("choice", "says"),
-    [
-        (Choice(run="{run}", weights="best", checkpoint=1), "give one of them"),
-        (Choice(run="{run}", lora="{run}/final", checkpoint=1), "both name weights"),
-        (Choice(run="{run}", lora="{run}/final", weights="final"), "goes on --weights base"),
-        (Choice(run="{run}", weights="base", ema=True), "--weights base has none"),
-        (Choice(run="{run}", ema=True), "has no EMA: the run was trained without optimizer.ema"),
-        (Choice(run="{run}", checkpoint=7), r"No checkpoint 7 under .*checkpoints \(there: 1, 2\)"),
-    ],
-)
-def test_weights_that_are_not_there_are_refused(choice: Choice, says: str, finished: Run) -> None:
-    run = finished("lora")
-    lora = choice.lora and choice.lora.format(run=run)
-    with pytest.raises((ValueError, FileNotFoundError), match=says):
-        replace(choice, run=str(run), lora=lora).find(read_config(run).model).load()
-
-
-@pytest.fixture
-def generated(monkeypatch, tmp_path: Path) -> Callable[..., tuple[torch.Tensor, float]]:
-    """The clip that `generate` writes for one prompt, and its frame rate."""
-    written: list[tuple[torch.Tensor, float]] = []
-    monkeypatch.setattr("sage_grpo.video.write_mp4", lambda path, video, fps, **more: written.append((video, fps)))
-
-    def get(*words: str) -> tuple[torch.Tensor, float]:
-        out = ["--out", str(tmp_path / "out"), "--progress", "false"]
-        assert main(["generate", "--prompts", "the sea", "--seed", "7", "--steps", "3", *out, *words]) == 0
-        return written[-1]
-
-    return get
-
-
-@pytest.mark.slow
-def test_generate_makes_the_clip_that_was_evaluated(finished: Run, generated) -> None:
-    """The same weights, sizes, frame rate, guidance and shift; a prompt's own seed is the same noise in both."""
-    run, clips = finished("lora"), []
-    for words in ([], ["--checkpoint", "1"]):
-        assert main(["evaluate", "--run", str(run), *words, "--rewards", '[{"name": "test_run_folder:watch"}]']) == 0
-        (clip, fps), (evaluated, evaluated_fps) = generated("--run", str(run), *words), SEEN["the sea"]
-        assert clip.shape == (5, 16, 32, 3)
-        assert fps == evaluated_fps == 4.0
-        assert (clip.int() - evaluated.int()).abs().max() <= 1
-        clips.append(clip)
-    assert (clips[0].int() - clips[1].int()).abs().max() > 1
-
-
-@pytest.mark.slow
-def test_export_writes_a_lora_and_a_merged_model(finished: Run, tmp_path: Path) -> None:
-    run = finished("lora")
-    assert main(["export", "--run", str(run), "--out", str(tmp_path / "lora")]) == 0
-    name = "pytorch_lora_weights.safetensors"
-    exported, trained = load_file(tmp_path / "lora" / name), load_file(run / "final" / name)
-    assert exported.keys() == trained.keys()
-    assert all(torch.equal(exported[key], trained[key]) for key in trained)
-    assert any(tensor.any() for key, tensor in exported.items() if ".lora_B." in key)
-    assert main(["export", "--run", str(run), "--merged", "--out", str(tmp_path / "merged")]) == 0
-    assert (tmp_path / "merged" / "model_index.json").is_file()
-    assert main(["export", "--run", str(run), "--checkpoint", "77", "--out", str(tmp_path / "none")]) == 2
 
 
 @pytest.mark.slow
@@ -295,11 +168,3 @@ def test_export_lists_what_it_sends_and_says_what_was_trained(
     assert main(words) == 2
     assert "also holds notes.yaml" in capsys.readouterr().err
     assert len(sent) == 1
-
-
-@pytest.mark.slow
-def test_a_run_is_drawn(finished: Run, tmp_path: Path) -> None:
-    run = finished("lora")
-    from sage_grpo.report.picture import draw_run
-
-    assert draw_run(run, tmp_path / "picture.png").stat().st_size > 10_000

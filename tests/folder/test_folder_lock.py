@@ -26,6 +26,9 @@ HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.folder.lock i
 HOLD += "FolderLock(Path(sys.argv[1])).acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
 
 
+BEATS = lock_module.PATIENCE / lock_module.BEAT
+
+
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "BEAT", 0.05)
@@ -85,6 +88,7 @@ def test_a_live_run_on_another_machine_is_seen_by_its_beats(tmp_path: Path) -> N
 
 
 def test_a_dead_run_on_another_machine_is_replaced(tmp_path: Path) -> None:
+    assert BEATS == 4  # a disk may lose one of them
     file = foreign(tmp_path / "run")
     with FolderLock(tmp_path / "run"):
         assert json.loads(file.read_text())["pid"] == os.getpid()
@@ -151,13 +155,6 @@ def test_without_the_systems_locks_beats_decide(tmp_path: Path, monkeypatch: pyt
     first._stop.set()  # its process has died: no more beats
     time.sleep(2 * lock_module.BEAT)
     FolderLock(tmp_path / "run").acquire()
-
-
-def test_nothing_is_left_of_a_run_that_could_not_start(make_config, tmp_path: Path) -> None:
-    config = make_config(out=str(tmp_path / "runs" / "mine"), resume="must")
-    with pytest.raises(FileNotFoundError):
-        train(config)
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

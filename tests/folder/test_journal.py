@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from sage_grpo.folder import journal
 from sage_grpo.folder.journal import Journal, read_rows, reopen
 from sage_grpo.session import run as train
-from trainer_helpers import rows
 
 
 def lines(data: bytes) -> list[bytes]:
@@ -66,23 +64,6 @@ def test_every_kind_of_damage_is_repaired_named_and_kept(kind: str, tmp_path: Pa
     assert file.read_bytes() == good
     assert "metrics.jsonl was damaged" in notice
     assert [file.read_bytes() for file in tmp_path.glob("metrics.damaged-*.jsonl")] == [bad] * bool(bad)
-
-
-@pytest.mark.slow
-def test_a_continued_run_checks_its_journal(make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = make_config(iterations=3, out=str(tmp_path / "whole"))
-    train(whole)
-    train(replace(whole, iterations=2, out=str(tmp_path / "two")))
-    good = (tmp_path / "two" / "metrics.jsonl").read_bytes()
-    for kind in ("deleted", "a digit changed", "row in the middle lost"):
-        hurt = replace(whole, out=str(tmp_path / kind))
-        shutil.copytree(tmp_path / "two", hurt.out)
-        bad, file = DAMAGE[kind](good), Path(hurt.out) / "metrics.jsonl"
-        file.unlink() if bad is None else file.write_bytes(bad)
-        capsys.readouterr()
-        train(hurt)
-        assert rows(hurt) == rows(whole), kind
-        assert "metrics.jsonl was damaged" in capsys.readouterr().out, kind
 
 
 def test_rows_after_the_checkpoint_are_no_damage(tmp_path: Path) -> None:

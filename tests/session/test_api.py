@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import sage_grpo
 from sage_grpo import StopRequest, evaluate, generate, own_reward
-from sage_grpo.cli import main
 from sage_grpo.configure import ConfigError
 from sage_grpo.folder.identity import of_object, stable
 from sage_grpo.folder.journal import read_rows
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.session import run as run_command
 from sage_grpo.training.config import EvalConfig, TrainConfig
 from trainer_toys import bright
@@ -73,15 +67,6 @@ def test_objects_train_as_what_they_stand_for(config, own, tmp_path: Path) -> No
     assert values(result.metrics) == values(read_rows(Path(config.out) / "metrics.jsonl"))
     assert result.model is own["model"]
     assert any(not torch.equal(p, q) for p, q in zip(result.model.network.parameters(), toy().network.parameters()))
-
-
-def test_the_configuration_says_what_were_objects_and_names_the_rest(config, own) -> None:
-    sage_grpo.train(config, model=own["model"], rewards=[Level(2.0)], prompts=iter(WORDS))
-    written = yaml.safe_load((Path(config.out) / "config.yaml").read_text())
-    assert written["model"]["family"] == "object:ToyModel"
-    assert [reward["name"] for reward in written["rewards"]] == ["object:Level"]
-    assert written["data"]["prompts"].startswith("object:")
-    assert written["data"]["eval_prompts"] == config.data.eval_prompts
 
 
 def test_callbacks_see_what_the_journal_has(config) -> None:
@@ -137,46 +122,12 @@ def test_what_a_callback_raises_ends_the_run_saved(where: str, config, tmp_path:
     assert final(config.out) == final(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_a_run_in_a_thread_is_stopped_without_signals_and_continued(config, tmp_path: Path) -> None:
-    config = replace(config, iterations=3)
-    stop, ended, streams = StopRequest(), [], sys.stdout
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    during: list[bool] = []
-
-    def note(event) -> None:
-        during.append(handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
-        during.append(sys.stdout is streams)  # a thread leaves to others what belongs to all
-        stop.set()
-
-    thread = threading.Thread(
-        target=lambda: ended.append(sage_grpo.train(config, on_iteration=note, stop=stop)), daemon=True
-    )
-    thread.start()
-    thread.join()
-    (result,) = ended
-    assert (result.iteration, result.stopped) == (1, True)
-    assert during == [True, True]
-    assert not (Path(config.out) / "final").exists()
-    assert sage_grpo.train(config).iteration == 3
-    run_command(replace(config, out=str(tmp_path / "whole")))
-    assert final(config.out) == final(tmp_path / "whole")
-
-
 def test_a_stop_before_the_first_iteration_leaves_nothing_half_done(config) -> None:
     stop = StopRequest()
     stop.set()
     result = sage_grpo.train(config, stop=stop)
     assert (result.iteration, result.stopped) == (0, True)
     assert not (Path(config.out) / "checkpoints").exists()
-
-
-def test_a_run_that_is_finished_is_not_touched(config, capsys: pytest.CaptureFixture[str]) -> None:
-    sage_grpo.train(config, quiet=True)
-    assert capsys.readouterr().out == ""
-    again = sage_grpo.train(config)
-    assert (again.iteration, again.stopped, again.model) == (2, False, None)
-    assert again.metrics[-1]["iteration"] == 2
 
 
 def test_own_objects_are_compared_when_a_run_is_continued(config, own, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,17 +195,6 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(objects: dict
     assert not Path(config.out).exists()
 
 
-def test_a_reward_that_fails_later_raises_in_the_program(config) -> None:
-    calls = []
-
-    def fails_later(videos, prompts, fps):
-        calls.append(len(prompts))
-        return [float("nan") if len(calls) > 2 else 1.0] * len(prompts)
-
-    with pytest.raises(RewardFailure, match="fails_later"):
-        sage_grpo.train(config, rewards=own_reward(fails_later, batch_size=0))
-
-
 @pytest.fixture
 def ran(config, own) -> dict[str, Any]:
     """A run with objects of its own, and what its last evaluation found."""
@@ -278,18 +218,6 @@ def test_a_run_with_objects_is_evaluated_with_them(ran) -> None:
 
     evaluate(model=toy(), rewards=own_reward(count, try_out=False), prompts=WORDS * 15)
     assert len(seen) == 75  # more than a run evaluates by default
-
-
-@pytest.mark.slow
-def test_the_commands_refuse_a_run_with_objects(ran, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for command in (["evaluate"], ["generate", "--prompts", "a cat"], ["export", "--out", str(tmp_path / "e")]):
-        assert main([*command, "--run", ran["out"]]) == 2
-        said = capsys.readouterr().err
-        assert "This run got its model as an object" in said
-        assert "docs/api.md" in said
-        assert "Traceback" not in said
-    assert main(["train", "--config", str(Path(ran["out"]) / "config.yaml"), "--out", str(tmp_path / "again")]) == 2
-    assert "as an object of a Python program" in capsys.readouterr().err
 
 
 def test_clips_of_a_model_object_are_those_of_the_command(ran, tmp_path: Path) -> None:

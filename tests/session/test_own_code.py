@@ -49,12 +49,6 @@ def test_what_is_not_a_kernel_or_a_sink_is_refused_before_a_run(kind: str, path:
     assert "\n" not in str(refused.value)
 
 
-def test_the_code_of_a_kernel_is_part_of_what_a_run_is(make_config) -> None:
-    config = replace(make_config(), rewards=TrainConfig().rewards)
-    own = replace(config, kernel=KernelSpec(name=OWN))
-    assert identity._of_plugins(own, Given()) != identity._of_plugins(config, Given())
-
-
 def test_the_code_of_a_decoder_is_part_of_what_a_run_is_and_is_not_taken_from_a_strangers_folder(
     make_config, tmp_path: Path
 ) -> None:

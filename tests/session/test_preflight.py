@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from sage_grpo.cli import main
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.prompts import Condition, Prompt
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.printing import minutes
-from sage_grpo.recipes import names, recipe
+from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.session.preflight import check_files, check_plan, needs, preflight, prompt_remarks
-from sage_grpo.telling.terminal import Terminal, iteration_line
+from sage_grpo.session.preflight import (
+    check_code,
+    check_files,
+    check_model,
+    check_plan,
+    idle_workers,
+    needs,
+    objective_remarks,
+    preflight,
+    prompt_remarks,
+)
+from sage_grpo.telling.terminal import iteration_line
+from sage_grpo.training.config import LogConfig, TrainConfig
+from sage_grpo.training.inputs import Given
 
 ROW = {
     "reward/total": 1.175, "reward/group_std": 0.256, "kl/total": 6.7e-4, "kl/position": 6.7e-4, "ratio/clip_fraction": 0.12,
@@ -30,11 +39,6 @@ ROW = {
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sage_grpo.models.spec.ModelSpec.load", lambda *_, **__: pytest.fail("a model was loaded"))
-
-
-@pytest.mark.parametrize("name", names()[::12])
-def test_every_recipe_has_a_plan_that_works(name: str) -> None:
-    check_plan(recipe(name))
 
 
 def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -> None:
@@ -56,14 +60,6 @@ def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -
         with pytest.raises(ValueError, match=said):
             run(dataclasses.replace(config, **change))
     assert not (tmp_path / "run").exists()
-
-
-def test_clips_of_ones_own_and_a_lora_to_start_from_are_needed() -> None:
-    config = recipe("shapes/rft")
-    data = dataclasses.replace(config.data, clips="my_clips.jsonl", prompts="shapes")
-    model = dataclasses.replace(config.model, lora=LoraSpec(path="my_lora"))
-    found = {need.key: need.value for need in needs(dataclasses.replace(config, data=data, model=model))}
-    assert found == {"data.clips": "my_clips.jsonl", "model.lora.path": "my_lora"}
 
 
 def test_prompts_that_are_there_more_than_once_are_told() -> None:
@@ -106,44 +102,6 @@ def test_a_line_has_no_kl_and_no_clip_where_the_method_has_none() -> None:
     assert "clip" not in iteration_line(1, 9, ROW | once, 1.0)
     assert "kl 6.7e-04" in iteration_line(1, 9, ROW | once, 1.0)
     assert iteration_line(1, 9, bare | once, 1.0) == "1/9  reward 1.175 ± 0.256  grad 1.2  17.9 s  1 s left"
-
-
-@pytest.mark.parametrize("every", [1.0, 100.0])
-def test_an_evaluation_says_how_far_it_is_and_does_not_flood(every: float, monkeypatch, capsys) -> None:
-    now = [0.0]
-    monkeypatch.setattr("sage_grpo.printing.time.monotonic", lambda: now[0])
-    terminal = Terminal(enabled=True, progress=False, total=9)
-    for _ in range(2):  # each evaluation begins anew
-        terminal.listen("evaluate", 0, 1)
-        for done in range(1, 61):
-            now[0] += every
-            terminal.listen("evaluate", done, 60)
-        lines = capsys.readouterr().out.splitlines()
-        assert 0 < len(lines) <= 60 * every / 30
-        done = math.ceil(30 / every)
-        assert lines[0] == f"evaluation: {done}/60 micro-batches, {minutes(every * (60 - done))} left"
-
-
-def test_held_out_prompts_that_are_trained_on_are_counted(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Scores that are called held-out are not, and nothing else would say so."""
-    (tmp_path / "train.txt").write_text("a cat\na dog\na bird\n")
-    (tmp_path / "apart.txt").write_text("a tree\nthe sea\n")
-    (tmp_path / "mixed.txt").write_text("a tree\na dog\n")
-    config = recipe("shapes/sage")
-    config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, prompts=2))
-
-    def remarks(name: str) -> list[str]:
-        files = {"prompts": str(tmp_path / "train.txt"), "eval_prompts": str(tmp_path / name)}
-        return preflight(dataclasses.replace(config, data=dataclasses.replace(config.data, **files)))
-
-    assert remarks("apart.txt") == []
-    assert [text.partition(":")[0] for text in remarks("mixed.txt")] == [
-        "1 of 2 held-out prompts are trained on as well"
-    ]
-    monkeypatch.setattr("sage_grpo.session.run", lambda config, world: None)
-    words = ["--data.prompts", str(tmp_path / "train.txt"), "--data.eval_prompts", str(tmp_path / "mixed.txt")]
-    assert main(["train", "shapes/sage", "--out", str(tmp_path / "run"), *words]) == 0
-    assert "sage-grpo: 1 of 2 held-out prompts are trained on as well" in capsys.readouterr().err
 
 
 def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_path: Path) -> None:
@@ -192,3 +150,110 @@ def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:
                 config, rollout=dataclasses.replace(rollout, window=Window(kind="fixed", start=19, length=1))
             )
         )
+
+
+def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
+    config = recipe("shapes/sage")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+
+    def of(**changes: object) -> TrainConfig:
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+
+    for model, said in (
+        ({"path": str(tmp_path / "file")}, "is a file: give the folder"),
+        ({"path": str(tmp_path / "empty")}, "model_index.json"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            check_model(of(**model).model)
+    check_model(of(path="on/the-hub", family="wan").model)
+    check_model(config.model)
+    own = Given(model=object(), rewards={"object:x": object()})  # type: ignore[arg-type, dict-item]
+    named = [RewardSpec(name="clip"), RewardSpec(name="object:x")]
+    check_code(dataclasses.replace(of(family="no_such.family"), rewards=named), own)
+    for odd, said in (
+        (of(family="no_such.family"), "no_such"),
+        (of(decoder="no_such:decoder"), "no_such"),
+        (dataclasses.replace(config, log=LogConfig(sinks=["no_such:Sink"])), "no_such"),
+        (dataclasses.replace(config, rewards=[RewardSpec(name="clip", device="cud")]), "cud"),
+        (dataclasses.replace(config, rewards=[RewardSpec(name="object:y")]), "object"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_code(odd, Given())
+
+
+def test_workers_that_have_nothing_to_do_are_counted() -> None:
+    config = recipe("hunyuan15_lora/branch")
+    batch = dataclasses.replace(config.batch, prompts=2, group_size=4, micro_batch=4)
+    config = dataclasses.replace(config, batch=batch)
+
+    def told(workers: int) -> str:
+        ray = dataclasses.replace(config.rollout.ray, workers=workers)
+        changed = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, on="ray", ray=ray))
+        return idle_workers(changed, check_plan(changed))
+
+    tasks = len(check_plan(config).plan(0, [Prompt("")] * 2).tasks(0))
+    assert told(tasks) == idle_workers(config, check_plan(config)) == ""
+    assert told(tasks + 3).startswith(
+        f"rollout.ray.workers is {tasks + 3}, but an iteration has {tasks} task(s), so that 3 of them"
+    )
+
+
+def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() -> None:
+    config = recipe("wan/rft")
+    data = dataclasses.replace(config.data, clips="clips.jsonl", eval_prompts="startr_eval")
+    model = dataclasses.replace(config.model, path="own/Model", lora=LoraSpec(path="my_lora"))
+    config = dataclasses.replace(config, data=data, model=model)
+    found = {need.key: need for need in needs(config) if not need.key.startswith("rewards")}
+    assert list(found) == ["data.clips", "data.eval_prompts", "model.path", "model.lora.path"]
+    assert "Did you mean 'starter_eval'" in found["data.eval_prompts"].source
+    assert (found["model.path"].hub, found["model.lora.path"].pinned, found["model.path"].pinned) == (
+        "model_index.json",
+        True,
+        False,
+    )
+    data = dataclasses.replace(config.data, clips=None, prompts="startr", eval_prompts=None)
+    (prompts, *_) = needs(dataclasses.replace(config, data=data))
+    assert (prompts.key, "Did you mean 'starter'" in prompts.source) == ("data.prompts", True)
+    own = Given(model=object(), prompts=[Prompt("a")], held_out=[Prompt("b")])  # type: ignore[arg-type]
+    shapes = recipe("shapes/sage")
+    odd = dataclasses.replace(shapes, data=dataclasses.replace(shapes.data, prompts="x.txt", eval_prompts="y.txt"))
+    check_files(odd, own)
+    with pytest.raises(FileNotFoundError, match=r"2 files or folders are missing:\n  data.prompts x.txt\n"):
+        check_files(odd)
+    with pytest.raises(FileNotFoundError, match=r"^A file or folder is missing:\n  data.eval_prompts y.txt"):
+        check_files(odd, Given(prompts=[Prompt("a")]))
+
+
+def test_a_policy_that_never_lags_is_told() -> None:
+    config = recipe("shapes/nft")
+    never = dataclasses.replace(config.objective, old_decay=0.0, old_ramp=0)
+    once = dataclasses.replace(config.update, updates_per_rollout=1)
+    (told,) = objective_remarks(dataclasses.replace(config, objective=never, update=once))
+    assert "old_decay 0 and update.updates_per_rollout 1" in told
+    assert objective_remarks(config) == objective_remarks(recipe("shapes/sage")) == []
+
+
+def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
+    image, other = tmp_path / "a.png", tmp_path / "b.png"
+    a, b = Prompt("A  cat", image=image), Prompt("a cat", image=image)
+    (told,) = prompt_remarks([a], [b, Prompt("a cat", image=other), Prompt("a dog")])
+    assert told.startswith("1 of 3 held-out prompts are trained on as well")
+    placed = [Prompt("a", conditions=(Condition("image", image, place),)) for place in (8, 16)]
+    assert prompt_remarks(placed[:1], placed[1:]) == []
+    assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []
+
+
+def test_the_crew_is_asked_with_the_ranks_and_the_objects_and_the_checkpoint_is_looked_at(
+    tmp_path, monkeypatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(sys.modules[preflight.__module__].on_ray, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
+    config = recipe("shapes/sage")
+    preflight(config)
+    preflight(config, 2, Given(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
+    assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]
+    (tmp_path / "empty").mkdir()
+    empty = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path / "empty")))
+    with pytest.raises((ValueError, FileNotFoundError), match=r"model_index\.json"):
+        preflight(empty)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import sage_grpo.training.trainer as trainer_module
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
 from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
-from trainer_helpers import assert_same_run, final, interrupt, rows
+from trainer_helpers import assert_same_run, interrupt, rows
 
 
 @pytest.fixture
@@ -70,40 +66,6 @@ def test_sigterm_saves_exits_with_0_and_the_same_command_continues(full: TrainCo
     assert not (tmp_path / "stopped" / "final").exists()
     train(stopped)
     assert_same_run(full, stopped)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("which", "iteration"), [(1, 0), (2, 2)])
-def test_a_stop_cuts_an_evaluation_short_and_the_continued_run_does_it_again(
-    which: int, iteration: int, full: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped, calls, evaluate = replace(full, out=str(tmp_path / "stopped")), [], trainer_module.evaluate
-
-    def signalled(*arguments, **named):
-        calls.append(1)
-        if len(calls) == which:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(*arguments, **named)
-
-    train(full)
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "evaluate", signalled)
-        train(stopped)
-    saved = [folder.name for folder in (tmp_path / "stopped" / "checkpoints").glob("*")]
-    assert saved == ([f"{iteration:06d}"] if iteration else [])
-    assert [row["iteration"] for row in rows(stopped) if "eval/total" in row] == list(range(0, iteration, 2))
-    interrupt(stopped, at=2)  # after the evaluation, before the next checkpoint: it must not be logged twice
-    train(stopped)
-    assert_same_run(full, stopped)
-
-
-def test_a_finished_run_does_nothing_more(full: TrainConfig) -> None:
-    train(full)
-    before = rows(full)
-    shutil.rmtree(Path(full.out) / "final")  # a kill between the last checkpoint and the export
-    train(full)
-    assert rows(full) == before
-    assert final(full)
 
 
 def newest(config: TrainConfig, number: int) -> Path:

@@ -19,13 +19,11 @@ import torch
 
 from sage_grpo.cli import main
 from sage_grpo.commands import train as command
-from sage_grpo.models.family import FamilyModel
 from sage_grpo.parallel import checkpoint
-from sage_grpo.parallel.checkpoint import SaveFailed
 from sage_grpo.parallel.spec import ParallelSpec
 from sage_grpo.parallel.world import World
 from sage_grpo.session import run as train
-from sage_grpo.training.config import KeepConfig, TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -66,32 +64,6 @@ def test_a_failed_save_stops_the_run_with_status_1(
     assert command.run(config) == 0
     assert "at iteration 2." in capsys.readouterr().out
     assert saved(config) == ["000004", "000005"]
-
-
-def test_the_last_save_in_the_background_fails_the_run_too(make_config) -> None:
-    config = make_config(iterations=2, parallel=ParallelSpec(async_checkpoint=True))
-    with full_disk(2), pytest.raises(SaveFailed, match="Checkpoint 2"):
-        train(config)
-    assert not (Path(config.out) / "final").exists()
-
-
-@pytest.mark.slow
-def test_weights_that_cannot_be_exported(make_config, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """The best ones are only named: the run goes on. The final ones are in the last checkpoint: the run says so, with status 1."""
-    config = make_config(kind="wan_t2v", rollout={"steps": 3}, iterations=1)
-    config = replace(config, rewards=[replace(config.rewards[0], name="trainer_toys:later", label="bright")])
-    with monkeypatch.context() as patch:
-        patch.setattr(FamilyModel, "save", lambda self, folder, weights=None: (_ for _ in ()).throw(FULL))
-        assert command.run(config) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "best weights so far could not be written (OSError: [Errno 28] No space left on device). The run goes on."
-        in said
-    )
-    assert "The trained weights could not be written" in said
-    assert saved(config) == ["000001"]
-    assert command.run(config) == 0
-    assert (Path(config.out) / "final" / "model_index.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -199,22 +171,6 @@ def test_a_kill_while_a_number_is_saved_again_loses_nothing(
     write(tmp_path, 5, 3.0)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["000004", "000005"]  # leftovers are gone
     assert read(tmp_path) == 3.0
-
-
-@pytest.mark.slow
-def test_a_run_adopts_a_whole_checkpoint_that_was_not_yet_renamed(make_config, capsys) -> None:
-    config = make_config(iterations=2, keep=KeepConfig(checkpoints=1, checkpoint_every=1, videos_every=0))
-    train(config)
-    root = Path(config.out) / "checkpoints"
-    (root / "000002").rename(root / ".000002.partial")
-    capsys.readouterr()
-    train(replace(config, iterations=3))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "000002 was whole but not yet in its place" in said
-    assert "at iteration 2." in said
-    (root / "000003").rename(root / ".000003.old")
-    train(replace(config, iterations=4))
-    assert "at iteration 3." in " ".join(capsys.readouterr().out.split())
 
 
 # Other people's files

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sqlite3
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-import needs
 from sage_grpo.folder.journal import Journal, read_rows
 from sage_grpo.telling.metrics import Metrics, ShownClips, TensorBoard
 from sage_grpo.telling.observers import Samples
@@ -224,51 +218,3 @@ def test_what_is_not_the_id_of_a_run_is_refused(spoil, tmp_path: Path, started) 
     spoil(tmp_path / "run" / ".run_id")
     with pytest.raises(ValueError, match=r"\.run_id (does not hold the id of a run|is a pipe)"):
         open_sinks(tmp_path / "run", wandb="p")
-
-
-@pytest.fixture
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A user without keys and settings, and a tracker's folder of their own; what a tracker adds to the environment goes with it."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "home" / "trackio"))
-    (tmp_path / "home").mkdir()
-    yield
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
-        os.environ.pop(name)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nobody")
-def test_the_real_wandb_logs_offline(tmp_path: Path) -> None:
-    needs.module("wandb")
-    with pytest.warns(UserWarning, match="logged offline"):
-        metrics = open_sinks(tmp_path / "run", wandb="project")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*failed")  # ours, when a sink raises
-        files = logged(metrics, tmp_path / "run")
-    (run,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    assert list(run.glob("*.wandb"))
-    kept = {file.read_bytes() for file in (run / "files" / "media" / "videos").glob("*.mp4")}
-    assert kept == {file.read_bytes() for file in files}
-
-
-@pytest.mark.usefixtures("nobody")
-def test_the_real_trackio_keeps_the_rows(tmp_path: Path) -> None:
-    needs.module("trackio")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*failed")
-        logged(open_sinks(tmp_path / "run", trackio="project"), tmp_path / "run")
-    (database,) = (tmp_path / "home").rglob("project.db")
-    with closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("select run_name, step, metrics from metrics").fetchall()
-    name = f"run-{(tmp_path / 'run' / '.run_id').read_text()}"
-    assert [(run, step, json.loads(metrics)) for run, step, metrics in rows] == [(name, 1, {"reward/total": 0.5})]
-
-
-@pytest.mark.parametrize("extra", ["wandb", "trackio"])
-def test_a_missing_tracker_names_its_extra(extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(ValueError, match=rf"pip install 'sage-grpo\[{extra}\]'"):
-        open_sinks(tmp_path / "run", **{extra: "project"})

@@ -87,14 +87,6 @@ def test_a_lost_terminal_saves_and_leaves(make_config, monkeypatch, capsys) -> N
     assert "Stopped by signal after iteration 1; saved" in capsys.readouterr().out
 
 
-def test_under_nohup_a_lost_terminal_does_not_matter(make_config, monkeypatch) -> None:
-    config = make_config(iterations=2)
-    hang_up(monkeypatch, at=3)
-    with at_a_hang_up(signal.SIG_IGN):
-        train(config)
-    assert (Path(config.out) / "final").is_dir()
-
-
 def test_a_full_disk_for_videos_and_tensorboard(make_config, monkeypatch, tmp_path: Path) -> None:
     def full(*arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device")

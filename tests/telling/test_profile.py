@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from sage_grpo.session import run as train
-from sage_grpo.telling.clock import Clock, Kernel, Recorded, Recorder, kernels_of, table
+from sage_grpo.telling.clock import Clock, Recorder, kernels_of
 from sage_grpo.telling.observers import Profile
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.update import Diverged
@@ -58,21 +58,6 @@ def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
     assert "aten::" in text
 
 
-@pytest.mark.slow
-def test_a_continued_run_records_what_is_still_to_come(
-    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole, config = make_config(out=str(tmp_path / "whole")), make_config(out=str(tmp_path / "run"))
-    train(whole)
-    train(replace(config, iterations=2))
-    train(replace(config, profile=2))
-    assert (tmp_path / "run" / "profile" / "table.txt").read_text().startswith("Iteration 2 to 3")
-    assert final(whole) == final(config)
-    capsys.readouterr()
-    train(replace(config, iterations=4, profile=1))
-    assert "profile 1: that iteration is over, so nothing is recorded. Use 3 or more." in capsys.readouterr().out
-
-
 def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
     clock = Clock()
     clock.recorder = recorder = Recorder(tmp_path, passes=2)
@@ -97,20 +82,6 @@ def test_kernels_are_those_of_the_gpu_where_there_is_one_the_longest_first() -> 
     for events, found in ((on_cpu, [("matmul", 5.0), ("add", 2.0)]), (both, [("other", 4.0), ("kernel", 0.5)])):
         recording: Any = SimpleNamespace(key_averages=lambda events=events: events)
         assert [(one.name, one.seconds) for one in kernels_of(recording)] == found
-
-
-def test_a_table_has_the_shares_of_phases_and_of_kernels() -> None:
-    parts = [
-        Recorded("rollout", 2.0, 8, (Kernel("matmul", 1.5, 30), Kernel("add", 0.5, 10))),
-        Recorded("update", 1.0, 0, (Kernel("mul", 0.25, 4),)),
-    ]
-    lines = table(parts, 7, {"time/rollout": 6.0, "time/update": 2.0}).splitlines()
-    assert lines[0].startswith("Iteration 7 to 8")
-    assert [line.split() for line in lines[3:5]] == [
-        ["rollout", "6.000", "75%", "2.000", "8", "100%", "40"],
-        ["update", "2.000", "25%", "1.000", "0", "25%", "4"],
-    ]
-    assert lines[7].split() == ["75.0%", "1.5000", "30", "matmul"]
 
 
 def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,20 +109,6 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
     clock.recorder = Recorder(tmp_path)
     with pytest.warns(UserWarning, match=r"Writing a trace .* No space left .* The run goes on"), clock("decode"):
         torch.ones(1)
-
-
-def test_only_the_main_process_records() -> None:
-    seen = []
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(profile=0),
-        state=SimpleNamespace(iteration=0),
-        world=SimpleNamespace(is_main=False),
-        clock=Clock(),
-    )
-    trainer.step = lambda: seen.append(trainer.clock.recorder) or {}
-    with Profile(trainer, SimpleNamespace(), Path()).during(0):
-        trainer.step()
-    assert seen == [None]
 
 
 def test_an_iteration_that_diverged_leaves_no_table(tmp_path: Path) -> None:

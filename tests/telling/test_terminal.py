@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from sage_grpo.printing import minutes
 from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent
 from sage_grpo.telling.observers import Callbacks, Rows, Samples, Videos
-from sage_grpo.telling.terminal import Outlet, Terminal, iteration_line, lines_of
+from sage_grpo.telling.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output
 
 ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
 
@@ -36,20 +35,6 @@ def test_what_is_left_is_told_from_the_last_ten_iterations(capsys: pytest.Captur
     line, (run, _) = capsys.readouterr().out.splitlines()[-1], terminal._progress.tasks
     assert (run.completed, run.total, run.fields["note"]) == (20, 100, "reward 1.000")
     assert line == f"20/100  reward 1.000  kl skipped  grad 2  30.0 s  {minutes(30.5 * 80)} left"
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"crew/workers": 3.0, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0}, "3 workers 25% idle  queue 2"),
-        ({"crew/staleness": 2.0}, "2 old"),
-        ({"kl/total": 1.0, "ratio/clip_fraction": 0.12, "ratio/first_log": 0.0, "ratio/largest_log": 0.1}, "clip 12%"),
-        ({"reward/group_std": 0.5}, "reward 1.000 ± 0.500"),
-    ],
-)  # fmt: skip
-def test_a_line_tells_what_a_run_has(more: Mapping[str, float], told: str) -> None:
-    assert told in iteration_line(1, 9, {**ROW, **more}, 1.0)
-    assert told not in iteration_line(1, 9, ROW, 1.0)
 
 
 def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
@@ -181,3 +166,15 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(tmp_path:
     assert saved == [True]
     trainer.world = SimpleNamespace(is_main=False, any=bool)
     callbacks._call(fails, IterationEvent(2, {}, clips, []))  # another rank calls nothing
+
+
+def test_output_is_flushed_at_the_end_of_a_run_and_the_streams_are_as_they_were(monkeypatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with outliving_output():
+        assert isinstance(sys.stdout, Outlet)
+        print("said")
+        assert raw.getvalue() == b""
+    assert raw.getvalue() == b"said\n"
+    assert sys.stdout is stream

@@ -1,0 +1,332 @@
+"""What the smaller commands take from their words, print and return."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from sage_grpo.commands import COMMANDS, convert, doctor, export, launch, plan, report, rewards, starting, train, worlds
+from sage_grpo.configure import ConfigError
+from sage_grpo.folder.saved import Choice
+from sage_grpo.forecast.hardware import find
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import Readiness, RewardSpec
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.update import Diverged
+from sage_grpo.worlds.world import SHAPES
+
+
+def test_commands_take_recipes_runs_and_first_words() -> None:
+    def those(flag: str) -> str:
+        return " ".join(name for name, command in COMMANDS.items() if getattr(command, flag) is True)
+
+    assert those("recipes") == "train plan doctor download probe"
+    assert those("runs") == "generate evaluate compare"
+    assert those("many") == "report"
+    assert those("slow") == "demo train plan doctor generate evaluate convert probe compare"
+    first = {name: command.first for name, command in COMMANDS.items() if command.first}
+    assert first == {
+        **dict.fromkeys(("train", "plan", "doctor", "download", "probe"), "recipe"),
+        **{"convert": "source", "compare": "recipes", "rewards": "of", "completion": "shell"},
+        **dict.fromkeys(("study", "shapes", "scenes"), "action"),
+    }
+
+
+def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
+    file, run = tmp_path / "mine.yaml", tmp_path / "run"
+    run.mkdir()
+    file.write_text("recipe: shapes/cps\nseed: 7\n")
+    (run / "config.yaml").write_text("seed: 8\n")
+    words = ["--seed", "1", "--recipe", "a", "--recipe=b", "--x", "--recipe", "--y", "--recipe"]
+    assert starting._without_recipe(words) == (["--seed", "1", "--x", "--y"], ["a", "b", "", ""])
+    given = ["--recipe", str(file), "--recipe", str(run), "--out", str(file), "--recipe"]
+    assert starting._with_files(given, runs=False) == ["--config", str(file), *given[2:]]
+    assert starting._with_files(given, runs=True)[:4] == ["--config", str(file), "--config", f"{run}/config.yaml"]
+    for words, found in (
+        (["--seed", "1"], "shapes/sage"),
+        (["--recipe", "cps", "--recipe=shapes/branch"], "shapes/branch"),
+        (["--config", str(file)], "shapes/cps"),
+        (["--recipe", str(file)], "shapes/cps"),
+    ):
+        options, rest = starting.from_recipe(TrainConfig, words)
+        assert (options, rest[-1]) == (recipe(found), f"--recipe={found}")
+    assert starting.from_recipe(TrainConfig, ["--recipe", "wan/branch", "--rollout.steps", "6"])[0] == recipe(
+        "wan/branch", "6"
+    )
+    assert capsys.readouterr().err == ""
+    for words in (["--config", str(run / "config.yaml")], ["--model.family=x"], ["--recipe", "null"]):
+        assert starting.from_recipe(TrainConfig, words) == (
+            None,
+            [one for one in words if one not in ("--recipe", "null")],
+        )
+        said = capsys.readouterr().err
+        assert f"what {words[1] if words[0] == '--config' else 'the options'} leaves out has the paper's" in said
+    with pytest.raises(ConfigError, match="is the folder of a run, no recipe"):
+        starting.from_recipe(TrainConfig, ["--recipe", str(run)])
+    with pytest.raises(ValueError, match="no recipe 'nope'"):
+        starting.from_recipe(TrainConfig, ["--recipe", "nope", "--recipe", "cps"])
+
+
+def test_a_whole_file_leaves_nothing_to_defaults_and_other_ranks_are_silent(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    file = tmp_path / "whole.yaml"
+    whole = json.loads(json.dumps(dict.fromkeys(TrainConfig.__dataclass_fields__, 1)))
+    file.write_text(yaml.safe_dump(whole))
+    starting._say_what_it_stands_on([str(file)])
+    monkeypatch.setenv("RANK", "1")
+    starting._say_what_it_stands_on([])
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("RANK")
+    whole.popitem()
+    file.write_text(yaml.safe_dump(whole))
+    starting._say_what_it_stands_on(["other", str(file)])
+    assert f"what {file} leaves out" in capsys.readouterr().err
+    extended = starting.extended(doctor.Options, recipe("shapes/cps"), json=True)
+    assert (extended.json, starting.plain(extended)) == (True, recipe("shapes/cps"))
+
+
+def test_the_miniature_is_told_where_nobody_named_a_model(capsys) -> None:
+    named = [Choice(run="x"), Choice(), Choice()]
+    models = [ModelSpec(), ModelSpec(path="x"), ModelSpec(family="wan")]
+    for one, model in zip(named, models):
+        starting.say_whose_model(SimpleNamespace(run=one.run, model=model))  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    starting.say_whose_model(SimpleNamespace(run=None, model=ModelSpec()))  # type: ignore[arg-type]
+    assert "this is the miniature" in capsys.readouterr().err
+
+
+def test_a_launch_takes_the_command_with_its_own_words(monkeypatch) -> None:
+    names = ("train", "plan")
+    assert launch.arguments(["--nproc", "2", "train", "--x", "plan"], names) == [
+        "--nproc",
+        "2",
+        "--command",
+        '["train", "--x", "plan"]',
+    ]
+    assert launch.arguments(["--nproc", "2"], names) == ["--nproc", "2"]
+    for words in (["--nproc=2", "tran"], ["--nproc", "2", "tran"], ["tran"]):
+        with pytest.raises(ValueError, match=r"'tran' to launch\. Did you mean 'train'"):
+            launch.arguments(words, names)
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "sage_grpo.parallel.elastic.run_module", lambda *words, **named: asked.append((words, named)) or 7
+    )
+    options = launch.Options(nproc=2, command=["train"], max_restarts=3, grace=4)
+    assert launch.run(options) == 7
+    assert asked == [(("sage_grpo", ["train"]), {"processes": 2, "max_restarts": 3, "grace": 4})]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="There is no GPU to count"):
+        launch.run(replace(options, nproc=0))
+    with pytest.raises(ValueError, match="launch needs a command"):
+        launch.run(launch.Options())
+
+
+def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
+    gpu = {"name": "card", "gigabytes": 7.95}
+    monkeypatch.setattr(rewards, "_gpu", lambda: gpu)
+    monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(notes=("not looked at",)))
+    rows = [
+        rewards._entry("hpsv3"),
+        rewards._entry("mine:one", RewardSpec(name="mine:one", label="L", weights={"a": 1.0, "b": 2.0})),
+    ]
+    rewards._show(rows, "some.yaml")
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == ["GPU: card, 8.0 GB", "Rewards of some.yaml:", ""]
+    own = told.index("mine:one (L): your own")
+    assert told[own : own + 3] == ["mine:one (L): your own", "  returns   a, b", "  here      not looked at"]
+    big = "\n".join(told[3 : own - 1])
+    assert f"\n  memory    about {rows[0]['gigabytes']:g} GB for the weights\n" in big
+    assert f"GB of weights, the GPU has 8.0" in big  # noqa: F541
+    assert "\n  licence   " in big
+    assert rows[1] == {
+        "name": "mine:one", "label": "L", "weights": {"a": 1.0, "b": 2.0}, "files": {}, "what": "your own", "parts": "a, b",
+        "needed_options": [], "ready": True, "state": "not looked at", "missing": [], "downloads": [],
+    }  # fmt: skip
+    assert "missing" not in rows[0]
+    gpu["gigabytes"] = rows[0]["gigabytes"]
+    assert "GB of weights" not in rewards._entry("hpsv3")["state"]
+    monkeypatch.setattr(rewards, "_gpu", lambda: None)
+    options = {
+        "files": {"x": "from there", "y": "from here"},
+        "needed_options": ["x", "z"],
+        "extra": "e",
+        "network": "n",
+    }
+    rewards._show([{"name": "r", "what": "w", "parts": "p", "state": "s", **options}], None)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "", "r: w", "  returns   p", "  option    x: from there", "  option    y (optional): from here", "  option    z",
+        '  install   pip install "sage-grpo[e]"', "  network   n", "  here      s",
+    ]  # fmt: skip
+    monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(missing=("a file",)))
+    assert (rewards.run(rewards.Options()), rewards.run(rewards.Options(of="shapes/sage"))) == (0, 1)
+
+
+def test_a_plan_that_does_not_fit_is_1_and_is_of_the_machine_that_was_named(capsys, monkeypatch) -> None:
+    asked, shown = [], []
+    found = SimpleNamespace(fits=True, phases=[1], held_out=3)
+    monkeypatch.setattr(
+        "sage_grpo.forecast.costs.forecast", lambda *words, **named: asked.append((words, named)) or found
+    )
+    monkeypatch.setattr("sage_grpo.forecast.changes.changes", lambda found: "changes")
+    monkeypatch.setattr("sage_grpo.forecast.changes.way_to_fit", lambda found: "way")
+    monkeypatch.setattr(
+        "sage_grpo.forecast.show.document", lambda *words: {"shown": words[1:3], "workers": words[3] is not None}
+    )
+    monkeypatch.setattr("sage_grpo.forecast.show.show", lambda *words: shown.append(words))
+    monkeypatch.setattr(
+        "sage_grpo.forecast.measure.measured",
+        lambda config, found, device: SimpleNamespace(is_cpu=device.is_cpu, of=config),
+    )
+    config = starting.extended(plan.Options, recipe("shapes/sage"), json=True, gpu="h200", gpus=4)
+    assert plan.run(config) == 0
+    assert json.loads(capsys.readouterr().out) == {"shown": ["changes", "way"], "workers": False}
+    ((plain, device), named), *_ = asked
+    assert (plain, device, named["gpus"], named["held_out"]) == (recipe("shapes/sage"), find("h200", 4), 4, 286)
+    parallel = replace(config.parallel, dp_replicate=2, dp_shard=3, sp=5)
+    wan = starting.extended(plan.Options, replace(recipe("wan/branch"), parallel=parallel))
+    found.fits = False
+    assert plan.run(wan) == 1
+    assert (asked[-1][0][1], asked[-1][1]["gpus"], asked[-1][1]["held_out"]) == (find("h200", 30), 30, None)
+    assert shown[0][:3] == (found, "changes", "way")
+    found.phases = []
+    more = {"rollout": replace(config.rollout, on="ray"), "model": replace(config.model, lora=LoraSpec(rank=2))}
+    assert plan.run(replace(config, gpus=None, worker_gpu="h100", **more)) == 0
+    assert json.loads(capsys.readouterr().out)["workers"]
+    assert [(one[0][1], one[1]["gpus"], one[1]["held_out"]) for one in asked[-2:]] == [
+        (find("h200"), 1, 286),
+        (find("h100"), 1, 3),
+    ]
+    assert plan.run(replace(config, gpu=None)) == 0
+    assert asked[-1][0][1].is_cpu
+    assert plan.run(replace(config, gpu=None, measure=True)) == 0
+    assert asked[-1][0][1].of == recipe("shapes/sage")
+    for changes, said in (({"measure": True}, "give one of them"), ({"worker_gpu": "h100"}, "set --rollout.on ray")):
+        with pytest.raises(ConfigError, match=said):
+            plan.run(replace(config, **changes))
+    for prompts, count in ((None, None), ("nowhere.txt", None), ("starter_eval", 40)):
+        left = plan._held_out(
+            replace(recipe("wan/branch"), data=replace(config.data, eval_prompts=prompts, prompts="x.txt"))
+        )
+        assert (left is None) == (count is None)
+
+
+def test_training_that_stops_is_1_and_leaves_its_report(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sage_grpo.report.page.leave_report", lambda out: f"Report of {out}.")
+    monkeypatch.setattr("sage_grpo.session.run", lambda config, world: None)
+    config = recipe("shapes/sage")
+    assert train.run(config) == 0
+    assert capsys.readouterr().out.endswith(f"Report of {config.out}.\n")
+
+    def stop(config: Any, world: Any) -> None:
+        raise Diverged("not finite")
+
+    monkeypatch.setattr("sage_grpo.session.run", stop)
+    assert train.run(config) == 1
+    assert capsys.readouterr().out == f"sage-grpo train stopped: not finite\nReport of {config.out}.\n"
+
+
+def test_a_report_of_one_run_lies_in_its_folder_and_of_several_here(tmp_path: Path, capsys, monkeypatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "sage_grpo.report.page.write_report", lambda runs, out, **named: asked.append((runs, out, named)) or out
+    )
+    a, b = (tmp_path / name for name in "ab")
+    a.mkdir()
+    b.mkdir()
+    for runs, out, page in (
+        ([a], None, a / "report.html"), ([a, b], None, Path("report.html")), ([a], b, b / "report.html"), ([a], b / "x", b / "x"),
+    ):  # fmt: skip
+        assert report.run(report.Options(runs=[str(one) for one in runs], out=out, embed_megabytes=3.0)) == 0
+        assert asked[-1] == (runs, page, {"embed_megabytes": 3.0})
+    assert capsys.readouterr().out.endswith(f"Report: {b / 'x'}\n")
+    with pytest.raises(ValueError, match="Name the folder of a run"):
+        report.run(report.Options())
+
+
+def test_an_export_has_the_dtype_and_the_place_that_were_asked_for(tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "run" / "checkpoints" / "000003").mkdir(parents=True)
+    config, saved = TrainConfig(model=ModelSpec(lora=LoraSpec(rank=2))), []
+    monkeypatch.setattr("sage_grpo.folder.saved.read_config", lambda run, trust, rewards: config)
+    monkeypatch.setattr("sage_grpo.folder.saved.find_checkpoint", lambda run, number: tmp_path / "000003")
+    monkeypatch.setattr("sage_grpo.models.checkpoints.export.check_space", lambda spec, out: f"room for {spec.dtype}")
+    model = SimpleNamespace(save=lambda out, weights, merged: saved.append((out, weights["w"].dtype, merged)))
+    monkeypatch.setattr("sage_grpo.models.checkpoints.from_configs.adapter_alone", lambda spec: model)
+    monkeypatch.setattr(ModelSpec, "load", lambda self: model)
+    monkeypatch.setattr("sage_grpo.training.state.load_weights", lambda folder, model, ema: {"w": torch.zeros(1)})
+    options = export.Options(run=str(tmp_path / "run"), out=str(tmp_path / "out"))
+    for changes in ({}, {"dtype": "bfloat16", "ema": True}, {"dtype": "bfloat16", "merged": True}):
+        assert export.run(replace(options, **changes)) == 0
+    assert saved == [
+        (options.out, torch.float32, False),
+        (options.out, torch.bfloat16, False),
+        (options.out, torch.float32, True),
+    ]
+    head = f"Wrote {options.out} from {tmp_path / '000003'}"
+    assert capsys.readouterr().out.splitlines() == [f"{head}.", f"{head} (EMA).", "room for bfloat16", f"{head}."]
+
+
+def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
+    asked: list[Any] = []
+    for name in ("original_to_diffusers", "diffusers_to_original"):
+        monkeypatch.setattr(f"sage_grpo.models.checkpoints.convert.{name}", lambda *words: asked.append(words) or 5)
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    options = convert.Options(source=str(source), base="base", out=str(out), dtype="bfloat16")
+    assert convert.run(options) == 0
+    assert convert.run(replace(options, to="original", source="hub/name", dtype=None)) == 0
+    assert asked == [(source, "base", out, torch.bfloat16), ("hub/name", out, None)]
+    assert "with 5 tensors of" in capsys.readouterr().out
+    for changes in ({"source": ""}, {"source": "nowhere"}, {"out": str(source)}):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            convert.run(replace(options, **changes))
+
+
+def test_a_worlds_ceiling_and_renders_are_of_its_own_scenes(tmp_path: Path, capsys, monkeypatch) -> None:
+    from sage_grpo.video import read_image
+    from sage_grpo.worlds.making import score as making
+
+    clips = {"clean": torch.full((4, 3, 8, 8, 3), 100, dtype=torch.uint8)}
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        making, "clean_clips", lambda world, codec, texts, seed: seen.append((texts, codec, seed)) or clips
+    )
+    monkeypatch.setattr(
+        making,
+        "judge_clips",
+        lambda world, clips, texts: {"TA": len(clips) / 8 * isinstance(texts, list), "TA/size": 1.0},
+    )
+    maker: Any = SimpleNamespace(world=SHAPES, load_vae=lambda folder, device: folder, codec=lambda vae: ("codec", vae))
+    options = worlds.WorldOptions(out=tmp_path, prompts=2, draws=2, seed=9, model=Path("vae"))
+    assert worlds.ceiling(maker, options) == 0
+    assert seen == [(SHAPES.texts("heldout")[:2] * 2, ("codec", Path("vae")), 9)]
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("clean     TA 0.5000  flicker ")
+    assert told[1] == f"wrote {tmp_path / 'ceiling.json'}"
+    found = json.loads((tmp_path / "ceiling.json").read_text())
+    assert {key: found[key] for key in ("prompts", "draws", "seed")} == {"prompts": 2, "draws": 2, "seed": 9}
+    assert list(found["clean"]) == ["TA", "flicker", "sharpness"]
+    assert worlds.render(maker, options) == 0
+    frames, side, _ = SHAPES.format
+    sheet, zoom = read_image(tmp_path / "renders.png"), max(1, round(96 / side))
+    assert sheet.shape == (2 * (side * zoom + 24) + 3, frames * side * zoom + (frames - 1) * 3, 3)
+    assert len((tmp_path / "renders.txt").read_text().splitlines()) == 2
+    with pytest.raises(FileNotFoundError, match="shapes score needs --model FOLDER"):
+        worlds.score(maker, replace(options, model=None))
+    (tmp_path / "model_index.json").write_text("{}")
+    asked: list[Any] = []
+    monkeypatch.setattr(making, "score", lambda *words, **named: asked.append((words, named)))
+    assert (
+        worlds.run(SHAPES, SimpleNamespace(action="score", out=tmp_path / "x", model=tmp_path, prompts=2, steps=3)) == 0
+    )
+    assert asked == [
+        ((SHAPES, tmp_path), {"prompts": 2, "steps": 3, "pictures": tmp_path / "x", "device": torch.device("cpu")})
+    ]

@@ -1,0 +1,162 @@
+"""What `sage-grpo evaluate` prints and writes of scores, and how it ends; the demo's table and its estimate of the time."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_pairs import BASE, TUNED
+
+from sage_grpo.clips.evaluate import compare
+from sage_grpo.clips.files import ScoredVideo
+from sage_grpo.commands import demo, evaluate
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.member import RewardFailure
+from sage_grpo.training.evaluate import Evaluation
+
+CLIPS = torch.zeros(2, 3, 8, 8, 3, dtype=torch.uint8)
+
+
+def result(**changes: Any) -> Evaluation:
+    return replace(Evaluation({"eval/total": 1.00005, "eval/a": -0.5}, CLIPS, ["a", "b"], "one failed", []), **changes)
+
+
+def test_scores_are_a_table_or_json_and_files(tmp_path: Path, capsys, monkeypatch) -> None:
+    found = {"total": 1.00005, "a": -0.5}
+    monkeypatch.setattr(evaluate, "measure", lambda options, say: say("half way") or result())
+    assert evaluate.run(evaluate.Options(out=tmp_path / "out")) == 0
+    told = capsys.readouterr()
+    assert told.out == "total     1.0001\na        -0.5000\n"
+    assert told.err.endswith("the miniature that the package carries.\nsage-grpo: half way\none failed\n")
+    assert json.loads((tmp_path / "out" / "scores.json").read_text()) == found
+    assert (tmp_path / "out" / "clips.png").is_file()
+    monkeypatch.setattr(evaluate, "measure", lambda options, say: result(report="", clips=CLIPS[:0]))
+    assert (
+        evaluate.run(evaluate.Options(out=tmp_path / "other", json=True, model=ModelSpec(path="here", train=False)))
+        == 0
+    )
+    told = capsys.readouterr()
+    assert (json.loads(told.out), told.err) == (found, "")
+    assert not (tmp_path / "other" / "clips.png").exists()
+
+    def fails(options: Any, say: Any) -> None:
+        raise RewardFailure("all of them")
+
+    monkeypatch.setattr(evaluate, "measure", fails)
+    assert evaluate.run(evaluate.Options(run="x")) == 1
+    assert capsys.readouterr().err == "sage-grpo evaluate stopped: all of them\n"
+
+
+def test_pairs_are_a_table_or_json_and_files(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(evaluate, "measure_pair", lambda options, say: (replace(BASE, report="lost"), TUNED))
+    assert evaluate.run(evaluate.Options(run="x", pairs=True, out=tmp_path)) == 0
+    told = capsys.readouterr()
+    assert told.err == "base: lost\n"
+    assert told.out.splitlines() == [
+        "score       base     tuned    change   95% interval        wins",
+        "total     2.2500    4.0000   +2.0000   -0.4841 to +4.4841      75%",
+        "TA        1.0000    1.0000   +0.0000   +0.0000 to +0.0000      50%",
+        "4 pairs of clips, 3 prompts; wins count a tie as half; the interval is over prompts.",
+        "Left out, because a reward failed: total 2.",
+    ]
+    assert evaluate.run(evaluate.Options(run="x", pairs=True, json=True)) == 0
+    written = json.loads((tmp_path / "pairs.json").read_text())
+    assert json.loads(capsys.readouterr().out) == written
+    assert (written["differences"]["total"]["change"], len(written["pairs"])) == (2.0, 6)
+    whole = compare(BASE, replace(BASE, rows=list(BASE.rows)))
+    assert "Left out" not in evaluate.pairs_table({"TA": whole["TA"]})
+
+
+def test_scores_of_files_are_a_table_with_their_means_and_the_reasons(capsys) -> None:
+    rows = [ScoredVideo(f"{n}.mp4", "p", {}, 8.0, 5, 32, 32, {"a": float(n)}, "") for n in range(3)]
+    lost = [replace(rows[0], video=f"x{n}.mp4", scores={"a": math.nan}, reason="it has no [sound]") for n in range(2)]
+    evaluate.print_scores([*rows, *lost, replace(lost[0], video="z.mp4", reason="other")], limit=4)
+    told = [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in told if line and line[0] not in "┏┡├└"] == [
+        "6 videos", "video fps frames a", "0.mp4 8 5 0.0000", "1.mp4 8 5 1.0000", "2.mp4 8 5 2.0000", "x0.mp4 8 5 nan", "and 2 more",
+        "mean 1.0000", "standard_error 0.5774", "count 3", "x2, first x0.mp4: it has no [sound]", "z.mp4: other",
+    ]  # fmt: skip
+    evaluate.print_scores(rows[:1], limit=1)
+    assert "more" not in capsys.readouterr().out
+
+
+def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, capsys, monkeypatch) -> None:
+    asked: dict[str, Any] = {}
+    row = ScoredVideo("a.mp4", "p", {}, 8.0, 5, 32, 32, {"a": 1.0}, "")
+    monkeypatch.setattr(
+        "sage_grpo.clips.files.score_videos", lambda *words, **named: asked.update(named, words=words) or [row]
+    )
+    options = evaluate.Options(videos=tmp_path, prompts="p.csv", out=tmp_path / "out", micro_batch=3, json=True)
+    assert evaluate.run(options) == 0
+    assert json.loads(capsys.readouterr().out) == {"a": {"mean": 1.0, "standard_error": None, "count": 1}}
+    assert asked["words"] == (tmp_path, Path("p.csv"), options.rewards)
+    assert (asked["output"], asked["batch_size"], asked["device"].type) == (tmp_path / "out", 3, "cpu")
+    for changes, said in (
+        ({"prompts": None}, "one prompt per video"),
+        ({"prompts": "train"}, "one prompt per video"),
+        ({"prompts": "shapes"}, "one prompt per video"),
+        ({"lora": "x", "pairs": True}, "--lora, --pairs would change nothing"),
+        ({"model": ModelSpec(shift=3.0, train=False)}, "--model would change nothing"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            evaluate.run(replace(options, **changes))
+    evaluate.run(replace(options, model=replace(options.model, device="cpu"), json=False))
+    assert "1 videos" in capsys.readouterr().out
+    row.scores["a"] = math.nan
+    with pytest.raises(ValueError, match="None of the 1 videos"):
+        evaluate.run(options)
+
+
+def test_an_estimate_is_the_time_of_its_passes_and_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the quickest calls; with a gradient a pass takes three times as long."""
+    now = [0.0]
+
+    def work(seconds: float) -> None:
+        now[0] += seconds if now[0] else 10 * seconds  # the first call pays for what is done once
+
+    model = SimpleNamespace(device="cpu", latent_shape=lambda: (2,), encode=lambda texts: texts)
+    model.velocity = lambda x, sigma, conditions: (work(8.0), len(x) == len(conditions) == 4 or 1 / 0)
+    model.decode = lambda x: (work(6.0), len(x) == 2 or 1 / 0)
+    passes = {"rollout": SimpleNamespace(clips=10), "replay": SimpleNamespace(clips=5)}
+    found = SimpleNamespace(passes=[passes], evaluation=[SimpleNamespace(clips=7)])
+    monkeypatch.setattr(demo, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(ModelSpec, "load", lambda self: model)
+    monkeypatch.setattr("sage_grpo.forecast.costs.forecast", lambda *words, **named: found)
+    config = recipe("shapes/sage")
+    batch = replace(config.batch, prompts=3, group_size=2, micro_batch=4)
+    config = replace(config, iterations=10, batch=batch, evaluate=replace(config.evaluate, prompts=5))
+    # 2 s a pass and 3.3 s a clip: 25 passes and 6 clips an iteration, 7 passes and 5 clips an evaluation
+    assert demo.estimate(config) == pytest.approx(10 * (25 * 2 + 6 * 3.3) + 2 * (7 * 2 + 5 * 3.3))
+    said = [demo._minutes(seconds) for seconds in (1, 24, 26, 99, 100, 400)]
+    assert said == ["10 seconds", "20 seconds", "30 seconds", "100 seconds", "2 minutes", "7 minutes"]
+
+
+def test_the_demo_ends_with_before_and_after(tmp_path: Path, capsys, monkeypatch) -> None:
+    rows = [{"iteration": n, "eval/total": total, "eval/TA": 0.5} for n, total in ((0, 1.0), (1, 9.0), (2, 1.25))]
+    run = SimpleNamespace(evaluations=rows)
+    seen: list[Any] = []
+    monkeypatch.setattr("sage_grpo.report.summary.verdict", lambda found: ["Better."])
+    monkeypatch.setattr("sage_grpo.report.run_data.read_run", lambda out: run)
+    monkeypatch.setattr("sage_grpo.report.picture.draw_run", lambda out, file: file)
+    monkeypatch.setattr("sage_grpo.report.page.leave_report", lambda out: f"Report of {out.name}.")
+    monkeypatch.setattr("sage_grpo.session.run", lambda config, world: seen.append(config))
+    monkeypatch.setattr(demo, "estimate", lambda config: 45.0)
+    assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2, seed=3)) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("This takes about 40 seconds on this machine, by a pass of its network.\n")
+    assert "\nheld-out prompts       base    tuned   change\n" in told
+    assert "total" not in told.partition("change\n")[2] or "\ntotal                 1.000    1.250   +0.250\n" in told
+    assert "\nTA                    0.500    0.500   +0.000\n" in told
+    assert "\n\nBetter.\n\nReport of mine.\nPicture: " in told
+    (config,) = seen
+    assert (config.out, config.seed, config.iterations, config.evaluate.every) == (str(tmp_path / "mine"), 3, 2, 2)
+    rows[2]["iteration"] = 1  # it was stopped
+    assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2)) == 0
+    assert "held-out prompts" not in capsys.readouterr().out

@@ -1,0 +1,477 @@
+"""Small functions of the package's first level, by values that are worked out by hand: hints, help, the hub's words, checks of pretrained files,
+the inspector's warnings, parts of the API."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import socket
+from contextlib import nullcontext
+from dataclasses import field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from sage_grpo import api, hub, inspector, pretrained, printing, web
+from sage_grpo.clips.evaluate import EvaluateSpec
+from sage_grpo.configure import ConfigError
+from sage_grpo.documents import DocumentError, finite, shown
+from sage_grpo.effects import affects
+from sage_grpo.flow.transition import Transition
+from sage_grpo.hints import did_you_mean, explain, family_hint, groups, nearest_key
+from sage_grpo.manual import kind_in_words, manual
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.ranges import Count, Share, check_prompt, checked, faults, ranges
+from sage_grpo.statistics import crossed_interval
+from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.types import Sound
+
+
+@checked
+class Part:
+    """A part."""
+
+    level: Share = 0.5
+    """How much. More is better."""
+
+
+@checked
+class Whole:
+    """Options of a test."""
+
+    name: str
+    """What it is called."""
+    count: Count | None = None
+    """How many, or None."""
+    kind: Literal["one", "two"] = "one"
+    """Which."""
+    part: Part = Part()
+    """A part of it; small."""
+    parts: list[Part] = field(default_factory=list)
+    """Several."""
+    on: bool = True
+    """Whether."""
+    weights: dict[str, Share] = field(default_factory=dict)
+    """By name."""
+    pair: tuple[Share, Count] = (0.5, 1)
+    """Two numbers."""
+
+
+HELP = """\
+usage: prog [--recipe NAME] [--config FILE.yaml] [--option value ...]
+
+About this.
+
+options:
+  --recipe        Start from a recipe; --help recipes lists them.
+  --config        A YAML file with any of these options.
+  --print_config  Print all options as YAML and stop.
+  --name          What it is called. (needed)
+  --count         How many, or null.
+  --kind          Which. (one)
+  --on            Whether. (true)
+  --weights       By name.
+  --pair          Two numbers. ((0.5, 1))
+
+groups of options (--help GROUP lists one, --help all everything):
+  part     A part of it. (1)
+  parts[]  Several. (1)"""
+
+
+def test_help_is_an_overview_a_group_or_an_option() -> None:
+    def told(topic: str, **more: Any) -> str:
+        return manual(Whole, topic, prog="prog", about="About\n this.", **more)
+
+    recipes = {"methods": {"a": "first", "longer": "second"}}
+    assert told("", recipes=recipes) == HELP
+    assert "--recipe" not in told("")
+    assert told("recipes", recipes=recipes) == "methods:\n  a       first\n  longer  second"
+    level = "  --part.level NUMBER (0.5)\n      How much. More is better. Must be in [0, 1]."
+    assert told("part") == f"\npart: A part of it; small.\n{level}"
+    assert told("--part.level") == level
+    assert told("kind") == "  --kind {one,two} (one)\n      Which."
+    assert told("parts").startswith("\nparts[]: Several. A list of these, as YAML or JSON.\n  --parts[].level NUMBER")
+    assert told("part.level", values=Whole(name="x", part=Part(level=0.25))).startswith(
+        "  --part.level NUMBER (0.25)\n"
+    )
+    assert len(told("all").splitlines()) == 20
+    with pytest.raises(
+        ValueError, match=r"no option or group 'prat'\. Did you mean --help part\? Groups: part, parts\."
+    ):
+        told("prat")
+    assert kind_in_words(dict[str, int]) == "{NAME: INT}"
+    assert kind_in_words(list[float] | None) == "[NUMBER,...]|null"
+    assert (kind_in_words(Path), kind_in_words(Any), kind_in_words(bool)) == ("PATH", "ANY", "true|false")
+
+
+def test_values_out_of_their_range_are_told_with_their_place() -> None:
+    assert dict(ranges(Whole)) == {
+        "count": "at least 1", "part.level": "in [0, 1]", "parts.level": "in [0, 1]", "weights": "in [0, 1]", "pair": "at least 1",
+    }  # fmt: skip
+    good: dict[str, Any] = {one.name: getattr(Whole(name="x"), one.name) for one in dataclasses.fields(Whole)}
+    assert list(faults(Whole, good)) == []
+    for changes, said in (
+        ({"count": 0}, "count must be at least 1, got 0."),
+        ({"count": 1.5}, "count must be a whole number, got 1.5."),
+        ({"count": True}, "count must be a number, got True."),
+        ({"count": 2**63}, f"count must be a number of at most 63 bits, got {2**63}."),
+        ({"kind": "three"}, "kind must be one of one, two, got 'three'."),
+        ({"name": None}, "name must be a text, got null: give a value, or leave name out."),
+        ({"weights": {"a": 2.0}}, "weights.a must be in [0, 1], got 2.0."),
+        ({"pair": (0.5, 0)}, "pair[1] must be at least 1, got 0."),
+        ({"pair": (1.5, 1)}, "pair[0] must be in [0, 1], got 1.5."),
+        ({"part": {"level": -1.0}}, "part.level must be in [0, 1], got -1.0."),
+        ({"parts": [{"level": 0.5}, {"level": 2.0}]}, "parts[1].level must be in [0, 1], got 2.0."),
+        ({"part": None}, "part must be a group of options ({name: value}), got null: give a value, or leave part out."),
+    ):
+        assert list(faults(Whole, {**good, **changes})) == [said]
+    check_prompt("x" * 20_000)
+    with pytest.raises(ValueError, match="has 20,001 characters, more than 20,000"):
+        check_prompt("x" * 20_001)
+
+
+def test_the_nearest_name_is_meant() -> None:
+    keys = ("optimizer.lr", "optimizer.eps", "batch.group_size", "rollout.steps", "out")
+    near = {
+        name: nearest_key(name, keys)
+        for name in ("Optimizer-lr", "learning_rate", "x.num_generations", "lr", "eps", "output", "qqqq")
+    }
+    assert near == {
+        "Optimizer-lr": "optimizer.lr", "learning_rate": "optimizer.lr", "x.num_generations": "batch.group_size", "lr": "optimizer.lr",
+        "eps": "optimizer.eps", "output": "out", "qqqq": "",
+    }  # fmt: skip
+    assert did_you_mean("SAEG", ["sage", "flow"]) == " Did you mean 'sage'?"
+    assert did_you_mean("abc", ["xyz"]) == ""
+    assert family_hint("sd3/branch", ["wan", "ltx"]).startswith(" sd3 is a family of models")
+    assert family_hint("wan/branch", ["wan"]) == family_hint("nothing", ["wan"]) == ""
+    assert groups(Whole) == ["part"]
+
+
+def test_a_parsers_complaint_is_one_line_of_advice() -> None:
+    wanted = "Expected a typing.Literal['one', 'two']. Got value: onne"
+    for message, said in (
+        ("Option 'kimd' is not accepted", "There is no option 'kimd'. Did you mean 'kind'?"),
+        ("Key 'zzz' is not expected", "There is no option 'zzz'. --help lists all."),
+        ("Group 'part' does not accept option 'levle'", "There is no option 'part.levle'. Did you mean 'part.level'?"),
+        ("unrecognized arguments: --cuont 3", "There is no option 'cuont'. Did you mean 'count'?"),
+        (
+            "unrecognized arguments: stray word",
+            "'stray' belongs to no option: options are written --name value, lists --name [a, b].",
+        ),
+        ("the following arguments are required: kind, name", "--kind is needed: one of one, two. --name is needed."),
+        ("Parser key \"config\": File does not exist: 'x.yaml'", "--config x.yaml: there is no such file to read."),
+        ("Problems parsing config: no\n  good", "The configuration is no YAML of options with values: no good"),
+        ("argument --on: expected one argument", "--on needs a value."),
+        (f'Parser key "kind": {wanted}', "kind must be one of one, two, got 'onne'. Did you mean 'one'?"),
+        (
+            "Parser key \"count\": Expected a <class 'int'> or <class 'NoneType'>. Got value: x",
+            "count must be a whole number, got 'x'.",
+        ),
+        ("something  else\nhappened", "something else happened"),
+        (
+            "Parser key \"parts\": Expected a <class 'list'>. Got value: x",
+            """parts must be a list ([a, b]), got 'x'. Each is a mapping: --parts '[{"level": ...}]'.""",
+        ),
+        (
+            "Parser key \"part\": Unable to load config 'x'",
+            "part is a group of options: --part.NAME value, {NAME: value} or a YAML file; got 'x'.",
+        ),
+        (
+            "Parser key \"part\": Expected a <class 'float'>. Got value: NestedArg(key='level', val='y')",
+            "part.level must be a number, got 'y'.",
+        ),
+    ):
+        assert explain(message, Whole) == said
+
+
+def test_sizes_and_files_of_the_hub_in_words(tmp_path: Path) -> None:
+    assert [hub.in_words(size) for size in (999, 1000, 1.5e6, 2.25e9, 5e12)] == [
+        "999 B",
+        "1 kB",
+        "2 MB",
+        "2.2 GB",
+        "5000.0 GB",
+    ]
+    assert hub.hub_name("owner/name@v1") == ("owner/name", "v1")
+    assert hub.hub_name("owner/name") == ("owner/name", None)
+    assert hub.hub_name("name") is hub.hub_name("/a/b") is hub.hub_name(str(tmp_path)) is None
+    files = (hub.HubFile("a", 1500), hub.HubFile("b", 20))
+    assert hub.table(files) == "       2 kB  a\n       20 B  b\n       2 kB  in 2 file(s)"
+    assert hub.Listing("r", "c", files).size == 1520
+    assert hub.free_space(tmp_path / "not" / "there")[0] == tmp_path
+    for name in ("owner", "owner/name@v1", "a/b/c"):
+        with pytest.raises(hub.HubError, match="must be OWNER/NAME"):
+            hub.check_name(name)
+    hub.check_name("me/mine-1.0")
+
+
+def test_checks_of_pretrained_files(tmp_path: Path) -> None:
+    assert pretrained.weights_fault() is None
+    assert pretrained.weights_fault("fedcba", ["x"], [("m", 1, 2), "k"]) == (
+        "lacks a, b, c, d, e and 1 more; it also holds x; it holds in another shape k, m"
+    )
+    assert pretrained.weights_fault("abcde") == "lacks a, b, c, d, e"
+    info = {"missing_keys": ["a"], "unexpected_keys": ["b"], "mismatched_keys": []}
+    assert pretrained.loading_fault(info) == "lacks a; it also holds b"
+    names = {"tokenizer_file": "tokenizer.json", "vocab": "vocab.json", "merges": "merges.txt"}
+    (tmp_path / "vocab.json").write_text("{}")
+    assert (
+        "needs tokenizer.json, or vocab.json and merges.txt, and there is no tokenizer.json and no merges.txt"
+        in str(pretrained.tokenizer_files_fault(names, tmp_path))
+    )
+    (tmp_path / "merges.txt").write_text("")
+    assert pretrained.tokenizer_files_fault(names, tmp_path) is None
+    assert pretrained.tokenizer_files_fault(names, tmp_path / "none") is None
+    (tmp_path / "merges.txt").unlink()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert pretrained.tokenizer_files_fault(names, tmp_path) is None
+
+    def vocabulary(size: int, rows: int) -> str | None:
+        words = {str(number): number for number in range(size)}
+        return pretrained.vocabulary_fault(SimpleNamespace(get_vocab=lambda: words, vocab_files_names={}), "f", rows)
+
+    assert "knows 9 tokens, but its model has 8 embeddings: they do not" in str(vocabulary(9, 8))
+    assert "knows 5 tokens, but its model has 8 embeddings: its files (added_tokens.json)" in str(vocabulary(5, 8))
+    assert vocabulary(6, 8) is vocabulary(8, 8) is None
+    config = tmp_path / "config.json"
+    for values, rows in (
+        ({"vocab_size": 5}, 5),
+        ({"text_config": {"vocab_size": 6}}, 6),
+        ({"vocab_size": 5, "text_config": {"vocab_size": 6}}, 5),
+        ({}, None),
+    ):
+        config.write_text(json.dumps(values))
+        assert pretrained.embedding_rows(config) == rows
+    for odd in (True, "5", 1.5):
+        config.write_text(json.dumps({"vocab_size": odd}))
+        with pytest.raises(DocumentError, match="vocab_size must be a whole number"):
+            pretrained.embedding_rows(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_layers": 10_001}, "networks have at most 10,000"),
+        ({"depths": [1, 20_000]}, "depths is"),
+        ({"a": {"num_blocks": 1e9}}, "num_blocks is"),
+        ({"attn_implementation": "owner/kernel"}, "fetched from the hub"),
+        ({"_experts_implementation_internal": {"a": "owner/kernel"}}, "fetched from the hub"),
+        ({"quantization_config": {"bits": 4}}, "Quantised weights are not read"),
+        (
+            {
+                "num_layers": 10_000,
+                "depth": None,
+                "attn_implementation": "sdpa",
+                "quantization_config": None,
+                "blocks": True,
+            },
+            "",
+        ),
+    ],
+)
+def test_what_a_network_s_configuration_may_ask_for(values: dict[str, Any], said: str) -> None:
+    if not said:
+        pretrained.check_config(values, "it")
+        return
+    with pytest.raises(DocumentError, match=said):
+        pretrained.check_config({"inner": [values]}, "it")
+
+
+def test_a_loras_configuration_is_of_known_keys_and_sizes() -> None:
+    for values, said in (
+        ({"r": 4, "lora_alpha": 1e6, "rank_pattern": {"a": 8}, "use_dora": True, "bias": "none"}, None),
+        ({"r": 9}, 'has 9 in "r", which must be a number above 0 and at most 8'),
+        ({"r": 0}, 'has 0 in "r", which must be a number above 0 and at most 8'),
+        ({"rank_pattern": {"a": 8, "b": True}}, 'has true in "rank_pattern", which must be a number above 0 and at most 8'),
+        ({"lora_alpha": 1e6 + 1}, 'has 1000001.0 in "lora_alpha", which must be a number above 0 and at most 1e+06'),
+        ({"bias": "all"}, 'has "all" as "bias", and only "none" is supported'),
+        ({"eva": 1}, 'has the key "eva", which is none of peft\'s for a LoRA'),
+    ):  # fmt: skip
+        assert pretrained.lora_config_fault(values, 8) == said
+    assert pretrained.lora_config_fault({"r": 10**6}) is None
+
+
+def test_steps_out_of_proportion_and_lists_of_steps() -> None:
+    std, a = torch.tensor([0.0, 1.0, 2.5, 1.0, 0.5, 4.0]), torch.tensor([9.0, 1.0, -3.0, 1.0, 1.0, 1.0])
+    step = Transition(a=a, b=torch.ones(6), std=std)
+    assert inspector.proportions(step) == [(2, "std", 2.5, 1.0), (5, "std", 4.0, 0.5), (2, "a", 3.0, 1.0)]
+    flags = [torch.tensor(one) for one in ([0, 1, 0], [1, 1, 0], [1, 0, 1], [1, 1, 0, 1])]
+    assert [inspector._listed(one) for one in flags] == ["step 1", "steps 0 to 1", "steps 0 and 2", "steps 0, 1 and 3"]
+    assert inspector._span(torch.tensor([2.0, 8.0, 4.0])) == 4.0
+    assert inspector._span(torch.tensor([])) is None
+    # By hand, for point data: x1 = a x0 + std; two steps of half the noise each
+    step = Transition(a=torch.tensor([0.5, 0.0]), b=torch.tensor([0.25, 1.0]), std=torch.tensor([0.5, 0.0]))
+    sigmas = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
+    # gain = a + b / sigma for c = 0: 0.75, so the variance is 0.5625 + 0.25; then 2 squared of it
+    assert inspector._variances(step, sigmas, 0.0) == [0.8125, 3.25]
+    # c = 1 at sigma 1: marginal 1, covariance 1; at 0.5: marginal 0.5, covariance 0
+    assert inspector._variances(step, sigmas, 1.0) == [0.8125, 0.0]
+    part = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    still = Transition(a=torch.ones(1), b=torch.zeros(1), std=torch.zeros(1))
+    assert inspector._variances(still, part, 2.0) == [0.25 * 2 + 0.25]
+
+
+def test_values_for_json_and_for_errors() -> None:
+    assert finite({1: [float("nan"), (2, float("-inf"))], "p": Path("a"), "b": True}) == {
+        "1": [None, [2, None]],
+        "p": "a",
+        "b": True,
+    }
+    assert (shown("x" * 58), len(shown("x" * 59))) == (f'"{"x" * 58}"', 63)
+    assert (printing.minutes(None), printing.minutes(90), printing.minutes(91)) == ("? min", "90 s", "2 min")
+    assert printing.spreadsheet_cell("=1\r") == "'=1 "
+    assert printing.spreadsheet_cell("a=1") == "a=1"
+    assert printing.fixed(12345.5, 0, grouped=True) == "12,346"
+    assert printing.markdown(["a", "b"], [["x|y", 1]]) == ["| a | b |", "|---|---|", "| x\\|y | 1 |"]
+    told: list[str] = []
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(printing.time, "monotonic", lambda: now[0])
+        listen = printing.lines_on_the_way("evaluation", told.append)
+        for now[0], done in ((29.0, 1), (30.0, 2), (59.0, 3), (60.0, 4), (200.0, 8), (201.0, 0)):
+            listen(done, 8)
+    assert told == ["evaluation: 2/8 micro-batches, 90 s left", "evaluation: 4/8 micro-batches, 60 s left"]
+    assert (
+        affects(TrainConfig, "rewards[0].batch_size")
+        == affects(TrainConfig, "rewards.batch_size")
+        != affects(TrainConfig, "rewards.name")
+        == "values"
+    )
+
+
+def test_what_an_evaluation_of_the_api_is_of(tmp_path: Path) -> None:
+    spec, own = api._evaluation("evaluate", None, None, None, "starter", {"micro_batch": 3})
+    assert (spec.prompts, spec.micro_batch, spec.rewards, own.prompts) == ("starter", 3, EvaluateSpec().rewards, None)
+    spec, own = api._evaluation("evaluate", None, ModelSpec(shift=3.0, train=False), "video_stats", ["a"] * 40, {})
+    assert (spec.settings.prompts, spec.model.shift, spec.model.train, own.model) == (40, 3.0, False, None)
+    assert [one.name for one in spec.rewards] == ["video_stats"]
+    spec, _ = api._evaluation("evaluate", None, None, None, ["a"], {"settings": EvalConfig(prompts=7)})
+    assert spec.settings.prompts == 7
+    with pytest.raises(ConfigError, match=r"evaluate has no option 'micro'; it has .*micro_batch"):
+        api._evaluation("evaluate", None, None, None, None, {"micro": 3})  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(ConfigError, match="no model object"):
+        api.evaluate_pairs(model=object())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="train needs a TrainConfig"):
+        api.train("shapes/sage")  # type: ignore[arg-type]
+    clips = torch.zeros(2, 3, 16, 16, 3, dtype=torch.uint8)
+    made = api.Clips(clips, ["a", "b"], [0, 1], 8.0, ["a.mp4", "b.mp4"], Sound(torch.zeros(2, 1, 1600), 16000))
+    assert made.save(tmp_path) == [tmp_path / "a.mp4", tmp_path / "b.mp4"]
+    assert {file.name for file in tmp_path.iterdir()} == {"a.mp4", "b.mp4", "contact_sheet.png"}
+
+
+def test_addresses_and_ports_that_can_be_listened_on() -> None:
+    assert [web.is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "host")] == [
+        True
+    ] * 3 + [False] * 3
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match="Nothing can listen on"):
+            web.check_port("127.0.0.1", taken.getsockname()[1])
+    web.check_port("127.0.0.1", 0)
+    for port in (-1, 65536):
+        with pytest.raises(ValueError, match=r"port must be in \[0, 65535\]"):
+            web.check_port("127.0.0.1", port)
+
+
+class Wire:
+    """A connection of a server that a test plays."""
+
+    def __init__(self) -> None:
+        self.sent, self.over = b"", False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.over = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.over
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None: ...
+
+    resume_reading = pause_reading
+
+
+def test_a_connection_without_a_request_makes_room_and_ends_by_itself() -> None:
+    async def played() -> list[tuple[bool, bytes]]:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.sleep(60)
+
+        config = web.guarded_config(app, header_timeout=0.05, max_connections=2, log_level="critical")
+        config.load()
+        from uvicorn.server import ServerState
+
+        wires, state = [Wire() for _ in range(5)], ServerState()
+        kinds = [config.http_protocol_class(config=config, server_state=state, app_state={}) for _ in wires]
+        for kind, wire in zip(kinds[:3], wires):  # the third takes the place of the first
+            kind.connection_made(wire)
+        kinds[1].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        kinds[2].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        kinds[3].connection_made(wires[3])  # both are being answered: there is no room
+        await asyncio.sleep(0.2)
+        busy = wires[2].over
+        kinds[2].connection_lost(None)
+        kinds[4].connection_made(wires[4])
+        before = wires[4].over
+        await asyncio.sleep(0.2)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        return [(wire.over, wire.sent) for wire in wires] + [(busy, b""), (before, b"")]
+
+    first, second, _, fourth, fifth, busy, early = asyncio.run(played())
+    assert (first, second, busy) == ((True, b""), (False, b""), (False, b""))
+    assert fourth == (True, web.BUSY)
+    assert (early[0], fifth[0]) == (False, True)
+
+
+def test_an_interval_over_seeds_and_prompts_by_hand() -> None:
+    """Means of seeds 1.5 and 6.5, of prompts 2.5 and 5.5, a rest of 1 everywhere: the variance is 6.25 + 2.25 + 1."""
+    found = crossed_interval([[1.0, 2.0], [4.0, 9.0]])
+    assert (found.mean, found.count) == (4.0, 2)
+    assert found.half == pytest.approx(12.706204736 * 9.5**0.5)
+    assert found.p == pytest.approx(1 - 2 / math.pi * math.atan(4 / 9.5**0.5))
+    assert math.isnan(crossed_interval([[1.0], [2.0]]).half)
+    assert math.isnan(crossed_interval([]).mean)
+
+
+def test_a_program_prints_the_report_unless_it_is_quiet(tmp_path: Path, monkeypatch, capsys) -> None:
+    world = SimpleNamespace(is_main=True)
+    ended = SimpleNamespace(iteration=3, stopped=True, model=None)
+    monkeypatch.setattr("sage_grpo.session.session", lambda *words, **named: nullcontext(world))
+    monkeypatch.setattr("sage_grpo.session.run", lambda *words, **named: ended)
+    monkeypatch.setattr("sage_grpo.report.page.leave_report", lambda out: f"Report of {out.name}.")
+    config = TrainConfig(out=str(tmp_path / "mine"))
+    for quiet, main, said in ((False, True, "Report of mine.\n"), (True, True, ""), (False, False, "")):
+        world.is_main = main
+        result = api.train(config, quiet=quiet)
+        assert (result.out, result.iteration, result.stopped, result.metrics) == (tmp_path / "mine", 3, True, [])
+        assert capsys.readouterr().out == said
+
+
+def test_a_server_runs_until_it_ends_and_says_whether_it_could_listen(monkeypatch) -> None:
+    import uvicorn
+
+    ran: list[bool] = []
+
+    def run(self: uvicorn.Server) -> None:
+        ran.append(True)
+        self.started = True
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    assert web.serve(None, header_timeout=1.0, max_connections=1)
+    assert ran == [True]
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self: None)
+    assert not web.serve(None, header_timeout=1.0, max_connections=1)
