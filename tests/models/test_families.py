@@ -159,22 +159,6 @@ def test_ode_rollout_is_the_pipeline(kind: str, checkpoint, model) -> None:
     assert (off > 0).float().mean() < 2e-3
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_double")
-def test_the_solver_of_published_files_is_the_pipelines(checkpoint, tmp_path) -> None:
-    """SANA-Video's, which is no Euler."""
-    config = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 8.0}
-    folder = tiny.variant(
-        checkpoint("sana_video"), tmp_path / "sana", scheduler=diffusers.DPMSolverMultistepScheduler(**config)
-    )
-    given = {"train": False, "negative_prompt": NEGATIVE, "guidance_scale": 4.0, **size_of("sana_video")}
-    ours = ModelSpec(path=str(folder), cache=None, **given).load("cpu")
-    _, latents, _, _ = stock(folder, "sana_video", start(ours), 4.0, steps=5)
-    y = solve(ours, build_solver(ours, "checkpoint", 5), start(ours), ours.encode(PROMPTS))
-    torch.testing.assert_close(y, latents, **CLOSE)
-    assert ours.shift == 8.0
-
-
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(checkpoint, model) -> None:
     """LTX-Video from a picture as in the stock pipeline, but that the mean is taken where it draws the picture's latents."""
