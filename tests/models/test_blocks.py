@@ -84,6 +84,7 @@ def test_a_pass_without_gradients_lets_go_of_every_block(checkpoint, monkeypatch
     )
     ours = spec.load("cpu")
     ours.keep(["attention"] * 2)
+    assert torch._dynamo.config.recompile_limit >= blocks.RECOMPILES == 64
     graphs = []
     for block in ours.blocks():
         block.register_forward_hook(

@@ -9,6 +9,7 @@ import torch
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec, check_negative
+from sage_grpo.models.network.given import check_given
 
 SIGMAS = [1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1]
 EXPLORES = [False, False, False, True, False, False, False, False]
@@ -124,6 +125,13 @@ def test_attention_is_another_inside_only(model) -> None:
 def test_what_a_network_cannot_do_is_refused(kind: str, spec: CheapSpec, words: str, model) -> None:
     with pytest.raises(ModelError, match=words):
         model(kind).check_cheap(spec)
+
+
+def test_one_block_leaves_no_others_out() -> None:
+    block = torch.nn.Linear(1, 1)
+    check_given(CheapSpec(cache="taylorseer"), [], [block])
+    with pytest.raises(ModelError, match="what follows the first block, and there is 1"):
+        check_given(CheapSpec(cache="first_block"), [], [block])
 
 
 def test_no_negative_branch_no_saving() -> None:

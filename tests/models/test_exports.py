@@ -103,26 +103,6 @@ def test_saving_again_copies_only_what_changed(base: Path, tmp_path) -> None:
     assert not linked.samefile(base / "tokenizer" / "tokenizer_config.json")
 
 
-def test_a_save_that_fails_leaves_no_temporary_files(base: Path, tmp_path, monkeypatch) -> None:
-    import huggingface_hub
-
-    def full(*arguments, **options):
-        raise OSError("No space left on device")
-
-    ours = ModelSpec(path=str(base), cache=None, lora=LORA).load("cpu")
-    monkeypatch.setattr(huggingface_hub, "save_torch_state_dict", full)
-    with pytest.raises(OSError, match="No space"):
-        ours.save(tmp_path / "out", merged=True)
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space"):
-        ours.save(tmp_path / "lora")
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(OSError, match="No space"):
-        ours.save(tmp_path / "third", merged=True)
-    left = [path for name in ("out", "lora", "third") for path in (tmp_path / name).rglob("*")]
-    assert not [path for path in left if ".tmp" in path.name]
-
-
 # ---- precision
 
 

@@ -122,6 +122,24 @@ def test_devices_and_precisions(monkeypatch) -> None:
         assert dtypes == {"default": rough, "a": trained, "b": trained, "vae": fine}
 
 
+def test_weights_that_are_kept_in_float32_compute_in_bfloat16() -> None:
+    """Autocast is for all weights that are trained in bfloat16 alone."""
+    for fields, mixed in (
+        ({}, True),
+        ({"dtype": "float32"}, False),
+        ({"train": False}, False),
+        ({"lora": LoraSpec()}, False),
+    ):
+        spec = ModelSpec(**{"dtype": "bfloat16", **fields})
+        kind = getattr(torch, spec.dtype)
+        ours = of(Ltx2, spec=spec, dtype=kind, device=torch.device("cpu"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with ours._autocast():
+                assert torch.is_autocast_enabled("cpu") == mixed
+        assert ours._input_dtype == (torch.float32 if mixed else kind)
+
+
 def test_a_module_that_went_home_is_whole() -> None:
     home, modules = Home(), [nn.BatchNorm1d(2), nn.Linear(2, 3)]
     before = [{name: one.clone() for name, one in module.state_dict().items()} for module in modules]
@@ -273,6 +291,13 @@ def test_a_strength_lies_above_0_and_is_at_most_1() -> None:
     assert wan.Wan._pipeline({"_class_name": "WanPipeline", "expand_timesteps": True}) == "WanImageToVideoPipeline"
 
 
+def test_what_hunyuans_clips_are() -> None:
+    """The pipeline's call states longer ones; these are the paper's."""
+    traits = hunyuan15.Hunyuan15.traits
+    assert traits.video == VideoSpec(frames=81, height=480, width=848, fps=24.0)
+    assert traits.guidance_scale == 6.0
+
+
 def test_guidance_by_hand() -> None:
     v, negative = (torch.tensor(one).view(1, 1, 1, 1, 2) for one in ([3.0, -1.0], [1.0, -1.0]))
     assert Guidance().combine(v, negative, 2.0).flatten().tolist() == [5.0, -1.0]
@@ -376,6 +401,10 @@ def test_a_whole_schedule() -> None:
     noise, source = torch.tensor([[1.0], [2.0]]), Conditioning({}, source=torch.tensor([5.0]))
     assert started(noise, torch.tensor(0.25), [source, Conditioning({})]).tolist() == [[0.75 * 5 + 0.25], [2.0]]
     assert started(noise, torch.tensor(0.25), [Conditioning({})] * 2) is noise
+    broken, start = Line(), torch.zeros(1, 1)
+    broken.velocity = lambda x, sigma, conditions, **_: x if sigma > 0.9 else x / 0
+    with pytest.raises(ModelError, match="The sample after step 2 holds NaN"):
+        integrate(Policy(broken, Ode(), schedule), start, [])
 
 
 def test_what_a_model_can_do() -> None:
@@ -416,7 +445,10 @@ def test_what_targets_mean() -> None:
     ):
         assert match_targets(network, targets, ["blocks"]) == found
         assert match_targets(network, targets, ["blocks"], dead) == [name for name in found if name != inside[1]]
-    with pytest.raises(ModelError, match=r'"to_x" binds to no .* Names inside a block: attn\.add_q_proj, attn\.to_q\.'):
+    with pytest.raises(
+        ModelError,
+        match=r'"to_x" binds to no .* names: attn\.to_q, .* Names inside a block: attn\.add_q_proj, attn\.to_q\.',
+    ):
         match_targets(network, ["to_q", "to_x"], ["blocks"])
     with pytest.raises(ModelError, match="never receive a gradient"):
         match_targets(network, ["blocks.1.attn.to_q"], ["blocks"], dead)
@@ -617,6 +649,13 @@ def test_a_fingerprint_reads_small_files_in_full_and_of_large_ones_blocks(
     assert found(content, "part/x") == whole  # one file may be named
     if size == 12:
         assert whole == hashlib.sha256(b"part/x/12/" + content).hexdigest()
+        file.write_bytes(bytes(2**20) + b"x")
+        usual = checkpoint.fingerprint(tmp_path, ["part"])
+        found_by = {
+            sizes: checkpoint.fingerprint(tmp_path, ["part"], block=sizes[0], samples=sizes[1])
+            for sizes in ((65536, 16), (32768, 16), (65536, 17))
+        }
+        assert [sizes for sizes, one in found_by.items() if one == usual] == [(65536, 16)]
 
 
 def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:

@@ -47,33 +47,6 @@ def test_small_batches_on_a_gpu_run_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("negative", "forwards"), [("a dog", [4]), pytest.param("blurred and shaken", [2, 2], marks=pytest.mark.slow)]
-)
-def test_branches_in_one_batch_are_the_two_passes(negative, forwards, model, monkeypatch) -> None:
-    """Velocity and gradients, for texts of equal and of unequal lengths."""
-    ours = model("hunyuan15_t2v", guidance_scale=3.0, negative_prompt=negative)
-    x, conditions, rows, asked = torch.randn(2, *ours.latent_shape()), ours.encode(["a cat", "a bat"]), [], []
-    forward, probe = ours._forward, torch.randn(2, *ours.latent_shape())
-    monkeypatch.setattr(ours, "_forward", lambda x, *rest: rows.append(len(x)) or forward(x, *rest))
-
-    def results(together: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        monkeypatch.setattr(family, "runs_together", lambda device, tokens: asked.append(tokens) or together)
-        ours.network.zero_grad()
-        v = ours.velocity(x, SIGMA, conditions)
-        v.backward(probe)
-        gradients = {name: p.grad.clone() for name, p in ours.trainable().items()}
-        ours.network.zero_grad()
-        return v.detach(), gradients
-
-    (v, gradients), (expected, expected_gradients) = results(True), results(False)
-    assert rows == [*forwards, 2, 2]
-    assert asked == [4 * ours.tokens] * 2
-    torch.testing.assert_close(v, expected, rtol=1e-5, atol=1e-5)
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize(
     "kind",
     [
         "hunyuan15_i2v",
@@ -136,7 +109,8 @@ def test_what_was_traced_is_kept_for_equal_networks_and_inputs_only() -> None:
 @pytest.mark.parametrize(("kind", "together"), [("hunyuan15_t2v", False), ("wan_t2v", True)])
 def test_without_the_negatives_gradient_it_is_a_constant(kind: str, together: bool, model, monkeypatch) -> None:
     """The same velocity to the bit, with and without a graph; the gradient is that of autograd with the negative velocity detached."""
-    monkeypatch.setattr(family, "runs_together", lambda device, tokens: together)
+    asked = []
+    monkeypatch.setattr(family, "runs_together", lambda device, tokens: asked.append(tokens) or together)
     ours, scale, probe = model(kind, guidance_scale=3.0, negative_prompt="a dog"), 3.0, None
     x, conditions = torch.randn(2, *ours.latent_shape()), ours.encode(["a cat", "a bat"])
     whole = ours.velocity(x, SIGMA, conditions).detach()
@@ -155,6 +129,7 @@ def test_without_the_negatives_gradient_it_is_a_constant(kind: str, together: bo
         assert torch.equal(ours.velocity(x, SIGMA, conditions), v.detach())
     assert torch.equal(v.detach(), whole)
     alone = ours.velocity(x, SIGMA, conditions, guidance=1.0)  # the conditional branch
+    assert set(asked) == {4 * ours.tokens}  # two clips, two branches
     found, expected = gradients(v), gradients(scale * alone + (whole - scale * alone).detach())
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-4, msg=name)

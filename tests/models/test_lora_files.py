@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import tiny
 from sage_grpo.models import ModelError
@@ -103,24 +100,6 @@ def test_weights_replace_parameters_without_touching_the_model(fresh_model, tmp_
     torch.testing.assert_close(v, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(ModelError, match="no parameter"):
         ours.save(tmp_path / "x", weights={"nonsense": torch.zeros(1)})
-
-
-def test_a_loaded_lora_drops_nothing_out(fresh_model, tmp_path) -> None:
-    """Its configuration may say with what dropout it was trained."""
-    ours = fresh_model("wan_t2v", lora=LORA, guidance_scale=1.0)
-    x, conditions = train_a_step(ours)
-    ours.save(tmp_path)
-    file = tmp_path / "pytorch_lora_weights.safetensors"
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    config = {**json.loads(metadata["lora_adapter_metadata"]), "transformer.lora_dropout": 0.5}
-    save_file(load_file(file), file, metadata={**metadata, "lora_adapter_metadata": json.dumps(config)})
-    inference = fresh_model("wan_t2v", train=False, guidance_scale=1.0)
-    inference.load_lora(tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            inference.velocity(x, SIGMA, conditions), ours.velocity(x, SIGMA, conditions), rtol=1e-5, atol=1e-5
-        )
 
 
 def test_adapters_start_alike_everywhere(fresh_model) -> None:

@@ -213,26 +213,6 @@ def test_a_grid_between_two_ends_needs_two_steps() -> None:
         own_sigmas(scheduler, 1, 3.0, even=True)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"guidance_scale": 3.0, "guidance_rescale": 0.7},
-        pytest.param({"guidance_scale": 3.0, "enabled": False}, marks=SLOW),
-    ],
-)
-@pytest.mark.usefixtures("in_double")
-def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
-    kind = "hunyuan15_t2v"
-    folder = tiny.variant(checkpoint(kind), tmp_path / kind, guider=diffusers.ClassifierFreeGuidance(**config))
-    ours = load(folder, kind, None)
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
-    y = solve(ours, build_solver(ours, "euler", 3), x, conditions)
-    torch.testing.assert_close(y, stock(folder, kind, x, None)[0], **CLOSE)
-    plain = model(kind, **fields_of(kind, 3.0))
-    other = solve(plain, build_solver(plain, "euler", 3), x, conditions_of(plain, kind))
-    assert (y - other).abs().max() > 1e-3
-
-
 @pytest.mark.usefixtures("in_double")
 def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
     kind = "wan22_t2v"
