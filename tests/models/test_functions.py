@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -173,6 +174,7 @@ def test_a_grid_divides_a_clip_and_names_the_nearest_that_can_be_divided() -> No
         (grid, (5, 32, 40), r"width must be a multiple of 16 here, got 40: use 32 or 48\."),
         (images, (1, 24, 32), r"width must be a multiple of 24 here, got 32: use 24 or 48\."),
         (images, (5, 24, 24), r"must be 1 for a model of images, got 5"),
+        (replace(grid, sides=24), (5, 48, 72), r"width must be a multiple of 48 here, got 72: use 48 or 96\."),
     ):
         with pytest.raises(ModelError, match=message):
             one.check(VideoSpec(frames=sizes[0], height=sizes[1], width=sizes[2]))
