@@ -145,6 +145,7 @@ def test_what_a_compiled_block_is_given_and_leaves() -> None:
     first, nothing, last = blocks._cut((made, None, made.detach()))
     assert (first.grad_fn, nothing) == (None, None)
     assert [first.requires_grad, last.requires_grad] == [True, False]
+    blocks.keep_activations([torch.nn.Linear(1, 1) for _ in blocks.KEEP], blocks.KEEP)  # all of them at once
     for levels in (["all", "all"], ["most"]):
         with pytest.raises(ValueError, match="1 blocks need a level each"):
             blocks.keep_activations([torch.nn.Linear(1, 1)], levels)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from diffusers.models.cache_utils import CacheMixin
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec, check_negative
@@ -132,6 +133,10 @@ def test_one_block_leaves_no_others_out() -> None:
     check_given(CheapSpec(cache="taylorseer"), [], [block])
     with pytest.raises(ModelError, match="what follows the first block, and there is 1"):
         check_given(CheapSpec(cache="first_block"), [], [block])
+    network = type("Odd", (torch.nn.Module, CacheMixin), {})()
+    network.odd, network.proj_out = torch.nn.ModuleList([block, torch.nn.Linear(1, 1)]), block
+    with pytest.raises(ModelError, match="no caches for Odd"):
+        check_given(CheapSpec(cache="taylorseer"), [network], list(network.odd))
 
 
 def test_no_negative_branch_no_saving() -> None:

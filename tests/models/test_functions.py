@@ -353,9 +353,9 @@ def test_which_expert_runs_and_which_is_trained() -> None:
 
 def test_terms_of_ltx2s_guidance() -> None:
     """0 for the sound is the picture's; what would add nothing is not run."""
-    options = {"stg_scale": 0.5, "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 3.0}
+    options = {"stg_scale": 0.5, "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 1.5}
     ours = of(Ltx2, options={**options, "stg_block": 7}, _perturbs=True)
-    further = ({"video": 0.0, "audio": 2.0}, {"isolate_modalities": True})
+    further = ({"video": 0.0, "audio": 0.5}, {"isolate_modalities": True})
     stg = ({"video": 0.5, "audio": 0.5}, {"spatio_temporal_guidance_blocks": [7]})
     assert ours._perturbed() == {"perturbed": stg, "isolated": further}
     ours._perturbs = False
@@ -473,6 +473,23 @@ def test_a_lora_belongs_to_its_expert(tmp_path) -> None:
             lora._check_expert(Header({}, {}, {EXPERT_KEY: saved}), tmp_path, expert)
         lora._check_expert(Header({}, {}, {EXPERT_KEY: saved}), tmp_path, saved)
         lora._check_expert(Header({}, {}, {}), tmp_path, expert)
+
+
+def test_which_network_of_a_pipeline_gets_a_lora(monkeypatch, tmp_path) -> None:
+    """The one that is asked for, else the one that its file names."""
+    two, calls = SimpleNamespace(transformer="first", transformer_2="second"), []
+    monkeypatch.setattr(lora, "load_into", lambda network, folder, name, expert: calls.append((network, name, expert)))
+    for pipe, saved, component, network, expert in (
+        (two, "low", None, "second", "low"),
+        (two, "high", None, "first", "high"),
+        (two, None, None, "first", "high"),
+        (two, None, "transformer_2", "second", "low"),
+        (SimpleNamespace(transformer="only"), "low", None, "only", None),
+    ):
+        header = Header({}, {}, {} if saved is None else {EXPERT_KEY: saved})
+        monkeypatch.setattr(lora, "read_header", lambda folder, header=header: header)
+        lora.load_lora(pipe, tmp_path, component=component, adapter="mine")
+        assert calls.pop() == (network, "mine", expert)
 
 
 def test_what_rounding_leaves_of_an_update() -> None:

@@ -94,6 +94,7 @@ def test_given_frames_stay_and_the_rest_is_learned(case: str, model) -> None:
     v = ours.velocity(x, sigma, conditions)
     assert torch.equal(v.detach(), before)
     held, at = conditions[0].tensors["condition"], conditions[0].tensors["at"]
+    assert at.tolist() == ([0, 6] if case == "several" else [4, 5, 6, 7, 8])
     torch.testing.assert_close((x - sigma * v)[0][:, at], held)
     weights = list(ours.trainable().values())
     fixed = torch.autograd.grad(v[0][:, at].sum(), weights, retain_graph=True, allow_unused=True)

@@ -239,6 +239,14 @@ def test_5b_image_stays_and_only_the_rest_is_trained(model) -> None:
     explored = Policy(ours, SageExact(), Schedule(ours.sigmas(4)))
     y = integrate(explored, x, conditions, lambda index: torch.randn_like(x))
     torch.testing.assert_close(y[0, :, :1], frame)
+    told = []
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        run = ours._run
+        patch.setattr(
+            ours, "_run", lambda x, sigma, timestep, inputs: told.append(timestep) or run(x, sigma, timestep, inputs)
+        )
+        ours.velocity(x, torch.tensor(0.7), conditions)
+    assert told[0].tolist() == [[0.0] * 4 + [700.0] * 4]
 
 
 def test_what_a_plan_knows_of_published_checkpoints() -> None:
