@@ -164,7 +164,7 @@ def _hunyuan15(kind: str, shift: float) -> Any:
         target_size=32,
         task_type="i2v" if kind.endswith("i2v") else "t2v",
     )
-    _wake(transformer)
+    tiny_families.wake(transformer)
     vae = AutoencoderKLHunyuanVideo15(
         latent_channels=channels,
         block_out_channels=(8, 8, 8, 8),
@@ -214,18 +214,15 @@ def _hunyuan15(kind: str, shift: float) -> Any:
 
 def _wan(kind: str, shift: float) -> Any:
     import diffusers
-    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler
+    from diffusers import FlowMatchEulerDiscreteScheduler
     from transformers import ByT5Tokenizer, UMT5Config, UMT5EncoderModel
 
-    z_dim = 16
-    vae = AutoencoderKLWan(
-        base_dim=4, z_dim=z_dim, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
-    )
+    z_dim, vae = 16, tiny_families.wan_vae()
     umt5 = UMT5EncoderModel(UMT5Config(vocab_size=384, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2))
     components: dict[str, Any] = {
         "tokenizer": ByT5Tokenizer(),
         "text_encoder": umt5.eval(),
-        "vae": vae.eval(),
+        "vae": vae,
         "scheduler": unipc(shift) if "unipc" in kind else FlowMatchEulerDiscreteScheduler(shift=shift),
         "transformer": _wan_transformer(kind, z_dim),
     }
@@ -252,41 +249,28 @@ def _wan_transformer(kind: str, z_dim: int) -> Any:
 
     two, clip = kind == "wan_flf2v", kind in ("wan_i2v", "wan_flf2v")
     beside = kind.endswith(("i2v", "flf2v")) and "5b" not in kind  # the image goes into channels beside the latents
-    transformer = WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=z_dim + (4 + z_dim if beside else 0),
-        out_channels=z_dim,
-        text_dim=16,
-        freq_dim=16,
-        ffn_dim=32,
-        num_layers=2,
-        image_dim=8 if clip else None,
-        added_kv_proj_dim=24 if clip else None,
-        pos_embed_seq_len=2 * 5 if two else None,
-        rope_max_seq_len=32,
+    return tiny_families.wake(
+        WanTransformer3DModel(
+            patch_size=(1, 2, 2),
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=z_dim + (4 + z_dim if beside else 0),
+            out_channels=z_dim,
+            text_dim=16,
+            freq_dim=16,
+            ffn_dim=32,
+            num_layers=2,
+            image_dim=8 if clip else None,
+            added_kv_proj_dim=24 if clip else None,
+            pos_embed_seq_len=2 * 5 if two else None,
+            rope_max_seq_len=32,
+        )
     )
-    _wake(transformer)
-    return transformer
-
-
-def _wake(network: torch.nn.Module) -> None:
-    """Make the random network's output depend visibly on every input: default initialisations are nearly silent."""
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(1.5) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 def qwen_tokenizer() -> Any:
     """A byte-level tokenizer whose template is as long as the 108 tokens that the pipeline crops."""
-    from transformers import Qwen2Tokenizer
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    vocabulary = {symbol: index for index, symbol in enumerate(bytes_to_unicode().values())}
-    tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token="<|endoftext|>", pad_token="<|endoftext|>", eos_token="<|endoftext|>"
-    )
+    tokenizer = tiny_families.byte_level()
     template = "<|endoftext|>" * 108 + "{{ message['content'] }}" + "<|endoftext|>" * 3
     tokenizer.chat_template = (
         "{% for message in messages %}{% if message['role'] == 'user' %}" + template + "{% endif %}{% endfor %}"

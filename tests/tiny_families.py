@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 SCHEDULER = {"shift": 3.0}
+TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+"""Of text encoders."""
 DYNAMIC = {
     "use_dynamic_shifting": True,
     "base_image_seq_len": 4,
@@ -85,7 +87,7 @@ def ltx(timestep: bool = False, condition: bool = False, **vae_config: Any) -> A
         vae=vae.eval(),
         text_encoder=_t5(16),
         tokenizer=_bytes(),
-        transformer=_wake(transformer),
+        transformer=wake(transformer),
     )
 
 
@@ -150,10 +152,7 @@ def ltx2(newer: bool = False) -> Any:
         )
     else:
         vocoder = LTX2Vocoder(in_channels=16, hidden_channels=8, **up, **layers, output_sampling_rate=1600)
-    text = {
-        **{"vocab_size": 384, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8},
-        **{"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 8},
-    }
+    text = {**TEXT, "vocab_size": 384, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 8}
     vision = {
         **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
         **{"image_size": 28, "patch_size": 14},
@@ -165,9 +164,9 @@ def ltx2(newer: bool = False) -> Any:
         audio_vae=audio_vae.eval(),
         text_encoder=Gemma3ForConditionalGeneration(config).eval(),
         tokenizer=_bytes(),
-        connectors=_wake(connectors).eval(),
-        transformer=_wake(transformer),
-        vocoder=_wake(vocoder).eval(),
+        connectors=wake(connectors).eval(),
+        transformer=wake(transformer),
+        vocoder=wake(vocoder).eval(),
     )
 
 
@@ -195,20 +194,12 @@ def hunyuan(embedded: bool = True) -> Any:
     vae = AutoencoderKLHunyuanVideo(
         latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4, scaling_factor=1.7
     )
-    llama = LlamaConfig(
-        vocab_size=400,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-    )
+    llama = LlamaConfig(**TEXT, vocab_size=400, num_hidden_layers=3, max_position_embeddings=512)
     before = DEFAULT_PROMPT_TEMPLATE["template"].split("{}")[0]
     return HunyuanVideoPipeline(
         text_encoder=LlamaModel(llama).eval(),
         tokenizer=_template_tokenizer(before, 95),
-        transformer=_wake(transformer, gain=1.0),
+        transformer=wake(transformer, gain=1.0),
         vae=vae.eval(),
         scheduler=_euler(**SCHEDULER),
         text_encoder_2=CLIPTextModel(_clip(8)).eval(),
@@ -239,7 +230,7 @@ def flux(embedded: bool = True) -> Any:
         tokenizer=_clip_tokenizer(),
         text_encoder_2=_t5(16),
         tokenizer_2=_bytes(),
-        transformer=_wake(transformer),
+        transformer=wake(transformer),
     )
 
 
@@ -280,14 +271,14 @@ def flux2(distilled: bool = False) -> Any:
         head_dim=8,
         max_position_embeddings=512,
     )
-    tokenizer = _byte_level()
+    tokenizer = byte_level()
     tokenizer.chat_template = "{{ messages[0]['content'] }}."
     return Flux2KleinPipeline(
         scheduler=_euler(**DYNAMIC),
         vae=vae.eval(),
         text_encoder=Qwen3ForCausalLM(qwen).eval(),
         tokenizer=tokenizer,
-        transformer=_wake(transformer),
+        transformer=wake(transformer),
         is_distilled=distilled,
     )
 
@@ -314,7 +305,7 @@ def sd3(third: bool = True) -> Any:
     )
     clips = [CLIPTextModelWithProjection(_clip(8)).eval() for _ in range(2)]
     return StableDiffusion3Pipeline(
-        transformer=_wake(transformer),
+        transformer=wake(transformer),
         scheduler=_euler(**SCHEDULER),
         vae=_image_vae(),
         text_encoder=clips[0],
@@ -328,7 +319,7 @@ def sd3(third: bool = True) -> Any:
 
 def sana_video(large: bool = False) -> Any:
     """SANA-Video with Wan's VAE, or (720p) with LTX-2's, whose latents are tokens as they are."""
-    from diffusers import AutoencoderKLWan, SanaVideoPipeline, SanaVideoTransformer3DModel
+    from diffusers import SanaVideoPipeline, SanaVideoTransformer3DModel
     from transformers import Gemma2Config, Gemma2Model
 
     channels, size = (8, {"patch_size": (1, 1, 1), "sample_size": 22}) if large else (16, {})
@@ -345,33 +336,22 @@ def sana_video(large: bool = False) -> Any:
         caption_channels=16,
         rope_max_seq_len=32,
     )
-    vae = AutoencoderKLWan(
-        base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
-    )
+    vae = wan_vae()
     if large:
         vae = _ltx2_vae(channels)
-    gemma = Gemma2Config(
-        vocab_size=300,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        pad_token_id=256,
-    )
+    gemma = Gemma2Config(**TEXT, vocab_size=300, num_hidden_layers=1, head_dim=8, pad_token_id=256)
     return SanaVideoPipeline(
-        tokenizer=_byte_level(),
+        tokenizer=byte_level(),
         text_encoder=Gemma2Model(gemma).eval(),
         vae=vae.eval(),
-        transformer=_wake(transformer),
+        transformer=wake(transformer),
         scheduler=_euler(**SCHEDULER),
     )
 
 
 def qwen_image(edit: bool = False) -> Any:
     """Qwen-Image, or Qwen-Image-Edit, whose text encoder sees the picture."""
-    from diffusers import AutoencoderKLQwenImage, QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
+    from diffusers import QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     transformer = QwenImageTransformer2DModel(
@@ -383,12 +363,9 @@ def qwen_image(edit: bool = False) -> Any:
         joint_attention_dim=16,
         axes_dims_rope=(2, 4, 4),
     )
-    vae = AutoencoderKLQwenImage(
-        base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
-    )
+    vae = wan_vae("AutoencoderKLQwenImage")
     text = {
-        **{"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
-        **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048},
+        **{**TEXT, "vocab_size": 300, "num_hidden_layers": 1, "max_position_embeddings": 2048},
         "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
     }
     vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
@@ -399,8 +376,8 @@ def qwen_image(edit: bool = False) -> Any:
     components: dict[str, Any] = {
         "scheduler": _euler(**DYNAMIC),
         "vae": vae.eval(),
-        "tokenizer": _byte_level(),
-        "transformer": _wake(transformer),
+        "tokenizer": byte_level(),
+        "transformer": wake(transformer),
     }
     kind = QwenImageEditPipeline if edit else QwenImagePipeline
     bare = kind(**components, text_encoder=None, **({"processor": None} if edit else {}))
@@ -444,25 +421,24 @@ def z_image() -> Any:
         axes_dims=[4, 4, 4],
         axes_lens=[600, 64, 64],
     )
-    qwen = Qwen3Config(
-        vocab_size=300,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=512,
-    )
-    tokenizer = _byte_level()
+    qwen = Qwen3Config(**TEXT, vocab_size=300, num_hidden_layers=2, head_dim=8, max_position_embeddings=512)
+    tokenizer = byte_level()
     tokenizer.chat_template = "{{ messages[0]['content'] }}."
     return ZImagePipeline(
         scheduler=_euler(**DYNAMIC),
         vae=_image_vae(),
         text_encoder=Qwen3Model(qwen).eval(),
         tokenizer=tokenizer,
-        transformer=_wake(transformer),
+        transformer=wake(transformer),
     )
+
+
+def wan_vae(kind: str = "AutoencoderKLWan") -> Any:
+    """Wan's, which Qwen-Image has under another name."""
+    import diffusers
+
+    small = {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+    return getattr(diffusers, kind)(**small, temperal_downsample=[False, True, True]).eval()
 
 
 def _ltx2_vae(channels: int) -> Any:
@@ -548,7 +524,7 @@ def _clip_tokenizer() -> Any:
     return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
 
 
-def _byte_level() -> Any:
+def byte_level() -> Any:
     from transformers import Qwen2Tokenizer
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -563,15 +539,15 @@ def _template_tokenizer(before: str, count: int) -> Any:
     """A byte-level tokenizer that reads a template's beginning as so many tokens, which the pipeline then crops."""
     from transformers import AddedToken
 
-    tokenizer = _byte_level()
+    tokenizer = byte_level()
     ends = [round(len(before) * place / count) for place in range(count + 1)]
     pieces = dict.fromkeys(before[start:end] for start, end in pairwise(ends))
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     return tokenizer
 
 
-def _wake(network: torch.nn.Module, gain: float = 1.5) -> torch.nn.Module:
-    """As in tests/tiny.py: random networks are nearly silent as they come; too loud, they multiply round-off."""
+def wake(network: torch.nn.Module, gain: float = 1.5) -> torch.nn.Module:
+    """Make a random network's output depend visibly on every input: as they come they are nearly silent; too loud, they multiply round-off."""
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(gain) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))

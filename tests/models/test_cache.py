@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import warnings
 from pathlib import Path
 
@@ -71,27 +70,6 @@ def test_the_file_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
     dog.write_bytes(cat.read_bytes())
     with pytest.warns(UserWarning, match="checksum"):
         assert same(EncodingCache(tmp_path, "model").get(("a dog",), Encoder()))
-
-
-def test_two_writers_of_one_prompt_do_not_take_each_others_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two threads, or two machines that share a disk, may have one process number."""
-    replace, second = os.replace, EncodingCache(tmp_path, "model")
-
-    def meanwhile(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "replace", replace)
-        second.get(("a cat",), Encoder())
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", meanwhile)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        EncodingCache(tmp_path, "model").get(("a cat",), Encoder())
-        never = Encoder()
-        assert same(EncodingCache(tmp_path, "model").get(("a cat",), never))
-    assert never.calls == 0
-    assert [file.suffix for file in tmp_path.rglob("*") if file.is_file()] == [".safetensors"]
 
 
 def test_a_disk_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from diffusers.models.cache_utils import CacheMixin
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import RunsCheaply
 from sage_grpo.models.cheap import CheapSpec, check_negative
-from sage_grpo.models.network import blocks
-from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.models.network.given import check_given
 
 SIGMAS = [1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1]
 EXPLORES = [False, False, False, True, False, False, False, False]
@@ -43,19 +40,6 @@ def test_how_steps_are_guided(interval: tuple[float, float] | None, every: int) 
 def test_another_expert_adds_its_own_guidance() -> None:
     found = CheapSpec(negative_every=9).guides(SIGMAS, [False] * 8, lambda sigma: sigma > 0.75)
     assert found == ("whole", *["reused"] * 3, "whole", *["reused"] * 3)
-
-
-@pytest.mark.parametrize("kind", ["wan_t2v", pytest.param("hunyuan15_t2v", marks=pytest.mark.slow)])
-def test_both_is_the_velocity_and_what_the_prompt_alone_gives(kind: str, model) -> None:
-    one = model(kind, guidance_scale=4.0)
-    assert isinstance(one, RunsCheaply)
-    conditions, x = one.encode(["a cat", "a small dog runs"]), torch.randn(2, *one.latent_shape())
-    sigma = torch.tensor(0.7)
-    with torch.no_grad():
-        v, alone = one.both(x, sigma, conditions)
-        assert torch.equal(v, one.velocity(x, sigma, conditions))
-        assert torch.equal(alone, one.velocity(x, sigma, conditions, guidance=1.0))
-        assert not torch.allclose(v, alone)
 
 
 FIRST, TAYLOR = CheapSpec(cache="first_block", cache_threshold=1e9), CheapSpec(cache="taylorseer")
@@ -131,35 +115,6 @@ def test_attention_is_another_inside_only(model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "compiler"),
-    [(FIRST, "none"), *(pytest.param(spec, "aot_eager", marks=pytest.mark.slow) for spec in (FIRST, TAYLOR))],
-)
-def test_compiled_blocks_take_a_cache_and_keep_no_graphs(
-    spec: CheapSpec, compiler: str, checkpoint, monkeypatch
-) -> None:
-    """A network that is trained runs with graphs in any pass; those of a cache would hold the activations of all steps."""
-    torch._dynamo.reset()
-    compiles = partial(torch.compile, backend=CompileCounterWithBackend("aot_eager"))
-    monkeypatch.setattr(blocks.torch, "compile", compiles if compiler == "aot_eager" else lambda forward: forward)
-    found, grown = [], []
-    for compiled in (False, True):
-        fields = {"lora": LoraSpec(rank=2), "guidance_scale": 1.0, "compile": compiled}
-        one = ModelSpec(path=str(checkpoint("wan_t2v")), cache=None, **fields).load("cpu")
-        conditions, x = one.encode(["a cat"]), torch.ones(1, *one.latent_shape())
-        handle = one.transformer.proj_out.register_forward_hook(lambda *given: grown.append(given[2].requires_grad))
-        with torch.no_grad(), one.cheaply(spec):
-            found.append([one.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.8, 0.75, 0.7)])
-        assert not any(grown)
-        with torch.no_grad():
-            one.velocity(x, torch.tensor(0.5), conditions)
-        assert grown.pop() == compiled  # as it was
-        handle.remove()
-    for plain, fast in zip(*found):
-        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize(
     ("kind", "spec", "words"),
     [
         ("sd3", CheapSpec(cache="first_block"), "diffusers has no caches for SD3Transformer2DModel"),
@@ -171,6 +126,17 @@ def test_compiled_blocks_take_a_cache_and_keep_no_graphs(
 def test_what_a_network_cannot_do_is_refused(kind: str, spec: CheapSpec, words: str, model) -> None:
     with pytest.raises(ModelError, match=words):
         model(kind).check_cheap(spec)
+
+
+def test_one_block_leaves_no_others_out() -> None:
+    block = torch.nn.Linear(1, 1)
+    check_given(CheapSpec(cache="taylorseer"), [], [block])
+    with pytest.raises(ModelError, match="what follows the first block, and there is 1"):
+        check_given(CheapSpec(cache="first_block"), [], [block])
+    network = type("Odd", (torch.nn.Module, CacheMixin), {})()
+    network.odd, network.proj_out = torch.nn.ModuleList([block, torch.nn.Linear(1, 1)]), block
+    with pytest.raises(ModelError, match="no caches for Odd"):
+        check_given(CheapSpec(cache="taylorseer"), [network], list(network.odd))
 
 
 def test_no_negative_branch_no_saving() -> None:

@@ -75,22 +75,6 @@ def test_names_that_training_wraps_are_understood_and_others_refused(weights) ->
         to_original(weights)
 
 
-def test_the_command_writes_a_checkpoint_that_is_the_same_model(
-    checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = checkpoint(KIND)
-    assert main(["convert", str(base), "--to", "original", "--out", str(tmp_path / "theirs")]) == 0
-    (file,) = (tmp_path / "theirs").glob("*.safetensors")
-    trained = {name: tensor + 1 for name, tensor in load_file(file).items()}
-    save_file(trained, file)
-    words = ["convert", str(tmp_path / "theirs"), "--base", str(base), "--out", str(tmp_path / "ours")]
-    assert main(words) == 0
-    before, after = (tiny.pipeline(folder).transformer.state_dict() for folder in (base, tmp_path / "ours"))
-    assert all(torch.equal(after[name], before[name] + 1) for name in before)
-    assert main(words) == 2  # it is there already
-    assert "exists already" in capsys.readouterr().err
-
-
 def dtypes(folder: Path) -> set[torch.dtype]:
     return {tensor.dtype for file in folder.glob("*.safetensors") for tensor in load_file(file).values()}
 

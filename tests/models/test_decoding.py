@@ -79,20 +79,6 @@ def test_wans_frames_are_the_whole_decode(frames: int, model, residual_vae) -> N
         assert_same(chunked(wan_pixels, vae, z), stock(vae, z))
 
 
-@pytest.mark.parametrize("kind", ["wan_t2v", pytest.param("hunyuan15_t2v", marks=pytest.mark.slow)])
-def test_a_decode_given_up_half_way_leaves_no_trace(kind: str, model) -> None:
-    vae = model(kind).pipe.vae
-    z = latents(vae, 1, 3)
-    before = stock(vae, z)
-    with torch.no_grad():
-        monkey = CHUNKED[kind](vae, z, **({"frames": 1} if kind.startswith("hunyuan") else {}))
-        next(monkey)
-        monkey.close()
-    assert not any("forward" in vars(module) for module in vae.modules())
-    assert torch.equal(stock(vae, z), before)
-    assert_same(chunked(CHUNKED[kind], vae, z), before)
-
-
 def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, monkeypatch: pytest.MonkeyPatch) -> None:
     one, told = (
         fresh_model("hunyuan15_t2v", frames=13, width=48, train=False, options=options)
@@ -110,26 +96,6 @@ def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, mon
     assert len(list(one._pixels(z))) == 4
     decoded, expected = one.decode(z), to_uint8(one._pixels(one._to_vae(z)))
     assert (decoded.int() - expected.int()).abs().max() <= 1  # other places in memory may round another way
-
-
-@pytest.mark.parametrize("kind", ["wan_t2v", pytest.param("hunyuan15_t2v", marks=pytest.mark.slow)])
-def test_tiles_are_the_stock_ones(kind: str, fresh_model) -> None:
-    one = fresh_model(kind, train=False, vae_tiling=True)
-    assert one.pipe.vae.use_tiling  # whose published tiles are larger than these clips
-    assert not fresh_model(kind, train=False).pipe.vae.use_tiling
-    vae, small = one.pipe.vae, {"tile_sample_min_height": 16, "tile_sample_min_width": 16}
-    if kind.startswith("hunyuan"):
-        vae.enable_tiling(**small, tile_latent_min_height=2, tile_latent_min_width=2, tile_overlap_factor=0.5)
-    else:
-        vae.enable_tiling(**small, tile_sample_stride_height=8, tile_sample_stride_width=8)
-    z = torch.randn(1, *one.latent_shape())
-    with torch.no_grad():
-        (pixels,) = one._pixels(z)
-        expected = vae.decode(z).sample
-        vae.disable_tiling()
-        whole = vae.decode(z).sample
-    assert torch.equal(pixels, expected)
-    assert not torch.allclose(expected, whole, atol=1e-3)  # tiles are blended, chunks of frames are not
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -155,13 +121,6 @@ def test_the_norm_is_the_stock_norm(dtype: torch.dtype, bias: bool) -> None:
         else:
             assert ours.dtype == dtype
             assert (ours != theirs).float().mean() < 0.01
-
-
-def test_grey_levels_are_those_of_the_pipelines() -> None:
-    pixels = torch.tensor([-1.5, -1.0, 0.0, 0.5, 1.0, 2.0]).view(1, 1, 6, 1, 1).expand(1, 3, 6, 1, 1)
-    clip = to_uint8(pixels.split(4, dim=2))
-    assert clip.is_contiguous()
-    assert clip[0, :, 0, 0].tolist() == [[level] * 3 for level in (0, 0, 128, 191, 255, 255)]
 
 
 def test_the_vae_computes_in_bfloat16_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:

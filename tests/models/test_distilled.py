@@ -26,9 +26,7 @@ DISTILLED = {
     "/models/sd3_turbo/": None,
 }
 PLAIN = (
-    "black-forest-labs/FLUX.1-dev",
     "Lightricks/LTX-Video-0.9.7-dev",
-    "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
     "InstantX/flux-dev-de-distill-diffusers",
     "somebody/undistilled-flux-schnell",
     "Lightning-AI/some-model",
@@ -106,12 +104,6 @@ def test_settings_of_distilled_checkpoints(pipeline, guider, transformer, schedu
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(content))
     assert (find_distilled(ModelSpec(path=str(folder)), folder) is not None) == distilled
-
-
-def test_only_flux2_says_of_itself_that_it_is_distilled(folder: Path) -> None:
-    for name, distilled in (("Flux2KleinPipeline", True), ("StableDiffusion3Pipeline", False)):
-        (folder / "model_index.json").write_text(json.dumps({"_class_name": name, "is_distilled": True}))
-        assert (find_distilled(ModelSpec(path=str(folder)), folder) is not None) == distilled
 
 
 def test_advice_names_what_to_set() -> None:

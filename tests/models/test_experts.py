@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import tiny
-from sage_grpo.models import ModelError
 from sage_grpo.models.lora import load_lora
 from sage_grpo.models.spec import LoraSpec
 
@@ -46,15 +45,6 @@ def test_each_expert_gets_the_gradient_of_its_own_levels(lora, fresh_model) -> N
         assert got == {name for name in params if name.startswith(prefix)}
 
 
-def test_one_expert_is_as_before(fresh_model) -> None:
-    """The velocities of one trained expert and of both are the same bits, and names of a single one have no prefix."""
-    one, both = (fresh_model("wan22_t2v", lora=LORA, expert=expert, guidance_scale=1.0) for expert in ("low", "both"))
-    x, conditions = probe_of(one)
-    for sigma in (HIGH, LOW):
-        assert torch.equal(one.velocity(x, sigma, conditions), both.velocity(x, sigma, conditions))
-    assert {f"transformer_2.{name}" for name in one.trainable()} < both.trainable().keys()
-
-
 def test_a_lora_of_both_loads_in_the_stock_pipeline(fresh_model, tmp_path) -> None:
     """As the card says: the first expert's from the folder, the second's by the name of its file, which the hub knows as well."""
     kind = "wan22_t2v"
@@ -84,25 +74,3 @@ def test_a_lora_of_both_loads_in_the_stock_pipeline(fresh_model, tmp_path) -> No
             assert torch.equal(continued.velocity(x, sigma, conditions), trained)
             for other in (stock, ours_again, third):
                 torch.testing.assert_close(other.velocity(x, sigma, conditions), trained, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lora", [None, pytest.param(LORA, marks=pytest.mark.slow)])
-def test_whole_weights_of_both(lora, fresh_model, tmp_path) -> None:
-    ours = fresh_model("wan22_t2v", lora=lora, expert="both", guidance_scale=1.0)
-    x, conditions = probe_of(ours)
-    train_steps(ours, x, conditions)
-    ours.save(tmp_path / "whole", merged=lora is not None)
-    pipe = tiny.pipeline(tmp_path / "whole")
-    theirs = fresh_model("wan22_t2v", guidance_scale=1.0, train=False)
-    for name in ("transformer", "transformer_2"):
-        getattr(theirs.pipe, name).load_state_dict(getattr(pipe, name).state_dict())
-    with torch.no_grad():
-        for sigma in (HIGH, LOW):
-            trained = ours.velocity(x, sigma, conditions)
-            torch.testing.assert_close(theirs.velocity(x, sigma, conditions), trained, rtol=1e-5, atol=1e-5)
-
-
-def test_both_do_not_start_from_the_lora_of_one(fresh_model, tmp_path) -> None:
-    fresh_model("wan22_t2v", lora=LORA, expert="high").save(tmp_path)
-    with pytest.raises(ModelError, match=r'high-noise expert.*Set model.expert to "high"'):
-        fresh_model("wan22_t2v", lora=LoraSpec(rank=3, alpha=5.0, path=str(tmp_path)), expert="both")

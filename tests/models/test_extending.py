@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from sage_grpo.cli import main
-from sage_grpo.flow.kernels import Ode, SageExact
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
-from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 
 HERE = Path(__file__).parent
@@ -26,28 +22,6 @@ def later_is_better(videos, prompts, fps):
     return videos.float().mean((1, 2, 3, 4)) + 10 * next(calls)
 """
 """A reward whose every evaluation is the best so far."""
-
-
-@pytest.fixture
-def toy(monkeypatch, tmp_path):
-    package = tmp_path / "my_package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "toy.py").write_text((HERE / "toy_family.py").read_text())
-    monkeypatch.syspath_prepend(tmp_path)
-    yield ModelSpec(family="my_package.toy").load()
-    for name in ("my_package", "my_package.toy"):
-        sys.modules.pop(name, None)
-
-
-def test_it_samples_its_data(toy) -> None:
-    conditions = toy.encode(["four"])
-    x = torch.randn(1, *toy.latent_shape())
-    schedule = Schedule.shifted(200, 1.0)
-    y = integrate(Policy(toy, Ode(), schedule), x, conditions)
-    # The data have mean 4 and variance 1, so the flow carries noise to noise + 4.
-    torch.testing.assert_close(y, x + 4, rtol=0, atol=0.05)
-    assert torch.equal(toy.decode(torch.full_like(x, 7.0)), torch.full((1, 1, 2, 2, 3), 7, dtype=torch.uint8))
 
 
 @pytest.mark.slow
@@ -81,11 +55,3 @@ def test_a_family_that_is_not_there(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "wann.py").write_text("def load(spec, device=None): ...")
     assert ModelSpec(family="wann").own_family == "wann"
     assert ModelSpec(family="wan").own_family is None
-
-
-def test_it_learns_through_the_policy(toy) -> None:
-    policy = Policy(toy, SageExact(), Schedule.shifted(4, 1.0))
-    x, conditions = torch.randn(2, *toy.latent_shape()), toy.encode(["a", "b"])
-    step = policy.step(1, x, conditions)
-    step.gaussian.log_prob(step.gaussian.sample(torch.randn_like(x)).detach()).sum().backward()
-    assert toy.network.bias.grad is not None

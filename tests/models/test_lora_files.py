@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import tiny
 from sage_grpo.models import ModelError
@@ -103,64 +100,6 @@ def test_weights_replace_parameters_without_touching_the_model(fresh_model, tmp_
     torch.testing.assert_close(v, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(ModelError, match="no parameter"):
         ours.save(tmp_path / "x", weights={"nonsense": torch.zeros(1)})
-
-
-def test_full_weights_are_a_pipeline_folder(fresh_model, tmp_path) -> None:
-    ours = fresh_model("hunyuan15_t2v", guidance_scale=1.0)
-    x, conditions = train_a_step(ours)
-    ours.save(tmp_path / "full")
-    stock = tiny.pipeline(tmp_path / "full")
-    for (name, theirs), own in zip(stock.transformer.named_parameters(), ours.transformer.parameters()):
-        assert torch.equal(theirs, own), name
-    again = ModelSpec(path=str(tmp_path / "full"), cache=None, guidance_scale=1.0).load("cpu")
-    with torch.no_grad():
-        assert torch.equal(again.velocity(x, SIGMA, conditions), ours.velocity(x, SIGMA, conditions))
-    with pytest.raises(ModelError, match="overwrite"):
-        ours.save(ours.folder)
-    # The source must not change through the links of the copy.
-    assert not torch.equal(
-        load_file(ours.folder / "transformer" / "diffusion_pytorch_model.safetensors")["proj_out.weight"],
-        ours.transformer.proj_out.weight,
-    )
-
-
-def test_full_weights_of_the_low_noise_expert(fresh_model, tmp_path) -> None:
-    ours = fresh_model("wan22_t2v", expert="low", guidance_scale=1.0)
-    with torch.no_grad():
-        ours.transformer.proj_out.bias.add_(1)
-    stale = tmp_path / "transformer_2" / "diffusion_pytorch_model-00001-of-00002.safetensors"
-    stale.parent.mkdir()
-    stale.touch()
-    ours.save(tmp_path)
-    stock = tiny.pipeline(tmp_path)
-    assert torch.equal(stock.transformer_2.proj_out.bias, ours.transformer.proj_out.bias)
-    assert torch.equal(stock.transformer.proj_out.bias, ours.others[0].proj_out.bias)
-    assert not stale.exists()
-
-
-def test_targets_stay_out_of_the_token_refiner_unless_asked(fresh_model) -> None:
-    inside = fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_q"]))
-    assert {name.split(".")[0] for name in inside.trainable()} == {"transformer_blocks"}
-    asked = fresh_model("hunyuan15_t2v", lora=LoraSpec(targets=["to_q", "context_embedder.*.to_q"]))
-    assert {name.split(".")[0] for name in asked.trainable()} == {"transformer_blocks", "context_embedder"}
-
-
-def test_a_loaded_lora_drops_nothing_out(fresh_model, tmp_path) -> None:
-    """Its configuration may say with what dropout it was trained."""
-    ours = fresh_model("wan_t2v", lora=LORA, guidance_scale=1.0)
-    x, conditions = train_a_step(ours)
-    ours.save(tmp_path)
-    file = tmp_path / "pytorch_lora_weights.safetensors"
-    with safe_open(file, framework="pt") as opened:
-        metadata = opened.metadata()
-    config = {**json.loads(metadata["lora_adapter_metadata"]), "transformer.lora_dropout": 0.5}
-    save_file(load_file(file), file, metadata={**metadata, "lora_adapter_metadata": json.dumps(config)})
-    inference = fresh_model("wan_t2v", train=False, guidance_scale=1.0)
-    inference.load_lora(tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            inference.velocity(x, SIGMA, conditions), ours.velocity(x, SIGMA, conditions), rtol=1e-5, atol=1e-5
-        )
 
 
 def test_adapters_start_alike_everywhere(fresh_model) -> None:

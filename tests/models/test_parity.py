@@ -179,19 +179,6 @@ def test_solvers_run_in_order_and_once(model) -> None:
 
 
 @pytest.mark.usefixtures("in_double")
-def test_scheduler_settings_are_honoured(checkpoint, model, tmp_path) -> None:
-    kind, config = "wan22_t2v", {"num_train_timesteps": 500, "shift_terminal": 0.1}
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0, **config)
-    folder = tiny.variant(checkpoint(kind), tmp_path / kind, scheduler=scheduler)
-    ours = load(folder, kind, 1.0)
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
-    y = solve(ours, build_solver(ours, "euler", 4), x, conditions)
-    torch.testing.assert_close(y, stock(folder, kind, x, 1.0, steps=4)[0], **CLOSE)
-    plain = model(kind, **fields_of(kind, 1.0))
-    assert (y - solve(plain, build_solver(plain, "euler", 4), x, conditions)).abs().max() > 1e-3
-
-
-@pytest.mark.usefixtures("in_double")
 def test_a_shift_of_ones_own(checkpoint, model, tmp_path) -> None:
     kind = "wan_t2v"
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0)
@@ -226,26 +213,6 @@ def test_a_grid_between_two_ends_needs_two_steps() -> None:
         own_sigmas(scheduler, 1, 3.0, even=True)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"guidance_scale": 3.0, "guidance_rescale": 0.7},
-        pytest.param({"guidance_scale": 3.0, "enabled": False}, marks=SLOW),
-    ],
-)
-@pytest.mark.usefixtures("in_double")
-def test_guiders_are_honoured(config, checkpoint, model, tmp_path) -> None:
-    kind = "hunyuan15_t2v"
-    folder = tiny.variant(checkpoint(kind), tmp_path / kind, guider=diffusers.ClassifierFreeGuidance(**config))
-    ours = load(folder, kind, None)
-    x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
-    y = solve(ours, build_solver(ours, "euler", 3), x, conditions)
-    torch.testing.assert_close(y, stock(folder, kind, x, None)[0], **CLOSE)
-    plain = model(kind, **fields_of(kind, 3.0))
-    other = solve(plain, build_solver(plain, "euler", 3), x, conditions_of(plain, kind))
-    assert (y - other).abs().max() > 1e-3
-
-
 @pytest.mark.usefixtures("in_double")
 def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
     kind = "wan22_t2v"
@@ -253,18 +220,6 @@ def test_second_guidance_scale_is_the_pipelines(checkpoint, model) -> None:
     x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, kind)
     latents, _, _ = stock(checkpoint(kind), kind, x, 4.0, guidance_scale_2=2.0)
     torch.testing.assert_close(solve(ours, build_solver(ours, "euler", 3), x, conditions), latents, **CLOSE)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_double")
-def test_5b_takes_an_image_where_a_prompt_has_one(checkpoint, model) -> None:
-    """The published 5B checkpoint names the text-to-video pipeline; its weights serve both."""
-    ours = model("wan22_5b_t2v", **fields_of("wan22_5b_t2v", 4.0))
-    x = torch.randn(2, *ours.latent_shape())
-    with_image, _, _ = stock(checkpoint("wan22_5b_i2v"), "wan22_5b_i2v", x, 4.0)
-    without, _, _ = stock(checkpoint("wan22_5b_t2v"), "wan22_5b_t2v", x, 4.0)
-    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS, [PICTURE, None]))
-    torch.testing.assert_close(y, torch.stack([with_image[0], without[1]]), **CLOSE)
 
 
 def test_5b_image_stays_and_only_the_rest_is_trained(model) -> None:
@@ -284,6 +239,14 @@ def test_5b_image_stays_and_only_the_rest_is_trained(model) -> None:
     explored = Policy(ours, SageExact(), Schedule(ours.sigmas(4)))
     y = integrate(explored, x, conditions, lambda index: torch.randn_like(x))
     torch.testing.assert_close(y[0, :, :1], frame)
+    told = []
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        run = ours._run
+        patch.setattr(
+            ours, "_run", lambda x, sigma, timestep, inputs: told.append(timestep) or run(x, sigma, timestep, inputs)
+        )
+        ours.velocity(x, torch.tensor(0.7), conditions)
+    assert told[0].tolist() == [[0.0] * 4 + [700.0] * 4]
 
 
 def test_what_a_plan_knows_of_published_checkpoints() -> None:
@@ -301,14 +264,6 @@ def test_what_a_plan_knows_of_published_checkpoints() -> None:
         known = PUBLISHED[name]
         shift = known.scheduler.get("flow_shift", known.scheduler.get("shift"))
         assert (shift, known.guidance, known.boundary) == fact, name
-
-
-def test_defaults_come_from_the_checkpoint(model) -> None:
-    ours = model("hunyuan15_t2v")
-    assert (ours.guidance_scale, ours.shift) == (3.0, 5.0)
-    assert (ours.video.frames, ours.video.height, ours.video.width, ours.video.fps) == (5, 32, 32, 8.0)
-    assert model("hunyuan15_t2v", shift=7.0, guidance_scale=2.0, frames=9).latent_shape() == (4, 3, 4, 4)
-    assert model("wan_t2v").guidance_scale == 5.0
 
 
 def test_two_experts_share_the_noise_range(model) -> None:

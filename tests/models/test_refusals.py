@@ -42,22 +42,14 @@ def dpm(kind: str):
 SAID = [
     ("wan_t2v", PART, diffusers.FlowMatchHeunDiscreteScheduler(), "supported are FlowMatchEuler"),
     ("wan_t2v", SCHEDULER, {"use_dynamic_shifting": True}, "sets use_dynamic_shifting to True"),
-    ("wan_t2v", SCHEDULER, {"stochastic_sampling": True}, "sets stochastic_sampling to True"),
     ("wan_unipc_t2v", SCHEDULER, {"use_flow_sigmas": False}, "sets use_flow_sigmas to False"),
-    ("wan_unipc_t2v", SCHEDULER, {"prediction_type": "epsilon"}, "sets prediction_type to 'epsilon'"),
     ("hunyuan15_t2v", PART, dpm("dpmsolver++"), "is a DPMSolverMultistepScheduler; supported are FlowMatch"),
     ("wan_t2v", PART, dpm("sde-dpmsolver++"), r"algorithm_type to 'sde-dpmsolver\+\+'.*only 'dpmsolver' or"),
     ("flux", PART, tiny.unipc(), "is a UniPCMultistepScheduler; supported are"),
     ("ltx_condition", SCHEDULER, {"shift": 3.0}, "shift to 3.0"),
     ("ltx_condition", SCHEDULER, {"shift_terminal": 0.1}, "shift_terminal to 0.1"),
-    ("ltx_condition", SCHEDULER, {"use_dynamic_shifting": True}, "use_dynamic_shifting to True"),
     ("ltx_condition", PART, tiny.unipc(), f"supported with an {LTX}"),
-    ("hunyuan15_t2v", INDEX, {"guider": ["diffusers", "AdaptiveProjectedGuidance"]}, "supported is Classifier"),
-    ("hunyuan15_t2v", "guider/guider_config.json", {"start": 0.2}, "start 0.*to stop"),
-    ("hunyuan15_t2v", "guider/guider_config.json", {"stop": 0.8}, "start 0.*to stop"),
     ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step_distilled"),
-    ("sana_720p", VAE, {"decoder_inject_noise": [False, True, False, False]}, "neither a timestep nor noise"),
-    ("sana_720p", VAE, {"timestep_conditioning": True}, "neither a timestep nor noise"),
     ("ltx2", VAE, {"decoder_inject_noise": [False, True, False, False]}, "would add noise of its own"),
     ("sana_720p", INDEX, {"vae": ["diffusers", "AutoencoderDC"]}, "is a AutoencoderDC; supported are AutoencoderKLWan"),
     (
@@ -68,7 +60,7 @@ SAID = [
     ),
     ("wan_t2v", INDEX, {"vae": [None, None]}, r'"vae" \(model_index.json does not list it'),
     ("wan_i2v", INDEX, {"image_encoder": [None, None]}, 'lacks its component "image_encoder"'),
-    ("flux", INDEX, {"tokenizer_2": [None, None]}, 'lacks its component "tokenizer_2"'),
+    ("hunyuan15_i2v", INDEX, {"image_encoder": [None, None]}, 'lacks its component "image_encoder"'),
     ("sd3", INDEX, {"tokenizer_3": [None, None]}, 'lacks its component "tokenizer_3"'),
 ]
 
@@ -86,35 +78,20 @@ def test_what_a_checkpoint_says_of_itself(kind: str, file: str, entries, message
 
 
 ASKED = [
-    ("wan_t2v", {"frames": 6}, r"frames must be 4k \+ 1.*got 6: use 5 or 9"),
-    ("wan_t2v", {"width": 8}, "width must be a multiple of 16 here, got 8: use 16"),
-    ("flux", {"frames": 5}, r"model\.frames must be 1 for a model of images, got 5"),
     ("flux", {"family": "ltx"}, "holds a FluxPipeline, but this family serves LTXPipeline"),
     ("sana_video", {"height": 48, "width": 64}, "height must be a multiple of 32 here, got 48: use 32 or 64"),
     ("sd3", {"attention": "_native_math"}, "this network knows PyTorch's own choice only"),
     ("hunyuan15_t2v", {"attention": "_native_cudnn", "deterministic": True}, r"model\.deterministic"),
     ("wan_t2v", {"guidance_scale_2": 3.0}, "guidance_scale_2 is 3, but .* has no second expert"),
     ("flux2_distilled", {"guidance_scale": 4.0}, "guidance_scale is 4, but .* was distilled"),
-    (
-        "ltx_timestep",
-        {"options": {"decode_timestp": 0.1}},
-        "no option .decode_timestp.. Did you mean .decode_timestep.",
-    ),
+    ("ltx", {"options": {"decode_timestp": 0.1}}, "no option .decode_timestp.. Did you mean .decode_timestep."),
     ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
     ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
     ("ltx", {"options": {"denoise_strength": 0.5}}, 'no option "denoise_strength"'),
-    ("ltx_condition", {"options": {"denoise_strength": 2.0}}, "above 0 and is at most 1"),
-    ("sana_video", {"options": {"motion_score": 2.5}}, "motion_score is a whole number from 1"),
-    ("sana_video", {"options": {"motion_score": 0}}, "motion_score is a whole number from 1"),
-    ("flux_plain", {"options": {"text_tokens": 513}}, "text_tokens is a whole number from 1 to 512, got 513"),
-    ("qwen_image_edit", {"options": {"picture_pixels": 0.5}}, "picture_pixels is a whole number from 1024"),
-    ("hunyuan15_t2v", {"options": {"pad_text": -1}}, "pad_text is a whole number from 0, got -1"),
     ("hunyuan15_t2v", {"options": {"pad_text": 8}, "packed": False}, r"pad_text is for model\.packed"),
     ("wan22_t2v", {"options": {"strength": 0.5}}, "two networks"),
     ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
     ("wan22_5b_t2v", {"options": {"strength": 0.5}}, "the VAE of 2.2"),
-    ("wan_t2v", {"options": {"strength": 0.0}}, "above 0 and is at most 1"),
-    ("wan_t2v", {"options": {"strength": 1.5}}, "above 0 and is at most 1"),
     ("wan_t2v", {"options": {"strength": 0.5}, "sigmas": [0.9, 0.5]}, r"model\.sigmas states another"),
     ("hunyuan15_t2v", {"lora": LoraSpec(targets=["to_k", "attn.to_qq"])}, r"binds to no Linear module.*attn\.to_q"),
 ]
@@ -177,7 +154,7 @@ def test_a_lora_needs_only_the_config_files_of_a_hub_id(monkeypatch, checkpoint,
 @pytest.mark.parametrize("wrong", ['"5"', "null", "{}", "true", "0", "1e999", "NaN", "1" + "0" * 30])
 def test_video_defaults_are_positive_numbers(wrong: str, tmp_path) -> None:
     (tmp_path / "video.json").write_text('{"frame": 5}')
-    with pytest.raises(ModelError, match="unknown entries"):
+    with pytest.raises(ModelError, match=r"unknown entries \['frame'\]"):
         read_defaults(tmp_path)
     for key in ("frames", "height", "fps", "shift"):
         (tmp_path / "video.json").write_text(f'{{"{key}": {wrong}}}')
@@ -214,31 +191,19 @@ def test_wrong_latents_and_conditions(model) -> None:
 @pytest.mark.parametrize(
     ("spec", "fields", "message"),
     [
-        (ModelSpec, {"family": "hunyuan_15"}, "Did you mean 'hunyuan15'"),
-        (ModelSpec, {"guidance_scale": 0.5}, "at least 1"),
         (ModelSpec, {"guidance_scale": 1.0, "guidance_scale_2": 3.0}, r"off for both experts.*guidance_scale_2 is 3"),
         (ModelSpec, {"sigmas": [1.0, 1.0, 0.5]}, "fall strictly"),
-        (ModelSpec, {"sigmas": [1.1, 0.5]}, r"must be in \(0, 1\]"),
         (ModelSpec, {"sigmas": [1.0, 0.0]}, r"must be in \(0, 1\]"),
         (ModelSpec, {"sigmas": [1.0, 0.5], "shift": 3.0}, "leave one"),
-        (ModelSpec, {"family": "wann"}, '"wann" is unknown: .*Did you mean .wan'),
         (ModelSpec, {"family": "toy_in_a_file.py"}, r"a family is a module.* Write toy_in_a_file$"),
-        (ModelSpec, {"family": "toy_in_a_file:load"}, r"a family is a module.* Write toy_in_a_file$"),
         (AdapterSpec, {"path": "somewhere", "file": "weights.bin"}, "safetensors file"),
         (ModelSpec, {"shift": -1.0}, "shift must be positive"),
         (LoraSpec, {"rank": 0}, "rank"),
-        (LoraSpec, {"alpha": 0.0}, "alpha"),
     ],
 )
 def test_specs_check_themselves(spec, fields, message) -> None:
     with pytest.raises((ModelError, ValueError), match=message):
         spec(**fields)
-
-
-def test_cuda_that_is_not_there(monkeypatch, checkpoint) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ModelError, match="sees no CUDA device"):
-        ModelSpec(path=str(checkpoint("wan_t2v"))).load("cuda")
 
 
 def test_a_run_whose_steps_are_others_is_refused_before_anything_is_loaded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import diffusers
@@ -16,7 +15,7 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve, started
 from sage_grpo.models.schedulers import steps_from_noise
-from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.models.spec import ModelSpec
 
 PROMPTS = ["a cat", "a dog runs"]
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
@@ -69,40 +68,6 @@ def test_a_sample_is_the_pipelines(solver: str, checkpoint) -> None:
         assert (solve(ours, build_solver(ours, solver, steps), other, conditions) - y).abs().max() > 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_double")
-def test_a_saved_video_to_video_folder_has_the_pipelines_strength(checkpoint, tmp_path) -> None:
-    folder = tiny.variant(checkpoint("wan_t2v"), tmp_path / "wan")
-    index = json.loads((folder / "model_index.json").read_text())
-    tiny.write(folder / "model_index.json", {**index, "_class_name": "WanVideoToVideoPipeline"})
-    ours = load(folder)
-    assert ours.strength == 0.8
-    x, conditions = start(ours, 4)
-    y = solve(ours, build_solver(ours, "euler", 4), x, conditions)
-    torch.testing.assert_close(y, stock(checkpoint("wan_t2v")), **CLOSE)
-
-
-@pytest.mark.parametrize("merged", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_lines_of_a_card_load_the_export(merged: bool, checkpoint, fresh_model, tmp_path) -> None:
-    ours = fresh_model("wan_t2v", options={"strength": STRENGTH}, lora=LoraSpec(rank=2))
-    with torch.no_grad():
-        for parameter in ours.trainable().values():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    ours.save(tmp_path / "out", merged=merged)
-    card, names = (tmp_path / "out" / "README.md").read_text(), {}
-    assert "from clips with strength 0.7." in card
-    base = checkpoint("wan_t2v")
-    lines = card.split("```python\n")[1].split("```")[0].replace(f"path/to/{base.name}", str(base))
-    exec(lines.replace("path/to/this/folder", str(tmp_path / "out")), names)
-    pipe = names["pipe"]
-    assert type(pipe) is diffusers.WanVideoToVideoPipeline
-    x, sigma, condition = torch.randn(1, *ours.latent_shape()), torch.tensor(0.6), ours.encode(["a cat"])
-    with torch.no_grad():
-        wanted = ours.velocity(x, sigma, condition, guidance=1.0)
-        ours.network, ours.transformer = ours._adapted(pipe.transformer), pipe.transformer
-        torch.testing.assert_close(ours.velocity(x, sigma, condition, guidance=1.0), wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_steps_are_those_that_are_made() -> None:
     for strength in (0.01, 0.3, 0.55, 0.7, 0.8, 1.0):
         for steps in range(1, 60):
@@ -111,11 +76,3 @@ def test_steps_are_those_that_are_made() -> None:
             assert int((whole - 1) * strength) < steps
     assert steps_from_noise(40, 0.8) == 50
     assert steps_from_noise(40, None) == 40
-
-
-def test_without_a_strength_samples_start_from_noise(model) -> None:
-    ours = model("wan_t2v", guidance_scale=1.0)
-    noise, conditions = torch.randn(1, *ours.latent_shape()), ours.encode(["a cat"])
-    assert ours.strength is None
-    assert started(noise, ours.sigmas(3)[0], conditions) is noise
-    assert ours.sigmas(3)[0] == 1

@@ -63,7 +63,7 @@ class QwenImageEdit(QwenImage):
         return True
 
     def _reading(self) -> str:
-        return f"{self.options['picture_pixels']:g} pixels"
+        return f"{self.options['picture_pixels']:.0f} pixels"
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions

@@ -1,0 +1,783 @@
+"""Small functions of models, against values that were worked out by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from sage_grpo.flow.kernels import Ode, SageExact
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models import ModelError, base, lora, no_numbers
+from sage_grpo.models.checkpoints import cache, checkpoint, export, stock
+from sage_grpo.models.checkpoints.from_configs import random_model
+from sage_grpo.models.devices import Home, choose_device, load_dtypes, slow_dtype
+from sage_grpo.models.distilled import _last
+from sage_grpo.models.experts import Experts
+from sage_grpo.models.families import hunyuan15, sana_video, wan
+from sage_grpo.models.families.ltx2 import Ltx2
+from sage_grpo.models.families.qwen_image_edit import QwenImageEdit
+from sage_grpo.models.guidance import Guidance, read_guidance, token_norm
+from sage_grpo.models.lora import EXPERT_KEY, Header, Merge, match_targets
+from sage_grpo.models.network.decoding import SeededNoise, to_floats, to_uint8
+from sage_grpo.models.network.gradients import _stands_for, unread_queries
+from sage_grpo.models.network.inputs import Grid, after_frames, check_image, pack, put_frames, seen_tokens, unpack
+from sage_grpo.models.policy import Policy, integrate, started
+from sage_grpo.models.schedulers import scheduler_shift, start_of
+from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
+from sage_grpo.types import Conditioning, VideoSpec
+
+
+def of(kind: type, **fields):
+    """An object of a class that was never loaded, with what its methods read."""
+    made = object.__new__(kind)
+    vars(made).update(fields)
+    return made
+
+
+# ---- what is asked for
+
+
+def test_a_budget_is_gib_or_a_share_of_the_card() -> None:
+    budgets = {None: 80.0, 0.5: 40.0, 1.0: 1.0, 30.0: 30.0, 100.0: 80.0}
+    assert {given: ModelSpec(memory=given).budget(80.0) for given in budgets} == budgets
+    ModelSpec(memory=2.0).check_budget("cuda")
+    ModelSpec().check_budget("cpu")
+    with pytest.raises(ModelError, match=r"model\.memory 2 "):
+        ModelSpec(memory=2.0).check_budget("cpu")
+
+
+def test_names_of_families() -> None:
+    """One that is far from all may be a module; one without `load` is none."""
+    assert find_family("wan") is wan
+    assert [ModelSpec(family=name).own_family for name in ("wan", "far_away", "a.wan")] == [None, "far_away", "a.wan"]
+    with pytest.raises(ModelError, match=r'"wanda" is unknown: .*Did you mean .wan'):
+        ModelSpec(family="wanda")
+    with pytest.raises(ModelError, match=r"no function load\(spec"):
+        find_family("math")
+
+
+def test_a_family_of_ones_own_must_know_sigmas_and_adapters() -> None:
+    levels = [1.0, 0.5]
+    heard, deaf = (
+        SimpleNamespace(sigmas=lambda n, one=one: torch.tensor(one)) for one in ([*levels, 0.0], [1.0, 0.4, 0.0])
+    )
+    adapter = [AdapterSpec(path="x")]
+    ModelSpec(family="my.toy", sigmas=levels)._check_heard(heard)
+    ModelSpec(family="my.toy")._check_heard(deaf)
+    ModelSpec(family="wan", adapters=adapter)._check_heard(deaf)
+    for spec, name in (
+        (ModelSpec(sigmas=levels), "sigmas"),
+        (ModelSpec(family="my.toy", adapters=adapter), "adapters"),
+    ):
+        with pytest.raises(ModelError, match=rf"model\.{name}: the family SimpleNamespace"):
+            spec._check_heard(deaf)
+
+
+EDGES = [
+    ("qwen_image_edit", "picture_pixels", 1024, None),
+    ("ltx2", "stg_block", 0, 1000),
+    ("ltx2", "cross_timestep", 0, 1),
+    ("ltx2", "image_crf", 0, 51),
+    ("ltx2", "upsample", 0, 1),
+    ("flux", "text_tokens", 1, 512),
+    ("hunyuan15_t2v", "pad_text", 0, None),
+    ("hunyuan15_t2v", "decode_chunk", 1, None),
+    ("sana_video", "motion_score", 1, None),
+]
+
+
+def test_options_that_are_whole_numbers_have_these_ends(checkpoint, monkeypatch) -> None:
+    """At both ends loading goes on to the weights; beyond them, and between two numbers, it does not."""
+    monkeypatch.setattr("sage_grpo.models.family.load_dtypes", lambda *_, **__: (_ for _ in ()).throw(KeyError("on")))
+    for kind, option, least, most in EDGES:
+        ends = [least] if most is None else [least, most]
+        for value in (*ends, least - 1, least + 0.5, *([] if most is None else [most + 1])):
+            spec = ModelSpec(path=str(checkpoint(kind)), cache=None, options={option: value})
+            with pytest.raises(KeyError if value in ends else ModelError, match="on" if value in ends else option):
+                spec.load("cpu")
+
+
+def test_devices_and_precisions(monkeypatch) -> None:
+    assert [str(choose_device(name)) for name in ("auto", "cpu", torch.device("meta"))] == ["cpu", "cpu", "meta"]
+    for name in ("meta", "nonsense", "cuda"):
+        with pytest.raises(ModelError, match=name):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert str(choose_device("cuda:1")) == "cuda:1"
+    with pytest.raises(ModelError, match="sees 2 of that kind"):
+        choose_device("cuda:2")
+    slow = [bool(slow_dtype(dtype, torch.device(at))) for dtype in ("bfloat16", "float32") for at in ("cpu", "cuda")]
+    assert slow == [True, False, False, False]
+    rough, fine = torch.bfloat16, torch.float32
+    for fields, trained in (({}, fine), ({"lora": LoraSpec()}, rough), ({"train": False}, rough)):
+        dtypes = load_dtypes(ModelSpec(dtype="bfloat16", **fields), "cpu", trained=("a", "b"))
+        assert dtypes == {"default": rough, "a": trained, "b": trained, "vae": fine}
+
+
+def test_weights_that_are_kept_in_float32_compute_in_bfloat16() -> None:
+    """Autocast is for all weights that are trained in bfloat16 alone."""
+    for fields, mixed in (
+        ({}, True),
+        ({"dtype": "float32"}, False),
+        ({"train": False}, False),
+        ({"lora": LoraSpec()}, False),
+    ):
+        spec = ModelSpec(**{"dtype": "bfloat16", **fields})
+        kind = getattr(torch, spec.dtype)
+        ours = of(Ltx2, spec=spec, dtype=kind, device=torch.device("cpu"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with ours._autocast():
+                assert torch.is_autocast_enabled("cpu") == mixed
+        assert ours._input_dtype == (torch.float32 if mixed else kind)
+
+
+def test_a_module_that_went_home_is_whole() -> None:
+    home, modules = Home(), [nn.BatchNorm1d(2), nn.Linear(2, 3)]
+    before = [{name: one.clone() for name, one in module.state_dict().items()} for module in modules]
+    for _ in range(2):
+        for module, state in zip(modules, before):
+            home.leave(module)
+            home.move(module, torch.device("cpu"))
+            assert all(torch.equal(one, state[name]) for name, one in module.state_dict().items())
+
+
+def test_weights_that_are_to_blame_are_named() -> None:
+    network = nn.Linear(2, 1)
+    network.weight.data[0, 1] = torch.nan
+    assert "made holds NaN or infinity and" in str(no_numbers("What was made", [network]))
+    assert "Linear's weight holds NaN" in str(no_numbers("x", [nn.BatchNorm1d(1), network]))
+    assert "so it is the prompt or model.dtype" in str(no_numbers("x", [nn.BatchNorm1d(1)]))
+
+
+# ---- formats, pictures and frames
+
+
+def test_a_grid_divides_a_clip_and_names_the_nearest_that_can_be_divided() -> None:
+    grid = Grid(channels=4, temporal=4, spatial=8, patch=(1, 2, 2))
+    assert grid.latents(VideoSpec(frames=9, height=32, width=48)) == (4, 3, 4, 6)
+    assert grid.tokens(VideoSpec(frames=9, height=32, width=48)) == 18
+    images = Grid(channels=4, temporal=None, spatial=8, sides=24)
+    assert images.latents(VideoSpec(frames=1, height=24, width=48)) == (4, 1, 3, 6)
+    for one, sizes, message in (
+        (grid, (6, 32, 32), r"4k \+ 1 .* got 6: use 5 or 9\."),
+        (grid, (5, 8, 32), r"height must be a multiple of 16 here, got 8: use 16\."),
+        (grid, (5, 32, 40), r"width must be a multiple of 16 here, got 40: use 32 or 48\."),
+        (images, (1, 24, 32), r"width must be a multiple of 24 here, got 32: use 24 or 48\."),
+        (images, (5, 24, 24), r"must be 1 for a model of images, got 5"),
+        (replace(grid, sides=24), (5, 48, 72), r"width must be a multiple of 48 here, got 72: use 48 or 96\."),
+    ):
+        with pytest.raises(ModelError, match=message):
+            one.check(VideoSpec(frames=sizes[0], height=sizes[1], width=sizes[2]))
+
+
+def test_which_pictures_a_model_takes() -> None:
+    one, two = tiny.image(), torch.stack([tiny.image()] * 2)
+    check_image(None, needed=False, taken=True)
+    check_image(one, needed=True, taken=True)
+    check_image(two, needed=True, taken=True, pictures=(1, 2))
+    for image, needed, taken, pictures, message in (
+        (None, True, True, (1,), "needs one image per prompt"),
+        (one, False, False, (1,), "starts from text"),
+        (one.float(), True, True, (1,), "uint8 H x W x 3"),
+        (one[..., :2], True, True, (1,), "uint8 H x W x 3"),
+        (one[0], True, True, (1,), "uint8 H x W x 3"),
+        (torch.stack([one] * 3), True, True, (1, 2), "uint8 H x W x 3"),
+        (two, True, True, (1,), "leave last_image out"),
+        (one, True, True, (2,), "give the prompt a last_image"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            check_image(image, needed=needed, taken=taken, pictures=pictures)
+
+
+def test_velocities_point_at_the_frames_that_are_given() -> None:
+    x, frames = torch.arange(4.0).view(1, 1, 4, 1, 1), torch.tensor([10.0, 20.0]).view(1, 1, 2, 1, 1)
+    at = torch.tensor([[3, 1]])
+    assert put_frames(x, frames, at).flatten().tolist() == [0.0, 20.0, 2.0, 10.0]
+    v = after_frames(x, frames, at, torch.tensor(0.5), torch.full_like(x, 7.0))
+    assert v.flatten().tolist() == [7.0, (1 - 20) / 0.5, 7.0, (3 - 10) / 0.5]
+
+
+def test_chosen_frames_become_pixels_in_chunks() -> None:
+    levels = torch.tensor([-3.0, -1.0, 0.0, 0.6, 1.0]).view(1, 1, 5, 1, 1).expand(1, 3, 5, 1, 1)
+    closed = []
+
+    def chunks():
+        try:
+            yield levels[:, :, :1]
+            yield levels[:, :, 1:4]
+            yield levels[:, :, 4:]
+        finally:
+            closed.append(len(closed))
+
+    def seen(clip: torch.Tensor) -> list[float]:
+        return [round(level, 3) for level in clip[0, :, 0, 0, 1].tolist()]
+
+    assert seen(to_uint8(chunks())) == [0, 0, 128, 204, 255]
+    assert seen(to_uint8(chunks(), [0, 2, 3])) == [0, 128, 204]
+    assert seen(to_uint8(chunks(), [4])) == [255]
+    assert seen(to_floats(chunks(), 5)) == [0, 0, 127.5, 204, 255]
+    assert seen(to_floats(chunks(), 5, [2, 3])) == [0, 0, 127.5, 204, 0]
+    assert len(closed) == 5
+    with pytest.raises(ModelError, match="The decoded clip"):
+        to_uint8([levels, levels * torch.nan], [9])
+
+
+def test_noise_of_a_decoder_is_the_same_each_time() -> None:
+    with SeededNoise(3):
+        drawn = torch.randn(2, 3, dtype=torch.float64)
+        own = torch.randn(2, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(drawn, torch.randn(2, 3, generator=torch.Generator().manual_seed(3)).double())
+    assert torch.equal(own, torch.randn(2, generator=torch.Generator().manual_seed(5)))
+
+
+def test_tokens_are_squares_in_the_order_of_reading() -> None:
+    clip = torch.arange(2 * 3 * 2 * 4 * 6.0).view(2, 3, 2, 4, 6)
+    tokens = pack(clip, 2)
+    assert tokens[1, 6 + 3 + 2].tolist() == clip[1, :, 1, 2:4, 4:6].flatten().tolist()
+    assert torch.equal(unpack(tokens, clip, 2), clip)
+    assert torch.equal(unpack(pack(clip), clip), clip)
+
+
+def test_tokens_of_hunyuan_are_put_together_again() -> None:
+    """A token is a block of frames, rows and columns of every channel; text that is padding is not seen."""
+    clip = torch.arange(2 * 2 * 4 * 6.0).view(1, 2, 2, 4, 6)
+    tokens = torch.empty(1, 6, 16)
+    for channel, frame, row, column in torch.cartesian_prod(*map(torch.arange, clip.shape[1:])).tolist():
+        place = ((channel * 2 + frame) * 2 + row % 2) * 2 + column % 2
+        tokens[0, row // 2 * 3 + column // 2, place] = clip[0, channel, frame, row, column]
+    config = SimpleNamespace(patch_size_t=2, patch_size=2)
+    network = SimpleNamespace(transformer=SimpleNamespace(config=config))
+    assert torch.equal(hunyuan15.PackedTransformer._unpatchify(network, tokens, clip), clip)
+    assert hunyuan15.seen_keys(torch.tensor([[1.0, 0.0]]), 4).tolist() == [[[[True, True, True, False]]]]
+    padded, mask = hunyuan15._pad(torch.ones(1, 2, 1), 3)
+    assert (padded.flatten().tolist(), mask.tolist()) == ([1, 1, 0], [[1, 1, 0]])
+
+
+def test_seen_tokens_are_the_valid_ones_or_all() -> None:
+    text = torch.arange(8.0).view(4, 2)
+    assert torch.equal(seen_tokens(text, torch.tensor([1, 1, 0, 0])), text[:2])
+    assert torch.equal(seen_tokens(text, torch.tensor([0, 0, 0, 0])), text)
+
+
+# ---- noise levels, guidance and experts
+
+
+def test_a_dynamic_shift_is_a_line_in_the_number_of_tokens() -> None:
+    line = {"base_image_seq_len": 4, "max_image_seq_len": 64, "base_shift": 0.5, "max_shift": 1.1}
+    dynamic = {**line, "use_dynamic_shifting": True, "time_shift_type": "linear"}
+    assert scheduler_shift(dynamic, 34) == pytest.approx(0.8)
+    assert scheduler_shift({**dynamic, "time_shift_type": "exponential"}, 34) == pytest.approx(math.exp(0.8))
+    found = [scheduler_shift(one, 34) for one in ({"shift": 3.0}, {"flow_shift": 2.0}, {})]
+    assert found == [3.0, 2.0, None]
+
+
+def test_a_strength_lies_above_0_and_is_at_most_1() -> None:
+    assert "last 1 of the steps" in start_of(1.0, [])
+    for strength, levels in ((0.0, []), (1.01, []), (0.5, [0.9])):
+        with pytest.raises(ModelError, match=r"strength .*model\.(options|sigmas)"):
+            start_of(strength, levels)
+    for given, name, strength in ((None, wan.FROM_CLIP, 0.8), (0.3, wan.FROM_CLIP, 0.3), (None, "WanPipeline", None)):
+        assert of(wan.Wan, options={"strength": given}, index={"_class_name": name}).strength == strength
+    ran = {wan.FROM_CLIP: "WanPipeline", "WanImageToVideoPipeline": "WanImageToVideoPipeline"}
+    assert {name: wan.Wan._pipeline({"_class_name": name}) for name in ran} == ran
+    assert wan.Wan._pipeline({"_class_name": "WanPipeline", "expand_timesteps": True}) == "WanImageToVideoPipeline"
+
+
+def test_what_hunyuans_clips_are() -> None:
+    """The pipeline's call states longer ones; these are the paper's."""
+    traits = hunyuan15.Hunyuan15.traits
+    assert traits.video == VideoSpec(frames=81, height=480, width=848, fps=24.0)
+    assert traits.guidance_scale == 6.0
+
+
+def test_guidance_by_hand() -> None:
+    v, negative = (torch.tensor(one).view(1, 1, 1, 1, 2) for one in ([3.0, -1.0], [1.0, -1.0]))
+    assert Guidance().combine(v, negative, 2.0).flatten().tolist() == [5.0, -1.0]
+    # The std is 3 / 2 of the conditional one's: half of it goes back.
+    found = Guidance(rescale=0.5).combine(v, negative, 2.0).flatten().tolist()
+    assert found == pytest.approx([5 * 5 / 6, -5 / 6])
+    picture = torch.zeros(1, 2, 1, 2, 4)
+    picture[0, 0, 0, 0, 0], picture[0, 1, 0, 1, 1], picture[0, 0, 0, 0, 3] = 3.0, 4.0, 2.0
+    assert token_norm(picture, 2)[0, 0, 0].tolist() == [[5.0, 5.0, 2.0, 2.0]] * 2
+    doubled = Guidance(renormalize=2).combine(picture, 0.5 * picture.flip(1), 2.0)
+    torch.testing.assert_close(token_norm(doubled, 2), token_norm(picture, 2))
+
+
+def test_what_a_guider_says(tmp_path) -> None:
+    index, file = {"guider": ["diffusers", "ClassifierFreeGuidance"]}, tmp_path / "guider" / "guider_config.json"
+    file.parent.mkdir()
+    original = {"guidance_scale": 3, "use_original_formulation": True, "guidance_rescale": 0.5}
+    for config, guidance in (
+        ({}, Guidance(scale=7.5)),
+        ({"guidance_scale": 2}, Guidance(scale=2.0)),
+        (original, Guidance(scale=4.0, rescale=0.5)),
+        ({"enabled": False, "start": 0.5}, Guidance(scale=1.0)),
+    ):
+        file.write_text(json.dumps(config))
+        assert read_guidance(tmp_path, index) == guidance
+    assert read_guidance(tmp_path, {}) == read_guidance(tmp_path, {"guider": [None, None]}) == Guidance()
+    for config in ({"start": 0.2}, {"stop": 0.8}):
+        file.write_text(json.dumps(config))
+        with pytest.raises(ModelError, match=r"start 0.*to stop"):
+            read_guidance(tmp_path, index)
+    with pytest.raises(ModelError, match="supported is Classifier"):
+        read_guidance(tmp_path, {"guider": ["diffusers", "AdaptiveProjectedGuidance"]})
+
+
+def test_which_expert_runs_and_which_is_trained() -> None:
+    scheduler = SimpleNamespace(config=SimpleNamespace(num_train_timesteps=500))
+    networks = {"transformer": nn.Linear(1, 1), "transformer_2": nn.Linear(1, 1, bias=False)}
+    pipe = SimpleNamespace(**networks, scheduler=scheduler)
+    for boundary, expert, runs, noise, names in (
+        (None, "high", [0, 0], None, ["weight", "bias"]),
+        (0.8, "high", [0, 1], "high", ["weight", "bias"]),
+        (0.8, "low", [0, 1], "low", ["weight"]),
+        (0.8, "both", [0, 1], "high", ["transformer.weight", "transformer.bias", "transformer_2.weight"]),
+    ):
+        experts = Experts(ModelSpec(expert=expert), {"boundary_ratio": boundary}, pipe)
+        assert [experts.at(400.0), experts.at(399.9)] == runs
+        assert list(experts.parameters()) == names
+        assert experts.noise(experts.components[0]) == noise
+        assert experts.of("transformer_2") is networks["transformer_2"]
+
+
+def test_terms_of_ltx2s_guidance() -> None:
+    """0 for the sound is the picture's; what would add nothing is not run."""
+    options = {"stg_scale": 0.5, "audio_stg_scale": 0.0, "modality_scale": 1.0, "audio_modality_scale": 1.5}
+    ours = of(Ltx2, options={**options, "stg_block": 7}, _perturbs=True)
+    further = ({"video": 0.0, "audio": 0.5}, {"isolate_modalities": True})
+    stg = ({"video": 0.5, "audio": 0.5}, {"spatio_temporal_guidance_blocks": [7]})
+    assert ours._perturbed() == {"perturbed": stg, "isolated": further}
+    ours._perturbs = False
+    assert ours._perturbed() == {"isolated": further}
+    ours._perturbs = True
+    ours.options = {**options, "stg_scale": 0.0, "audio_stg_scale": 1.5, "stg_block": None, "audio_modality_scale": 1.0}
+    heard = ({"video": 0.0, "audio": 1.5}, {"spatio_temporal_guidance_blocks": [0]})
+    assert ours._perturbed() == {"perturbed": heard}
+
+
+# ---- sampling
+
+
+class Line:
+    """A model whose velocity is its guidance."""
+
+    def __init__(self) -> None:
+        self.network, self.others = nn.Identity(), ()
+
+    def velocity(self, x, sigma, conditions, *, guidance=None):
+        return torch.full_like(x, 2.0 if guidance is None else guidance)
+
+    def trains(self, sigma) -> bool:
+        return sigma >= 0.5
+
+
+def test_what_does_not_explore_follows_the_ode() -> None:
+    schedule, x, v = Schedule.shifted(4, 3.0), torch.arange(6.0)[None], torch.arange(6.0)[None].square()
+    policy = Policy(Line(), SageExact(), schedule)
+    law, ode = policy.at(1, x, v).gaussian.mean, Policy(Line(), Ode(), schedule).at(1, x, v).gaussian.mean
+    assert not torch.isclose(law[:, 1:], ode[:, 1:]).any()
+    explores = torch.tensor([True, False, False, True, True, False])
+    part = Policy(Line(), SageExact(), schedule, places=(slice(0, 1), slice(3, 5))).at(1, x, v)
+    assert torch.equal(part.gaussian.mean, torch.where(explores, law, ode))
+    assert torch.equal(part.velocity, v)
+
+
+def test_a_whole_schedule() -> None:
+    schedule, told = Schedule.shifted(4, 1.0), []
+    x = integrate(
+        Policy(Line(), Ode(), schedule, guidance=3.0), torch.zeros(1, 2), [], progress=lambda *n: told.append(n)
+    )
+    assert x.tolist() == [[-3.0, -3.0]]  # one unit of time against the velocity
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    noise, source = torch.tensor([[1.0], [2.0]]), Conditioning({}, source=torch.tensor([5.0]))
+    assert started(noise, torch.tensor(0.25), [source, Conditioning({})]).tolist() == [[0.75 * 5 + 0.25], [2.0]]
+    assert started(noise, torch.tensor(0.25), [Conditioning({})] * 2) is noise
+    broken, start = Line(), torch.zeros(1, 1)
+    broken.velocity = lambda x, sigma, conditions, **_: x if sigma > 0.9 else x / 0
+    with pytest.raises(ModelError, match="The sample after step 2 holds NaN"):
+        integrate(Policy(broken, Ode(), schedule), start, [])
+
+
+def test_what_a_model_can_do() -> None:
+    """Of two networks the one that trains at sigma 1 is the first; others are asked for what they lack."""
+    at = base.network_of(Line())
+    assert [at(1.0), at(0.5), at(0.4)] == [0, 0, 1]
+    one = Line()
+    assert base.in_format(one, None) is one
+    for asked in (
+        base.differentiable,
+        base.encodes_clips,
+        lambda one: base.in_format(one, VideoSpec(frames=1, height=1, width=1)),
+    ):
+        with pytest.raises(ModelError, match="Line has no"):
+            asked(one)
+
+
+# ---- adapters
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.ModuleDict({name: nn.Linear(1, 1) for name in ("to_q", "add_q_proj")})
+
+
+def test_what_targets_mean() -> None:
+    network = nn.ModuleDict(
+        {"blocks": nn.ModuleList([Block(), Block()]), "refiner": nn.ModuleDict({"to_q": nn.Linear(1, 1)})}
+    )
+    inside = ["blocks.0.attn.to_q", "blocks.1.attn.to_q"]
+    dead = {"blocks.1.attn.to_q.weight"}
+    for targets, found in (
+        (["to_q"], inside),
+        (["attn.to_q", "to_q"], inside),
+        (["*.to_q"], [*inside, "refiner.to_q"]),
+        (["refiner.*", "blocks.1.*_q"], ["refiner.to_q", "blocks.1.attn.to_q"]),
+    ):
+        assert match_targets(network, targets, ["blocks"]) == found
+        assert match_targets(network, targets, ["blocks"], dead) == [name for name in found if name != inside[1]]
+    with pytest.raises(
+        ModelError,
+        match=r'"to_x" binds to no .* names: attn\.to_q, .* Names inside a block: attn\.add_q_proj, attn\.to_q\.',
+    ):
+        match_targets(network, ["to_q", "to_x"], ["blocks"])
+    with pytest.raises(ModelError, match="never receive a gradient"):
+        match_targets(network, ["blocks.1.attn.to_q"], ["blocks"], dead)
+    assert unread_queries(network, ["refiner", "blocks"]) == {
+        f"blocks.1.attn.add_q_proj.{kind}" for kind in ("weight", "bias")
+    }
+    layers = {"blocks": 4, "one": 1}
+    assert _stands_for("blocks.1.x.weight", layers) == ["blocks.3.x.weight"]
+    assert _stands_for("blocks.0.x", layers) == ["blocks.0.x", "blocks.1.x", "blocks.2.x"]
+    assert [_stands_for(name, layers) for name in ("one.0.x", "other.1.x")] == [["one.0.x"], ["other.1.x"]]
+
+
+def test_a_lora_belongs_to_its_expert(tmp_path) -> None:
+    for saved, expert, says in (
+        ("low", "high", 'low-noise expert, .* into the high-noise .*model.expert to "low".*component="transformer_2"'),
+        ("high", "low", 'high-noise expert, .* into the low-noise .*model.expert to "high".*component="transformer"'),
+        ("low", None, "low-noise expert of a model with two; this checkpoint has one network"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            lora._check_expert(Header({}, {}, {EXPERT_KEY: saved}), tmp_path, expert)
+        lora._check_expert(Header({}, {}, {EXPERT_KEY: saved}), tmp_path, saved)
+        lora._check_expert(Header({}, {}, {}), tmp_path, expert)
+
+
+def test_which_network_of_a_pipeline_gets_a_lora(monkeypatch, tmp_path) -> None:
+    """The one that is asked for, else the one that its file names."""
+    two, calls = SimpleNamespace(transformer="first", transformer_2="second"), []
+    monkeypatch.setattr(lora, "load_into", lambda network, folder, name, expert: calls.append((network, name, expert)))
+    for pipe, saved, component, network, expert in (
+        (two, "low", None, "second", "low"),
+        (two, "high", None, "first", "high"),
+        (two, None, None, "first", "high"),
+        (two, None, "transformer_2", "second", "low"),
+        (SimpleNamespace(transformer="only"), "low", None, "only", None),
+    ):
+        header = Header({}, {}, {} if saved is None else {EXPERT_KEY: saved})
+        monkeypatch.setattr(lora, "read_header", lambda folder, header=header: header)
+        lora.load_lora(pipe, tmp_path, component=component, adapter="mine")
+        assert calls.pop() == (network, "mine", expert)
+
+
+def test_what_rounding_leaves_of_an_update() -> None:
+    merge = Merge()
+    merge.add(torch.tensor([3.0]), torch.tensor([3.0]))
+    merge.add(torch.tensor([4.0]), torch.tensor([0.0]))
+    assert (merge.share, merge.distance) == (9 / 25, 4 / 5)
+    assert (Merge().share, Merge().distance) == (1.0, 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert export.describe_merge(Merge(1.0, 0.9, 0.01), "bfloat16").startswith("90% of the LoRA's update is")
+    with pytest.warns(UserWarning, match="bfloat16 rounds small updates away"):
+        export.describe_merge(Merge(1.0, 0.89, 0.01), "bfloat16")
+
+
+@pytest.mark.parametrize(("expert", "name"), [(None, "transformer"), ("high", "transformer"), ("low", "transformer_2")])
+def test_a_frozen_adapter_goes_into_its_network(expert, name, tmp_path) -> None:
+    calls = []
+
+    class Network(nn.Linear):
+        def __getattr__(self, method: str):
+            if method not in ("load_lora_adapter", "fuse_lora", "unload_lora"):
+                return super().__getattr__(method)
+            return lambda *given, **options: calls.append((self.name, method, options))
+
+    parts = {"transformer": Network(1, 1), "transformer_2": Network(1, 1)}
+    for part, network in parts.items():
+        network.name = part
+    spec = AdapterSpec(path="x", scale=0.3, expert=expert)
+    for bare in (
+        SimpleNamespace(**parts),
+        SimpleNamespace(**parts, load_lora_weights=lambda *given, **options: calls.append(("pipe", "load", options))),
+    ):
+        calls.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Network, "named_parameters", lambda self, *_, **__: iter([("a.lora_A", torch.ones(1))]))
+            lora.fuse_adapter(bare, spec, tmp_path)
+        first, *rest = calls
+        assert rest == [(name, "fuse_lora", {"lora_scale": 0.3, "safe_fusing": True}), (name, "unload_lora", {})]
+        assert first[0] == ("pipe" if hasattr(bare, "load_lora_weights") else name)
+        assert first[2].get("load_into_transformer_2", False) == (first[0] == "pipe" and expert == "low")
+
+
+CARD = """---
+library_name: diffusers
+tags:
+- video-generation
+- reinforcement-learning
+- sage-grpo
+- lora
+base_model: owner/name
+---
+
+# LoRA trained with sage-grpo
+
+Base: owner/name, revision abc.
+Trained on clips of 5 frames, 32 x 48, 8 fps, guidance 3, shift 5, from clips with strength 0.7.
+LoRA: rank 2, alpha 2, on to_q, to_k.
+On top of the adapter loras/turbo (t.safetensors), scale 0.5.
+
+```python
+from diffusers import WanPipeline
+
+pipe = WanPipeline.from_pretrained("owner/name", tokenizer_3=None)
+pipe.load_lora_weights("path/to/turbo", weight_name="t.safetensors", load_into_transformer_2=True)
+pipe.fuse_lora(lora_scale=0.5)
+pipe.unload_lora_weights()
+pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)
+```
+"""
+WHOLE = """---
+library_name: diffusers
+tags:
+- image-generation
+- reinforcement-learning
+- sage-grpo
+---
+
+# Weights trained with sage-grpo
+
+Base: path/to/base.
+Trained on images of 32 x 48, guidance 3, shift 5.
+All of it is in.
+With the adapter turbo (t.safetensors), scale 0.5, which is part of these weights.
+
+```python
+from diffusers import HunyuanVideo15Pipeline
+
+pipe = HunyuanVideo15Pipeline.from_pretrained("path/to/this/folder")
+```
+"""
+
+
+def test_cards(tmp_path) -> None:
+    """Of a LoRA on the hub's weights, and of whole weights on a folder's, whose place is nobody's business."""
+
+    class Pipe:
+        def __init__(self, vae, tokenizer_3, more=None): ...
+
+        def load_lora_weights(self): ...
+
+    local = tmp_path / "secret" / "base"
+    (local / "turbo").mkdir(parents=True)
+    turbo = AdapterSpec(path="loras/turbo", file="t.safetensors", scale=0.5, expert="low")
+    spec = ModelSpec(path="owner/name", revision="abc", lora=LoraSpec(rank=2), adapters=[turbo])
+    card = SimpleNamespace(
+        **{"spec": spec, "video": VideoSpec(frames=5, height=32, width=48, fps=8.0), "strength": 0.7, "shift": 5.0},
+        **{"guidance_scale": 3.0, "choices": {}, "lora_targets": ["to_q", "to_k"], "stock_pipeline": "WanPipeline"},
+        **{"pipe": of(Pipe), "index": {"vae": ["a", "b"]}, "experts": SimpleNamespace(components=("transformer_2",))},
+    )
+    export.write_card(tmp_path, card, whole=False)
+    assert (tmp_path / "README.md").read_text() == CARD
+    own = '"path/to/this/folder"'
+    for components, pipeline, lines in (
+        (("transformer",), "WanPipeline", [f"pipe.load_lora_weights({own})"]),
+        (
+            ("transformer", "transformer_2"),
+            "WanPipeline",
+            [
+                f"pipe.load_lora_weights({own})",
+                f'pipe.load_lora_weights({own}, weight_name="transformer_2/pytorch_lora_weights.safetensors", load_into_transformer_2=True)',
+            ],
+        ),
+        (("transformer",), "HunyuanVideo15Pipeline", [f"load_lora(pipe, {own})"]),
+    ):
+        card.experts.components, card.stock_pipeline = components, pipeline
+        assert export._usage(card, "base", whole=False)[-len(lines) :] == lines
+    turbo = AdapterSpec(path=str(local / "turbo"), file="t.safetensors", scale=0.5)
+    card.spec = ModelSpec(path=str(local), lora=LoraSpec(), adapters=[turbo])
+    card.video, card.strength, card.choices = (
+        VideoSpec(frames=1, height=32, width=48),
+        None,
+        {"merged": "All of it is in."},
+    )
+    card.index["tokenizer_3"] = ["a", "b"]
+    export.write_card(tmp_path, card, whole=True)
+    assert (tmp_path / "README.md").read_text() == WHOLE
+
+
+# ---- files and keys
+
+
+def test_whatever_an_encoding_is_its_checksum_covers(tmp_path, monkeypatch) -> None:
+    zeros = torch.zeros(2, 3)
+    made = {"a": zeros, "b": torch.ones(1)}
+    others = [("k", {**made, "a": other}) for other in (zeros.T.contiguous(), zeros.int(), zeros + 1)]
+    others += [("k", {"a": zeros, "c": torch.ones(1)}), ("other", made), ("k", {"a": zeros})]
+    sums = [cache._checksum(key, tensors) for key, tensors in [("k", made), *others]]
+    assert len(set(sums)) == len(sums)
+    assert cache._checksum("k", dict(reversed(made.items()))) == sums[0]
+    assert len({cache.digest(*parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("c", "ab"))}) == 4
+    assert str(cache.default_folder()).endswith("cache/sage-grpo/conditioning")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.default_folder() == tmp_path / ".cache" / "sage-grpo" / "conditioning"
+
+
+@pytest.mark.parametrize(("size", "unseen"), [(12, []), (13, [8]), (14, [4, 9])])
+def test_a_fingerprint_reads_small_files_in_full_and_of_large_ones_blocks(
+    size: int, unseen: list[int], tmp_path
+) -> None:
+    """Three blocks of four bytes: at the beginning, in the middle and at the end."""
+    (tmp_path / "part").mkdir()
+    file = tmp_path / "part" / "x"
+
+    def found(content: bytes, *names: str) -> str:
+        file.write_bytes(content)
+        return checkpoint.fingerprint(tmp_path, names or ["part"], block=4, samples=3)
+
+    content = bytes(range(size))
+    whole = found(content)
+    changed = [content[:place] + b"\xff" + content[place + 1 :] for place in range(size)]
+    assert [place for place in range(size) if found(changed[place]) == whole] == unseen
+    assert found(content + b"\0") != whole
+    assert found(content, "part", "none") == found(content, "none", "part") == whole
+    assert found(content, "part/x") == whole  # one file may be named
+    if size == 12:
+        assert whole == hashlib.sha256(b"part/x/12/" + content).hexdigest()
+        file.write_bytes(bytes(2**20) + b"x")
+        usual = checkpoint.fingerprint(tmp_path, ["part"])
+        found_by = {
+            sizes: checkpoint.fingerprint(tmp_path, ["part"], block=sizes[0], samples=sizes[1])
+            for sizes in ((65536, 16), (32768, 16), (65536, 17))
+        }
+        assert [sizes for sizes, one in found_by.items() if one == usual] == [(65536, 16)]
+
+
+def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    fetched = []
+    monkeypatch.setattr(checkpoint, "_download", lambda spec: fetched.append(spec.path))
+    checkpoint.resolve(ModelSpec(path="owner/scenes"))
+    checkpoint.resolve(ModelSpec(path="owner/name"))
+    assert fetched == ["owner/scenes", "owner/name"]
+    for path, says in (
+        ("scenes", "it is the model of the world scenes"),
+        ("./name", "is not a folder"),
+        ("a/b/c", "is not a folder"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            checkpoint.resolve(ModelSpec(path=path))
+    paths = ["/cache/models--a--b/snapshots/1a/transformer", "owner/name", "/x/name/transformer/", ""]
+    assert [_last(path) for path in paths] == ["b", "name", "name", ""]
+
+
+def test_vaes_that_sana_runs(tmp_path) -> None:
+    (tmp_path / "vae").mkdir()
+    sizes = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+    wide = "AutoencoderKLLTX2Video"
+    for name, config, fault in (
+        ("AutoencoderKLWan", {"timestep_conditioning": True}, None),
+        (wide, {**sizes, "decoder_inject_noise": [False, False]}, None),
+        ("AutoencoderDC", {}, "supported are"),
+        (wide, {**sizes, "timestep_conditioning": True}, "neither a timestep nor noise"),
+        (wide, {**sizes, "decoder_inject_noise": [False, True]}, "neither a timestep nor noise"),
+        (wide, {**sizes, "decoder_inject_noise": True}, "neither a timestep nor noise"),
+        *((wide, {key: 8}, f"names no {other}") for key, other in (list(sizes), list(sizes)[::-1])),
+    ):
+        (tmp_path / "vae" / "config.json").write_text(json.dumps(config))
+        if fault is None:
+            sana_video._check_vae(tmp_path, name)
+        else:
+            with pytest.raises(ModelError, match=fault):
+                sana_video._check_vae(tmp_path, name)
+    asked = of(sana_video.SanaVideo, options={"motion_score": 30.0}, choices={}, _instruction=["Say", "this:"])
+    assert asked._instruct("a cat ") == "Say\nthis:a cat motion score: 30."
+    assert asked._instruct("a cat Motion score: 7") == "Say\nthis:a cat Motion score: 7"
+
+
+def test_tokens_of_the_picture_that_is_edited() -> None:
+    grid = Grid(channels=16, temporal=None, spatial=8)
+    for pixels, tokens in ((1024 * 1024, 4096), (None, 4096), (64 * 96, 16)):
+        assert of(QwenImageEdit, options={"picture_pixels": pixels}, grid=grid).given_tokens == tokens
+    readings = {of(QwenImageEdit, options={"picture_pixels": pixels})._reading() for pixels in (1081600, 1081601)}
+    assert len(readings) == 2  # the first is read 1024 pixels wide, the second 1056
+
+
+def test_a_clip_to_start_from_is_encoded_once(fresh_model) -> None:
+    ours, read = fresh_model("wan_t2v", guidance_scale=1.0), []
+
+    def clip(seed: int):
+        return lambda: read.append(seed) or torch.stack([tiny.image(seed + frame) for frame in range(5)])
+
+    first, again, other = (ours.source(key, clip(seed)) for key, seed in (("a", 0), ("a", 9), ("b", 9)))
+    assert read == [0, 9]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_what_is_compared_with_the_stock_pipeline(model) -> None:
+    """Its decoder by the VAE's own scaling, of clips that are not square; and whether it can be run at all."""
+    for kind in ("wan_t2v", "hunyuan15_t2v"):
+        ours = model(kind, train=False, height=32, width=48)
+        latents = torch.randn(1, *ours.latent_shape())
+        assert (stock.stock_decode(ours, latents).int() - ours.decode(latents).int()).abs().max() <= 1
+    plain = {"image_to_video": False, "pipe": of(type("WanPipeline", (), {}))}
+    runs = SimpleNamespace(index={"_class_name": "WanPipeline"}, **plain)
+    assert stock.why_unknown(runs) is stock.why_not_stock(runs) is None
+    assert "not known here" in stock.why_not_stock(SimpleNamespace(index={"_class_name": "LTXPipeline"}, **plain))
+    assert "runs in a WanPipeline" in stock.why_not_stock(
+        SimpleNamespace(index={"_class_name": "WanXPipeline"}, **plain)
+    )
+    pictured = SimpleNamespace(
+        index={"_class_name": "HunyuanVideo15X"}, image_to_video=True, pipe=of(type("HunyuanVideo15X", (), {}))
+    )
+    assert "from the picture" in stock.why_not_stock(pictured)
+    tokenizer = lambda prompt, add_special_tokens: SimpleNamespace(input_ids=(add_special_tokens, *prompt))  # noqa: E731
+    tokenizer.unk_token_id = 3
+    assert stock.token_ids(SimpleNamespace(pipe=SimpleNamespace(tokenizer_2=tokenizer)), "ab") == {
+        "tokenizer_2": ([False, "a", "b"], 3)
+    }
+
+
+def test_a_model_of_random_weights_from_configs(checkpoint) -> None:
+    """As many blocks as asked for, in the precision of a loaded one; the process's random numbers stay."""
+    transformer, vae = (
+        json.loads((checkpoint("wan_t2v") / part / "config.json").read_text()) for part in ("transformer", "vae")
+    )
+    spec = ModelSpec(dtype="bfloat16", train=False, guidance_scale=1.0, cache=None, frames=5, height=32, width=48)
+    state = torch.get_rng_state()
+    ours = random_model("wan", spec, transformer=transformer, vae=vae, text_tokens=7, layers=1, device="cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(ours.blocks()) == 1
+    assert ours.latent_shape() == (16, 2, 4, 6)
+    block = ours.blocks()[0]
+    assert [block.attn1.to_q.weight.dtype, block.norm2.weight.dtype] == [torch.bfloat16, torch.float32]
+    assert next(ours.pipe.vae.parameters()).dtype == torch.float32
+    (text,) = ours.encode(["a cat"])[0].tensors.values()
+    assert (tuple(text.shape), text.dtype) == ((7, 16), torch.bfloat16)
+    whole = random_model("wan", spec, transformer=transformer, vae=vae, text_tokens=7, device="cpu")
+    assert len(whole.blocks()) == 2
