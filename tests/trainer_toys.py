@@ -26,6 +26,16 @@ def bright(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     return videos.float().mean(dim=(1, 2, 3, 4)) / 255
 
 
+def two_parts(videos: Tensor, prompts: Sequence[str], fps: float, offset: float = 0.0) -> dict[str, Tensor]:
+    """Two parts that rank clips differently."""
+    return {"level": bright(videos, prompts, fps) + offset, "texture": videos[..., 0].float().std(dim=(1, 2, 3)) / 255}
+
+
+def other_parts(videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+    """Another reward with the same parts."""
+    return {"level": bright(videos, prompts, fps) ** 2, "texture": videos[..., 1].float().std(dim=(1, 2, 3)) / 255}
+
+
 def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence[int] = ()) -> Tensor:
     """`bright`, but NaN for the clips at these places of the call."""
     level = bright(videos, prompts, fps)

@@ -13,13 +13,12 @@ import torch
 from double import CLOSE
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
-from sage_grpo.models.spec import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
 from sage_grpo.training.update import loss_of, replay
-from trainer_helpers import assert_alike, assert_resumes_to_the_bit, plan_of, watch_gradients
+from trainer_helpers import assert_alike, plan_of, watch_gradients
 
 ETA = {"flow": 0.7, "dance": 0.4, "sage": 0.5, "cps": 0.5, "sage_exact": math.sqrt(2)}
 SURROGATES = {
@@ -101,20 +100,6 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_co
     assert_same_run(*runs)
     if updates > 1:
         assert any(log["ratio/largest_log"] > 1e-4 for log in runs[0][1])
-
-
-@pytest.mark.parametrize(
-    ("kind", "lora", "guidance"),
-    [("wan_t2v", True, 1.0), pytest.param("hunyuan15_t2v", False, 4.0, marks=pytest.mark.slow)],
-)
-@pytest.mark.usefixtures("in_double")
-def test_on_real_architectures(kind, guidance, lora, make_config, make_trainer) -> None:
-    runs = []
-    for share in (True, False):
-        model = {"guidance_scale": guidance, "lora": LoraSpec(rank=4) if lora else None}
-        config = branching(make_config, share=share, updates=2, kind=kind, model=model)
-        runs.append(watch(make_trainer(config), 1))
-    assert_same_run(*runs)
 
 
 @pytest.mark.usefixtures("in_double")
@@ -233,16 +218,6 @@ def test_own_numbers_of_steps_before_and_after(solver, make_config, make_trainer
     assert labels <= {"004", "007"}
 
 
-def test_the_solver_changes_the_clips_but_not_the_first_ratio(make_config, make_trainer) -> None:
-    clips = []
-    for solver in ("euler", "ab2"):
-        trainer = make_trainer(branching(make_config, share=True, rollout={"steps": 8, "solver": solver}))
-        plan = plan_of(trainer)
-        clips.append(torch.cat([latents for _, latents in trainer.roll_out(plan).latents]))
-        assert trainer.step()["ratio/first_log"] == 0.0
-    assert not torch.equal(*clips)
-
-
 @pytest.mark.usefixtures("in_double")
 def test_a_window_of_several_steps_shares_its_first(make_config, make_trainer) -> None:
     """MixGRPO with one start noise: the first step of the window is replayed once a group, the others member by member."""
@@ -260,25 +235,3 @@ def test_a_window_of_several_steps_shares_its_first(make_config, make_trainer) -
             }
         runs.append(watch(trainer, 1))
     assert_same_run(*runs)
-
-
-def test_resumed_branching_continues_to_the_bit(make_config, make_trainer, tmp_path) -> None:
-    window = Window(kind="drawn", at=[1, 2, 3], weights=[0.2, 0.5, 0.3])
-    config = branching(make_config, share=True, window=window, iterations=4)
-    assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
-
-
-def test_what_cannot_be_drawn_is_refused_by_name(make_config, make_trainer) -> None:
-    config = branching(make_config, share=True, window=Window(kind="drawn", at=[4]))
-    with pytest.raises(
-        ValueError, match=r"rollout\.window\.at names step 4, but with rollout\.steps 5 it may be 0 to 3:"
-    ):
-        make_trainer(replace(config, kernel=KernelSpec(name="sage")))  # the last step is deterministic
-    with pytest.raises(
-        ValueError, match=r"rollout\.window\.at names step 9, but with rollout\.steps 5 it may be 0 to 3:"
-    ):
-        make_trainer(branching(make_config, share=True, window=Window(kind="drawn", at=[9])))
-    with pytest.raises(ValueError, match=r"must be positive"):
-        Window(kind="drawn", at=[1, 2], weights=[1.0, 0.0])
-    with pytest.raises(ValueError, match=r"is for drawn windows"):
-        Window(kind="fixed", at=[1])

@@ -133,15 +133,6 @@ def test_the_kl_of_a_path_is_that_of_what_explores(moved: str, make_config, make
     assert (update.path_kl(plan, rollout, trainer.world, trainer.model.device) > 0) == (moved == "audio")
 
 
-def test_clip_range_and_scale_are_those_of_the_part(make_config, make_trainer) -> None:
-    trainer = run_of(make_config, make_trainer, explore=["audio"])
-    assert (
-        trainer.objective.dims
-        == trainer.parts[0].dims
-        < sum(math.prod(shape) for shape in trainer.model.parts.shapes.values())
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -38,7 +38,7 @@ from sage_grpo.training.scoring import Scored, describe
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Tally, summarize
 from sage_grpo.types import Conditioning
-from trainer_helpers import plan_of, resume, same, steps_of, watch_starts, weights_of
+from trainer_helpers import plan_of, resume, same, steps_of, weights_of
 from trainer_zoo import toy
 
 DIMS = math.prod(toy.SHAPE)
@@ -319,23 +319,6 @@ def test_rollout_and_updates_run_without_guidance_when_asked_to(guides, family, 
     assert set(trainer.model.seen) == {3.0}  # whatever training does
 
 
-def test_a_prompts_own_seed_gives_the_same_start_in_every_iteration(make_config, make_trainer, tmp_path: Path) -> None:
-    file = tmp_path / "seeds.csv"
-    file.write_text("prompt,seed\na cat,7\na dog,\n")
-    config = make_config()
-    trainer = make_trainer(replace(config, data=replace(config.data, prompts=str(file))))
-    starts: dict[str, list[Tensor]] = {"a cat": [], "a dog": []}
-    for iteration in range(2):
-        plan = plan_of(trainer, iteration)
-        for replay, record in trainer.roll_out(plan).records.items():
-            if replay.step == 0:
-                starts[plan.groups[replay.members[0].group].prompt.text].append(record.x)
-        trainer.state.stream.take(2)
-    assert torch.equal(*starts["a cat"])
-    assert not torch.equal(*starts["a dog"])
-    assert not torch.equal(starts["a cat"][0][0], starts["a cat"][0][1])  # members still differ
-
-
 def test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself(make_config, make_trainer, tmp_path) -> None:
     file = tmp_path / "seeds.jsonl"
     file.write_text('{"prompt": "a cat", "seed": 7}\n' + "".join(f'"prompt {n}"\n' for n in range(20)))
@@ -356,14 +339,6 @@ def test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself(make_c
     assert not torch.equal(fixed.x_next, fixed_other.x_next)  # ... does not fix what is explored
 
 
-def test_trajectories_are_kept_in_the_precision_that_was_asked_for(make_config, make_trainer) -> None:
-    for storage in ("float32", "bfloat16"):
-        trainer = make_trainer(make_config(rollout={"storage": storage}))
-        kept = {r.x.dtype for r in trainer.roll_out(plan_of(trainer)).records.values()}
-        kept |= {r.x_next.dtype for r in trainer.roll_out(plan_of(trainer)).records.values()}
-        assert kept == {getattr(torch, storage)}
-
-
 def test_steps_of_an_expert_that_is_not_trained_are_not_trained(family, make_config, make_trainer) -> None:
     trainer = make_trainer(replace(make_config(rollout={"steps": 9}), model=family(LowNoise)))
     sigmas = trainer.planner.grid.sigmas[:-2].tolist()  # the last step is deterministic
@@ -379,18 +354,6 @@ def test_groups_with_a_window_of_their_own_draw_their_own_steps(make_config, mak
     trainer = make_trainer(make_config(rollout={"steps": 6, "window": window}, update=update))
     drawn = [[group.trained for group in plan_of(trainer, n).groups] for n in range(10)]
     assert any(first != second for first, second in drawn)
-
-
-def test_branches_of_one_prompt_start_from_one_noise(make_config, make_trainer) -> None:
-    window = Window(kind="drawn", at=[1, 2], branches=2)
-    rollout = {"same_noise": True, "share": False, "window": window}
-    trainer = make_trainer(make_config(rollout=rollout, update=UpdateConfig(updates_per_rollout=1)))
-    starts = watch_starts(trainer)
-    trainer.roll_out(plan_of(trainer))
-    assert len(starts) == 4  # two prompts with two branches each
-    assert torch.equal(starts[0], starts[1])
-    assert torch.equal(starts[2], starts[3])
-    assert not torch.equal(starts[0], starts[2])
 
 
 @pytest.mark.usefixtures("in_double")

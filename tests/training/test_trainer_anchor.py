@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from double import CLOSE
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training.anchor import Ema, Snapshot
+from sage_grpo.training.anchor import Ema
 from sage_grpo.training.config import AnchorConfig, OptimizerConfig, UpdateConfig
 from trainer_helpers import same, weights_of
 
@@ -43,14 +42,6 @@ def test_moving_anchor_is_the_policy_at_its_last_renewal(kind: str, mode: str, m
     assert not same(weights[0], weights[3])
 
 
-def test_offloaded_anchor_is_the_same(make_config, make_trainer) -> None:
-    runs = []
-    for offload in (False, True):
-        trainer = make_trainer(make_config(anchor=AnchorConfig(every=2, offload=offload)))
-        runs.append(history(trainer, 3))
-    assert all(same(a, b) for kind in (0, 1) for a, b in zip(runs[0][kind], runs[1][kind]))
-
-
 @pytest.mark.parametrize("mode", ["fixed", "fixed_dual"])
 def test_fixed_anchor_never_renews(mode: str, make_config, make_trainer) -> None:
     config = make_config(trust_region=TrustRegion(mode=mode), anchor=AnchorConfig(every=1))
@@ -59,11 +50,6 @@ def test_fixed_anchor_never_renews(mode: str, make_config, make_trainer) -> None
     assert all(same(anchor, weights[0]) for anchor in anchors)
     assert not same(weights[0], weights[-1])
     assert sum(log["anchor/renewed"] for log in trainer.log) == 0
-
-
-@pytest.mark.parametrize("mode", ["none", "stepwise"])
-def test_modes_without_an_anchor_keep_no_copy(mode: str, make_config, make_trainer) -> None:
-    assert make_trainer(make_config(trust_region=TrustRegion(mode=mode))).state.anchor is None
 
 
 def test_live_weights_come_back_to_the_bit(make_config, make_trainer) -> None:
@@ -79,17 +65,6 @@ def test_live_weights_come_back_to_the_bit(make_config, make_trainer) -> None:
         raise RuntimeError("in the middle of the reference pass")
     assert same(weights_of(trainer), live)
     assert same(anchor.copies, first)
-
-
-def test_a_snapshot_keeps_the_shape_of_low_precision_weights() -> None:
-    p = nn.Parameter(torch.randn(4).to(torch.bfloat16))
-    snapshot = Snapshot({"p": p}, offload=True)
-    before = p.detach().clone()
-    p.data.add_(1)
-    with snapshot.applied():
-        assert torch.equal(p, before)
-    assert snapshot.copies["p"].dtype == torch.bfloat16
-    assert not torch.equal(p, before)
 
 
 @pytest.mark.usefixtures("in_double")

@@ -29,11 +29,7 @@ def gain(trainer, iterations: int) -> tuple[float, float]:
     return after["eval/total"] - before["eval/total"], before["eval/total_stderr"]
 
 
-QUICK = ("sage", "branch")
-"""All steps, and one shared step."""
-
-
-@pytest.mark.parametrize("method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
+@pytest.mark.parametrize("method", [m if m == "branch" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_every_method_learns(method: str, make_config, make_trainer) -> None:
     config = make_config(
         evaluate=EVAL,

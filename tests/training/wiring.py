@@ -6,14 +6,12 @@ import dataclasses
 import itertools
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from sage_grpo.rewards.member import RewardFailure
-from sage_grpo.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
@@ -124,15 +122,6 @@ def _watch(trainer: Trainer) -> list[tuple[str, Any]]:
 def evaluation(config: TrainConfig) -> dict[str, float]:
     """The figures of an evaluation before training."""
     return trainer_of(config).evaluate().metrics
-
-
-def files(config: TrainConfig) -> dict[str, Any]:
-    """What a run leaves on disk: names, and how many rows there are in its journal. Nothing that tells the time."""
-    train(config)
-    out = Path(config.out)
-    names = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
-    names = {"tensorboard" if name.startswith("tensorboard") else name for name in names}
-    return {"names": sorted(names), "rows": len((out / "metrics.jsonl").read_text().splitlines())}
 
 
 def first_difference(left: Iterable[tuple[str, Any]], right: Iterable[tuple[str, Any]]) -> str:

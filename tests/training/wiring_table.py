@@ -10,8 +10,7 @@ from sage_grpo.models.spec import LoraSpec
 
 @dataclass(frozen=True)
 class Row:
-    """One field, and a value for it that is not the base's. What must change follows from what the field says it affects: a record changes
-    what the run leaves on disk and nothing else; anything else that is no matter of speed or machine, the phase that stands here."""
+    """One field, a value for it that is not the base's, and the phase that must change."""
 
     to: Any
     """The other value."""
@@ -60,7 +59,7 @@ RUN = {
     "max_failed_fraction": Row(
         0.1, "reward", base={"rewards[].name": "trainer_toys:bright_but", "rewards[].weights": {}, "rewards[].options": {"bad": [5]}}
     ),
-    "rewards[].name": Row("wiring_rewards:other_parts", "reward", evaluation=True),
+    "rewards[].name": Row("trainer_toys:other_parts", "reward", evaluation=True),
     "rewards[].weights": Row({"level": 1.0, "texture": -2.0}, "reward", evaluation=True),
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
     "rewards[].standardize": Row({"level": [0.5, 0.1]}, "reward", evaluation=True),
@@ -159,29 +158,11 @@ RUN = {
     "optimizer.warmup_updates": Row(4, "weights"),
     "optimizer.decay": Row("cosine", "weights"),
     "optimizer.ema": Row(0.9, "average"),
-    "evaluate.every": Row(1),
-    "evaluate.early": Row([1]),
     "evaluate.prompts": Row(3, evaluation=True),
     "evaluate.per_prompt": Row(2, evaluation=True),
     "evaluate.steps": Row(5, evaluation=True),
     "evaluate.solver": Row("ab2", evaluation=True),
     "evaluate.seed": Row(7, evaluation=True),
-    "evaluate.show": Row(2),
-    "keep.checkpoint_every": Row(3, base={"keep.checkpoints": 4}),
-    "keep.checkpoints": Row(1),
-    "keep.videos_every": Row(1),
-    "keep.videos": Row(3, base={"keep.videos_every": 2}),
-    "keep.video_megabytes": Row(0.003, base={"keep.videos_every": 1}),
-    "profile": Row(1),
-    "log.tensorboard": Row(True),
-    "log.wandb": Seen("project", look="sinks"),
-    "log.trackio": Seen("project", look="sinks"),
-    "log.name": Seen("other", look="sinks", base={"log.wandb": "p"}),
-    "log.group": Seen("other", look="sinks", base={"log.wandb": "p"}),
-    "log.entity": Seen("team", look="sinks", base={"log.wandb": "p"}),
-    "log.tags": Seen(["a"], look="sinks", base={"log.wandb": "p"}),
-    "log.progress": Seen(True, look="terminal"),
-    "parallel.timeout": Seen(60.0, look="started"),
 }  # fmt: skip
 
 MODEL = {
@@ -191,14 +172,17 @@ MODEL = {
     "model.guidance_in_training": Row(False, "rollout", base=GUIDED),
     "model.negative_gradient": Row(False, "gradient", base=GUIDED),
     "model.shift": Row(2.0, "rollout", evaluation=True),
-    "model.memory": Seen(24.0, look="budget"),
     "model.decoder": Row("trainer_toys:darker", "reward"),
 }
 
 ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
-    "tests/session": "out resume allow_changes log.sinks parallel.async_checkpoint data.encode_ahead",
+    "tests/session": """out resume allow_changes log.sinks parallel.async_checkpoint data.encode_ahead parallel.timeout evaluate.every
+        evaluate.early keep.checkpoint_every keep.checkpoints""",
+    "tests/telling": """log.tensorboard log.wandb log.trackio log.name log.group log.entity log.tags log.progress profile keep.videos_every
+        keep.videos keep.video_megabytes evaluate.show""",
+    "tests/forecast": "model.memory",
     "tests/rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
         rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
     "tests/training/test_focus.py": "rewards[].judges rollout.explore",
