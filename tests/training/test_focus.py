@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -147,47 +146,3 @@ def test_the_kl_of_a_path_is_that_of_what_explores(moved: str, make_config, make
 def test_what_cannot_be_is_refused(change: dict, reason: str, make_config, make_trainer) -> None:
     with pytest.raises(ModelError, match=reason):
         run_of(make_config, make_trainer, **change)
-
-
-@pytest.mark.slow
-def test_a_part_that_is_learned_alone_is_learned_as_if_it_were_all(make_config, make_trainer, monkeypatch) -> None:
-    """Of two parts with the same advantage each sends half of what it sends alone: losses are averaged, and scaled by their own dimensions."""
-    sent = {}
-    for name, rewards, explore in (
-        (
-            "both",
-            [
-                RewardSpec(name=BRIGHT, label="seen", judges="video"),
-                RewardSpec(name=BRIGHT, label="heard", judges="audio"),
-            ],
-            [],
-        ),
-        ("alone", [RewardSpec(name=BRIGHT)], ["audio"]),
-    ):
-        trainer = run_of(make_config, make_trainer, rewards=rewards, explore=explore)
-        trainer.objective = replace(
-            trainer.objective, trust_region=replace(trainer.objective.trust_region, mode="none")
-        )
-        place, column = trainer.model.parts.places()["audio"], len(trainer.parts) - 1
-        plan = plan_of(trainer)
-        rollout = trainer.roll_out(plan)
-        scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
-        item = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)[0]
-        seen, step = trainer.parts[column].of(item, update.replay(item, torch.device("cpu")))
-        # The same noise gives the same gradient whatever else explores: compare it by its own formula.
-        gap = (seen.record.x_next - step.gaussian.mean.detach()) / step.gaussian.std
-        transition = item.record.policy.transition(item.step)
-        scale = math.sqrt(place.stop - place.start) * float(transition.b / transition.std) / (place.stop - place.start)
-        by_hand = -scale * (item.weight * seen.advantage)[:, None] * gap * item.equalizer / len(trainer.parts)
-        caught: list = []
-
-        def catch(gradients, parts, whole, caught=caught):
-            caught.append(gradients)
-            return torch.zeros_like(whole)
-
-        monkeypatch.setattr(update, "joined", catch)
-        update.accumulate(trainer.objective, [item], torch.device("cpu"), kl_lambda=0.0, parts=trainer.parts)
-        monkeypatch.undo()
-        torch.testing.assert_close(caught[0][column], by_hand, rtol=1e-4, atol=1e-7)
-        sent[name] = caught[0][column]
-    assert all(gradient.abs().sum() > 0 for gradient in sent.values())

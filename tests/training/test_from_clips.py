@@ -13,11 +13,10 @@ import tiny
 from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
 from sage_grpo.data.prompts import load_prompts
 from sage_grpo.flow.path import interpolate
-from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.training import evaluate as evaluation
 from sage_grpo.training.config import BatchConfig, DataConfig
-from sage_grpo.training.inputs import conditions_of, load_sources
+from sage_grpo.training.inputs import conditions_of
 from sage_grpo.types import Conditioning, Placed
 from sage_grpo.video import write_mp4
 from trainer_helpers import of_method, plan_of, same, weights_of
@@ -107,24 +106,6 @@ def test_an_evaluation_shows_what_generate_makes(solver: str, config, make_train
     others = [replace(a, source_video=b.source_video) for a, b in zip(trainer.held_out, trainer.held_out[::-1])]
     other = evaluation.evaluate(trainer.model, trainer.reward, others, chosen, micro_batch=2)
     assert not torch.equal(other.clips, clips)
-
-
-def test_what_does_not_fit_is_refused_before_a_rollout(config, make_config, make_trainer, rows, tmp_path) -> None:
-    prompts, _ = load_sources(config)
-    with pytest.raises(ModelError, match=r"'a cat' names the source_video .*0\.mp4, but this model starts from noise"):
-        make_trainer(replace(config, model=replace(config.model, options={})))
-    with pytest.raises(ModelError, match="the prompt 'a cat' names none: give its row a column source_video"):
-        make_trainer(make_config(kind="wan_t2v", model={"frames": 5, "options": {"strength": STRENGTH}}))
-    with pytest.raises(
-        ModelError, match=r"cannot be used: .*0\.mp4 is too short: 6 frames at 8 fps, 9 at 8 fps take 9"
-    ):
-        make_trainer(replace(config, model=replace(config.model, frames=9)))
-    with pytest.raises(ModelError, match="names the source_video"):  # a model of one's own that knows nothing of it
-        make_trainer(make_config(data=config.data))
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "source_video": "0.mp4", "strength": 0.5}')
-    with pytest.raises(ValueError, match="one number for the whole run"):
-        load_sources(replace(config, data=DataConfig(prompts=str(tmp_path / "bad.jsonl"))))
-    assert prompts[0].columns() == {"source_video": str(tmp_path / "0.mp4")}
 
 
 class Placing(ToyModel):

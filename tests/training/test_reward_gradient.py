@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from random import Random
 
 import pytest
 import torch
@@ -14,10 +13,8 @@ from sage_grpo.data.groups import Member
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training import inputs
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.decoding import draw_excerpt, pixels_read
 from sage_grpo.training.inputs import build
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
@@ -147,44 +144,6 @@ def test_for_rewards_of_latents_nothing_is_decoded(method: str, monkeypatch) -> 
     latents = torch.cat([latents for _, latents in rollouts[0].latents])
     assert row["reward/total"] == pytest.approx(float(of_latents(latents, [], 8.0).mean()), rel=1e-5)
     assert "video/spread" not in row
-
-
-@pytest.mark.slow
-def test_an_excerpt_is_a_part_of_the_clip_and_has_the_gradient_there() -> None:
-    """The decoder is causal, and two latent frames before the excerpt are all that there are: it is decoded as in the whole clip."""
-    config = small("draft")
-    inputs = build(config)
-    model, reward = inputs.model, inputs.reward
-    z = torch.randn(1, *model.latent_shape(), generator=torch.Generator().manual_seed(2)).requires_grad_()
-    clip = pixels_read(model, reward, z)
-    assert torch.equal(clip, pixels_read(model, reward, z, range(model.latent_shape()[1])))
-    for excerpt, frames in ((range(1, 2), slice(1, 5)), (range(2, 3), slice(5, 9)), (range(0, 2), slice(0, 5))):
-        part = pixels_read(model, reward, z, excerpt)
-        torch.testing.assert_close(part, clip[:, frames], rtol=0, atol=1e-2)
-        (gradient,) = torch.autograd.grad(part.square().mean(), z, retain_graph=True)
-        (wanted,) = torch.autograd.grad(clip[:, frames].square().mean(), z, retain_graph=True)
-        inside = torch.zeros_like(z)
-        inside[:, :, list(excerpt)] = 1
-        torch.testing.assert_close(gradient, wanted * inside, rtol=0, atol=1e-4 * float(wanted.abs().max()))
-
-
-def test_excerpts_are_drawn_anew_and_alike_for_the_same_clip() -> None:
-    model = build(small("draft")).model
-    drawn = [draw_excerpt(model, 4, Random(f"excerpt/{seed}")) for seed in range(40)]
-    assert {one.start for one in drawn} == {0, 1, 2}
-    assert {len(one) for one in drawn} == {1}
-    assert drawn == [draw_excerpt(model, 4, Random(f"excerpt/{seed}")) for seed in range(40)]
-    assert len(draw_excerpt(model, 8, Random("excerpt"))) == 2
-    assert len(draw_excerpt(model, 1000, Random("excerpt"))) == 3
-    assert draw_excerpt(model, None, Random("excerpt")) is None
-
-
-def test_an_excerpt_of_what_is_not_decoded_is_refused() -> None:
-    config = replace(small("draft", frames=4), rewards=[LATENTS])
-    with pytest.raises(ValueError, match=r"objective\.frames 4: every reward that counts reads latents"):
-        Trainer(config, build(config))
-    with pytest.raises(ValueError, match=r"objective\.frames 4 is part of objective\.kind gradient"):
-        ObjectiveSpec(frames=4)
 
 
 def test_the_adjoint_trains_steps_of_every_noise_level() -> None:

@@ -83,15 +83,6 @@ class Lettered(toy.ToyModel):
         return (x - levels.view(-1, 1, 1, 1, 1)) / sigma
 
 
-class LowNoise(toy.ToyModel):
-    """Another network runs at high noise."""
-
-    BOUNDARY = 0.9
-
-    def trains(self, sigma):
-        return float(sigma) < self.BOUNDARY
-
-
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch):
     """class -> the specification of a model of that class."""
@@ -337,23 +328,6 @@ def test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself(make_c
     assert not torch.equal(moved.x, moved_other.x)
     assert torch.equal(fixed.x, fixed_other.x)  # the prompt's own seed ...
     assert not torch.equal(fixed.x_next, fixed_other.x_next)  # ... does not fix what is explored
-
-
-def test_steps_of_an_expert_that_is_not_trained_are_not_trained(family, make_config, make_trainer) -> None:
-    trainer = make_trainer(replace(make_config(rollout={"steps": 9}), model=family(LowNoise)))
-    sigmas = trainer.planner.grid.sigmas[:-2].tolist()  # the last step is deterministic
-    expected = [step for step, sigma in enumerate(sigmas) if sigma < LowNoise.BOUNDARY]
-    assert 2 <= len(expected) < len(sigmas)
-    assert sorted(step for part in steps_of(trainer) for step in part) == expected
-    trainer.step()
-
-
-def test_groups_with_a_window_of_their_own_draw_their_own_steps(make_config, make_trainer) -> None:
-    window = Window(kind="drawn", at=[1], length=3)
-    update = UpdateConfig(updates_per_rollout=1, step_fraction=0.3)
-    trainer = make_trainer(make_config(rollout={"steps": 6, "window": window}, update=update))
-    drawn = [[group.trained for group in plan_of(trainer, n).groups] for n in range(10)]
-    assert any(first != second for first, second in drawn)
 
 
 @pytest.mark.usefixtures("in_double")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from sage_grpo.telling import observers
 from sage_grpo.telling.events import Hooks
 from sage_grpo.training import trainer as trainers
 from sage_grpo.training.config import BatchConfig, EvalConfig, KeepConfig
-from sage_grpo.training.decoding import frames_needed
-from sage_grpo.types import VideoSpec
 from trainer_helpers import assert_same_run
 
 FRAMES = 9
@@ -81,18 +78,3 @@ def test_a_program_that_is_told_of_iterations_gets_whole_clips(small) -> None:
     quiet = replace(small, iterations=1, keep=replace(small.keep, videos_every=0))
     session.run(quiet, hooks=Hooks(iteration=lambda event: got.append(event.videos)), quiet=True)
     assert all(bool(frame.any()) for frame in got[0].flatten(0, 1))
-
-
-def test_all_frames_are_needed_where_one_does_not_say_or_the_model_cannot() -> None:
-    class Model:
-        video = VideoSpec(frames=FRAMES, height=8, width=8, fps=8.0)
-
-        def decode_frames(self, latents, frames):
-            raise AssertionError
-
-    def needed(model, read):
-        return frames_needed(model, SimpleNamespace(reads_clips=True, frames_read=lambda count, fps: read))
-
-    assert needed(Model(), [2, 6]) == sorted({2, 6, *frames_seen(FRAMES)})
-    assert needed(Model(), None) is None
-    assert needed(SimpleNamespace(video=Model.video), [2, 6]) is None

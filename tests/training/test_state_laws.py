@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import torch
 
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training import update as update_module
@@ -146,20 +144,6 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
     # Seeds 7, 8, 9 and 8, 9, 10 of their own, whatever the evaluation's; and six others for each of that.
     assert len(names) == 4 + 2 * 6
     assert len({tuple(start.flatten().tolist()) for start in names.values()}) == len(names)
-
-
-def test_the_standard_error_is_of_the_clips_that_have_a_score(make_config, make_trainer, tmp_path: Path) -> None:
-    file = tmp_path / "worth.csv"
-    file.write_text("prompt,worth\na,1\nb,nan\nc,2\nd,nan\ne,6\n")
-    config = make_config(
-        rewards=[RewardSpec(name="trainer_toys:told", try_out=False)],
-        evaluate=EvalConfig(prompts=5, steps=1),
-        max_failed_fraction=0.5,
-    )
-    trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=str(file))))
-    metrics = trainer.evaluate().metrics
-    assert (metrics["eval/total"], metrics["eval/failed"]) == (3.0, 2.0)
-    assert metrics["eval/total_stderr"] == pytest.approx(math.sqrt((4 + 1 + 9) / 3) / math.sqrt(3), rel=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])

@@ -52,21 +52,6 @@ def test_fixed_anchor_never_renews(mode: str, make_config, make_trainer) -> None
     assert sum(log["anchor/renewed"] for log in trainer.log) == 0
 
 
-def test_live_weights_come_back_to_the_bit(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(trust_region=TrustRegion(mode="fixed")))
-    first = weights_of(trainer)
-    trainer.step()
-    live, anchor = weights_of(trainer), trainer.state.anchor
-    with anchor.applied():
-        assert same(weights_of(trainer), first)
-        assert not same(weights_of(trainer), live)
-    assert same(weights_of(trainer), live)
-    with pytest.raises(RuntimeError, match="in the middle"), anchor.applied():
-        raise RuntimeError("in the middle of the reference pass")
-    assert same(weights_of(trainer), live)
-    assert same(anchor.copies, first)
-
-
 @pytest.mark.usefixtures("in_double")
 def test_ema_follows_its_recursion_and_is_what_evaluation_sees(make_config, make_trainer) -> None:
     decay = 0.75

@@ -1,0 +1,481 @@
+"""The small functions of an iteration, each against numbers worked out by hand: no model runs here."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.data.groups import Member, share_out
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.gaussian import Gaussian
+from sage_grpo.models.policy import Policy, Step
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.spec import Layout
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.member import Failure
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.training import evaluate, update
+from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference, Snapshot
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, SurrogateConfig
+from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
+from sage_grpo.training.plan import Group, Levels, Plan, Replay
+from sage_grpo.training.rollout import NoiseKeys, Record
+from sage_grpo.training.scoring import Scored, Sheet, check_groups, gathered, joined, preferred
+from sage_grpo.types import VideoSpec
+
+# Decoding -----------------------------------------------------------------------------------------------------------
+
+
+class Causal:
+    """A decoder by hand: the first latent frame makes a frame, every other one four; a frame is its latent plus 10 of the one before."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, latents: int, frames: int = 0) -> None:
+        self.video = VideoSpec(frames=frames or 1 + 4 * (latents - 1), height=1, width=1, fps=8.0)
+        self.shape, self.asked = (1, latents, 1, 1), []
+
+    def latent_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    def pixels(self, latents: Tensor, frames: list[int] | None = None) -> Tensor:
+        self.asked.append(frames)
+        own = latents[:, 0, :, 0, 0]
+        seen = own + 10 * torch.nn.functional.pad(own, (1, 0))[:, :-1]
+        return torch.cat([seen[:, :1], seen[:, 1:].repeat_interleave(4, 1)], 1)[:, :, None, None, None]
+
+
+def reads(*frames: int, **fields: object) -> SimpleNamespace:
+    """A reward that looks at these frames of a clip, and notes of how long a one."""
+    seen: list[tuple[int, float, bool]] = []
+
+    def frames_read(count: int, fps: float, *, counting: bool = False) -> list[int] | None:
+        seen.append((count, fps, counting))
+        return list(frames) or None
+
+    return SimpleNamespace(frames_read=frames_read, seen=seen, reads_clips=True, learns_from_clips=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "count", "values", "asked"),
+    [
+        (range(1), 1, [1.0], [0]),
+        (range(2), 5, [1.0] + [12.0] * 4, [0]),
+        (range(1, 2), 4, [12.0] * 4, [1]),
+        (range(2, 4), 8, [23.0] * 4 + [34.0] * 4, [5]),
+        (range(4, 5), 4, [45.0] * 4, [5]),  # two latent frames before it are decoded, of four
+    ],
+)
+def test_an_excerpt_is_decoded_after_what_comes_before_it_and_alone_has_a_gradient(
+    excerpt, count, values, asked
+) -> None:
+    model, reward = Causal(5), reads(0)
+    latents = (1 + torch.arange(5.0)).view(1, 1, 5, 1, 1).requires_grad_()
+    clip = pixels_read(model, reward, latents, excerpt)
+    assert clip.flatten().tolist() == values
+    assert (reward.seen, model.asked) == ([(count, 8.0, True)], [asked])
+    clip.sum().backward()
+    assert [place for place, slope in enumerate(latents.grad.flatten().tolist()) if slope] == list(excerpt)
+
+
+def test_a_whole_clip_is_read_where_rewards_that_count_look() -> None:
+    model, reward = Causal(3), reads(2, 5)
+    assert pixels_read(model, reward, torch.ones(1, 1, 3, 1, 1)).shape[1] == 9
+    assert (reward.seen, model.asked) == ([(9, 8.0, True)], [[2, 5]])
+    pixels_read(model, reads(), torch.ones(1, 1, 3, 1, 1), range(1, 2))
+    assert model.asked[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("latents", "video", "frames", "length", "starts"),
+    [(5, 17, 1, 1, 5), (5, 17, 5, 1, 5), (5, 17, 7, 2, 4), (5, 17, 99, 5, 1), (5, 5, 3, 3, 3), (1, 1, 4, 1, 1), (3, 6, 4, 2, 2)],
+)  # fmt: skip
+def test_excerpts_are_about_as_long_as_asked_and_may_lie_anywhere(latents, video, frames, length, starts) -> None:
+    drawn = [draw_excerpt(Causal(latents, video), frames, Random(f"excerpt/{seed}")) for seed in range(40)]
+    assert {(one.start, one.stop) for one in drawn} == {(start, start + length) for start in range(starts)}
+    assert draw_excerpt(Causal(latents, video), None, Random("excerpt")) is None
+
+
+def test_what_cannot_be_differentiated_is_refused() -> None:
+    check_differentiable(Causal(3), reads(), 4)
+    check_differentiable(SimpleNamespace(), SimpleNamespace(learns_from_clips=False), None)  # nothing is decoded
+    for model, reward, said in (
+        (Causal(3), SimpleNamespace(learns_from_clips=False), "reads latents"),
+        (Causal(1), reads(), "one latent frame"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_differentiable(model, reward, 4)
+        check_differentiable(model, reward, None)
+
+
+def test_frames_are_those_of_rewards_and_sentinel_and_others_stay_black() -> None:
+    model = Causal(3)
+    model.decode_frames = lambda latents, frames: torch.full((len(latents), len(frames), 1, 1, 3), 7, dtype=torch.uint8)
+    needed = frames_needed(model, reads(3))
+    assert needed is not None
+    assert {0, 3, 8} <= set(needed)
+    assert frames_needed(model, reads()) is None  # one that looks at all
+    assert frames_needed(Causal(3), reads(3)) is None  # a model that makes whole clips
+    assert frames_needed(model, SimpleNamespace(reads_clips=False)) == []
+    clips = Clips(model, [1, 4], 3)
+    assert [len(clips.add(torch.zeros(count, 1, 3, 1, 1))) for count in (2, 1)] == [2, 1]
+    assert clips.videos.amax((2, 3, 4)).tolist() == [[0, 7, 0, 0, 7, 0, 0, 0, 0]] * 3
+    whole = Clips(model, None, 3)
+    assert whole.videos.shape == (0, 9, 1, 1, 3)
+    for level in (1, 2):
+        added = whole.add(torch.zeros(1), lambda latents, level=level: torch.full((1, 9, 1, 1, 3), level))
+        assert int(added.max()) == level
+    assert whole.videos[:, 0, 0, 0, 0].tolist() == [1, 2]
+
+
+# Scores -------------------------------------------------------------------------------------------------------------
+
+TITLES = SimpleNamespace(titles=["a", "b"], names=["a/x", "b/y"], max_failed_fraction=0.5)
+
+
+def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
+    nan = math.nan
+    one = Sheet(torch.tensor([[1.0, 0, 5, 2, 3], [0, 1, nan, nan, 4]]).double(), [1, 0], [Failure("a", 1, "p", "why")])
+    two = Sheet(torch.tensor([[0.0, 0, 7, 1, 6], [1, 1, 8, 0, 8]]).double(), [0, 2], [])
+    sheet = joined([one, two])
+    assert (sheet.failed, len(sheet.failures)) == ([1, 2], 1)
+    found = gathered(TITLES, sheet, World(), torch.float32)
+    assert (found.groups.tolist(), found.indices.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    torch.testing.assert_close(found.total, torch.tensor([7.0, nan, 5, 8]), equal_nan=True)
+    assert found.parts["b/y"].tolist() == [6, 4, 3, 8]
+    assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
+    assert "why" in found.report
+    whole = Sheet(two.rows, [0, 0], [])
+    assert gathered(TITLES, whole, World()).report == ""
+
+
+def test_of_given_clips_the_first_of_a_row_is_the_better_one() -> None:
+    pairs = preferred(2, 2)
+    assert (pairs.groups.tolist(), pairs.indices.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    assert pairs.total.tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert preferred(2, 1).total.tolist() == [1.0, 1.0]
+
+
+def test_rewards_that_compare_need_whole_groups() -> None:
+    def refused(groups: int, size: int, ranks: int = 1, sequence: int = 1) -> list[str]:
+        said: list[str] = []
+        shares = share_out([Member(g, i) for g in range(groups) for i in range(size)], 2, world_size=ranks)
+        world = World(size=ranks, layout=Layout(1, ranks, sequence))
+        check_groups(SimpleNamespace(refuse_comparing=said.append), shares, size, "So and so.", world)
+        return said
+
+    assert refused(4, 2) == refused(4, 2, ranks=2) == refused(3, 3, ranks=3) == []
+    assert refused(4, 1) == ["there is one clip a prompt. So and so."]
+    assert refused(3, 2, ranks=2) == ["2 ranks share 2 clips of a prompt. So and so."] * 2
+    assert refused(1, 2, sequence=2) == ["2 sequence-parallel processes share a group's clips. Set parallel.sp 1."]
+
+
+def test_an_evaluation_says_what_every_clip_scored() -> None:
+    nan = math.nan
+    prompts = [Prompt("a", seed=7), Prompt("b")]
+    scored = Scored(
+        torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, nan, 2.0, 6.0]),
+        {"x": torch.tensor([4.0, 5.0, nan, 6.0])}, {"r": 1}, "",
+    )  # fmt: skip
+    metrics = {
+        "eval/x": 5.0, "eval/total": 3.0, "eval/total_stderr": pytest.approx(math.sqrt(14 / 3) / math.sqrt(3)), "eval/failed": 1.0, "eval/failed/r": 1.0,
+    }  # fmt: skip
+    assert evaluate._means(scored) == metrics
+    rows = evaluate._rows(scored, prompts, 5, [Member(0, 1), Member(1, 0)])
+    assert [(row["prompt"], row["noise"], row["clip"]) for row in rows] == [
+        ("a", "7", None), ("a", "8", 0), ("b", "5/1/0", 1), ("b", "5/1/1", None),
+    ]  # fmt: skip
+    assert rows[1]["scores"] == {"total": None, "x": 5.0}
+    assert rows[2]["scores"] == {"total": 2.0, "x": None}
+
+
+# Snapshots ----------------------------------------------------------------------------------------------------------
+
+
+def weight(*values: float) -> dict[str, nn.Parameter]:
+    return {"w": nn.Parameter(torch.tensor(values))}
+
+
+def move(params: dict[str, nn.Parameter], *values: float) -> None:
+    params["w"].data.copy_(torch.tensor(values))
+
+
+def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
+    params = weight(1.0, 2.0)
+    kept, ema = Snapshot(params), Ema(params, decay=0.75)
+    move(params, 5.0, 6.0)
+    with kept.applied():
+        assert params["w"].tolist() == [1.0, 2.0]
+    assert params["w"].tolist() == [5.0, 6.0]
+    ema.advance()
+    assert ema.copies["w"].tolist() == [2.0, 3.0]
+    kept.take_back(0.25)  # a quarter of the way is kept
+    assert params["w"].tolist() == [2.0, 3.0]
+    kept.renew()
+    assert kept.copies["w"].tolist() == [2.0, 3.0]
+    for lags in (False, True):
+        old = Old(params, lags=lags)
+        move(params, 4.0, 7.0)
+        old.begin()
+        assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
+        move(params, 6.0, 9.0)
+        old.end(0.75)
+        assert old.copies["w"].tolist() == ([3.0, 4.5] if lags else [4.0, 7.0])
+        move(params, 2.0, 3.0)
+
+
+def test_an_anchor_is_live_after_it_was_renewed_and_will_be_at_its_beat() -> None:
+    params = weight(0.0)
+    moving, fixed = Anchor(params, every=3), Anchor(params, every=None)
+    assert [moving.is_live(0, later) for later in range(5)] == [True, False, False, True, False]
+    assert [moving.is_live(2, later) for later in range(5)] == [False, True, False, False, True]
+    assert [fixed.is_live(0, later) for later in range(3)] == [True, False, False]
+    move(params, 1.0)
+    assert [(moving.advance(update), fixed.advance(update)) for update in (1, 2, 3)] == [(False, False)] * 2 + [
+        (True, False)
+    ]
+    assert (moving.renewed_at, float(moving.copies["w"]), fixed.renewed_at, float(fixed.copies["w"])) == (
+        3,
+        1.0,
+        0,
+        0.0,
+    )
+    assert (moving.is_live(3), moving.is_live(4), moving.is_live(2)) == (True, False, False)
+
+
+def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() -> None:
+    params = weight(0.0)
+    past, seen = Past(params), []
+    for due in range(4):
+        move(params, float(due))
+        found = past.promise(due, range(due + 1, due + 3))
+        seen.append({number: (since, float(one.copies["w"])) for number, (since, one) in found.items()})
+    assert seen[0] == {0: (0, 0.0), 1: (0, 0.0), 2: (0, 0.0)}
+    assert seen[1] == {1: (0, 0.0), 2: (0, 0.0), 3: (1, 1.0)}
+    assert seen[3] == {3: (1, 1.0), 4: (2, 2.0), 5: (3, 3.0)}
+    assert past.state_dict() == {"4": 2, "5": 3}
+    assert {name: float(value) for name, value in past.tensors().items()} == {"past/2/w": 2.0, "past/3/w": 3.0}
+    again = Past(params)
+    again.load_state_dict(past.state_dict())
+    assert (again.since, set(again.weights)) == (past.since, {2, 3})
+    past.forget()
+    assert (past.state_dict(), past.tensors()) == ({}, {})
+
+
+def test_a_reference_is_measured_over_a_stretch_rests_and_is_measured_anew() -> None:
+    """Limit 0.1, stretches of two: a share of 0.01 may double; one that falls keeps its peak, one of all of the gradient never rests."""
+    anchor = Anchor({}, every=None)
+    anchor.renewed_at = -1
+
+    def walk(shares: list[float], rates: list[float]) -> list[str]:
+        reference, needs = Reference(limit=0.1, stretch=2), []
+        for share, rate in zip(shares, rates):
+            (need,) = reference.needs(anchor, 9, 1, rate)
+            needs.append(need)
+            row = reference.note({"gradient/kl_share": share, "kl/lambda": rate, "kl/total": 1.0, "other": 2.0}, need)
+            assert row["kl/skipped"] == (need == "inert")
+            assert ("kl/total" in row, row["other"]) == (need == "pass", 2.0)
+        return needs
+
+    rest = ["pass"] * 2 + ["inert"] * 8
+    assert walk([0.01] * 12, [1.0] * 12) == [*rest, "pass", "pass"]
+    assert walk([0.01, 0.001] * 6, [1.0] * 12) == [*rest, "pass", "pass"]
+    assert (
+        walk([0.03, 0.001] + [0.001] * 4, [1.0] * 6) == ["pass"] * 4 + ["inert"] * 2
+    )  # the peak of the stretch, then the next one's
+    assert walk([1.0] * 6, [1.0] * 6) == ["pass"] * 6
+    assert walk([0.01] * 6, [1.0, 1.0, 1.9, 2.1, 1.0, 1.0]) == ["pass", "pass", "inert", "pass", "pass", "inert"]
+    assert walk([0.5] * 4, [0.0] * 4) == ["pass", "pass", "inert", "inert"]  # without a coefficient there is no KL
+    off = Reference()
+    assert off.note({"kl/total": 1.0}, "pass") == {"kl/total": 1.0}
+    live = Reference(limit=0.1, stretch=1)
+    assert live.note({"kl/lambda": 1.0, "gradient/kl_share": 0.5}, "live")["kl/skipped"] == 0.0
+    assert live.state_dict() == {"measured": 0, "peak": 0.0, "rest": 0}
+
+
+# Noise --------------------------------------------------------------------------------------------------------------
+
+
+def group_of(index: int = 0, number: int = 0, seed: int | None = None, **fields: object) -> Group:
+    schedule = Schedule(torch.tensor([1.0, 0.75, 0.5, 0.0]), (True, False, True))
+    return Group(**{"index": index, "number": number, "prompt": Prompt("a", seed=seed), "schedule": schedule, "offset": 2, "trained": ((0,), (2,)),
+                    "shared": True, **fields})  # fmt: skip
+
+
+def test_noise_is_another_where_a_part_of_its_key_is() -> None:
+    shape, keys, member = (3,), NoiseKeys(0, 5), Member(1, 2)
+    free = [
+        keys.start(group_of(1, 4), member, shape), NoiseKeys(1, 5).start(group_of(1, 4), member, shape), NoiseKeys(0, 6).start(group_of(1, 4), member, shape),
+        keys.start(group_of(1, 3), member, shape), keys.start(group_of(1, 4), Member(1, 0), shape), keys.start(group_of(1, 4, seed=5), member, shape),
+        keys.start(group_of(1, 4, seed=6), member, shape), keys.start(group_of(1, 4, seed=6), Member(1, 0), shape),
+    ]  # fmt: skip
+    assert len({tuple(one.tolist()) for one in free}) == len(free)
+    same = [
+        (free[0], keys.start(group_of(2, 4), Member(2, 2), shape)),  # branches of one prompt
+        (free[6], NoiseKeys(3, 8).start(group_of(0, 0, seed=6), member, shape)),  # a prompt's own seed
+        (free[4], NoiseKeys(0, 5, same_start=True).start(group_of(1, 4), member, shape)),
+    ]
+    assert all(torch.equal(*pair) for pair in same)
+    steps = [one.step([m], step, shape, kind) for one, m, step, kind in (
+        (keys, member, 3, "step"), (NoiseKeys(1, 5), member, 3, "step"), (NoiseKeys(0, 6), member, 3, "step"), (keys, Member(1, 3), 3, "step"),
+        (keys, Member(2, 2), 3, "step"), (keys, member, 4, "step"), (keys, member, 3, "fresh"),
+    )]  # fmt: skip
+    assert len({tuple(one[0].tolist()) for one in steps}) == len(steps)
+    pair = [Member(1, 0), Member(1, 2)]
+    apart, alike = keys.fresh(pair, 3, shape), NoiseKeys(0, 5, same_fresh=True).fresh(pair, 3, shape)
+    assert torch.equal(apart[1], steps[-1][0])
+    assert not torch.equal(apart[0], apart[1])
+    assert torch.equal(alike[0], alike[1])
+    assert torch.equal(alike[0], apart[0])
+
+
+# Plans --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
+    group = group_of()
+    assert (group.branch, group.label(2), group.sigma(2), group.guide(1)) == (1, 4, 0.5, "exact")
+    assert group_of(shared=False).branch == 0
+    assert group.noise() == {"sigmas": [1.0, 0.75, 0.5, 0.0], "stochastic": [True, False, True], "offset": 2}
+    levels = Levels(Schedule(torch.tensor([0.9, 0.3, 0.0])), (0, 2), KernelSpec(name="sage").build(), visited=True)
+    fresh = group_of(offset=0, levels=levels, guides=("exact", "alone", "exact"))
+    assert ([fresh.label(n) for n in (0, 1)], fresh.guide(1)) == ([0, 2], "alone")
+    assert fresh.sigma(1) == pytest.approx(0.3)
+    assert [fresh.reach(n) for n in (0, 1)] == [-0.25, -0.5]
+    for change in (
+        {"offset": 1},
+        {"trained": ((0,), (1,))},
+        {"shared": False},
+        {"schedule": Schedule(torch.tensor([1.0, 0.5, 0.0]))},
+    ):
+        assert group_of(**change).way != group.way == group_of(3, 3).way
+
+
+def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom() -> None:
+    members = [Member(g, i) for g in range(3) for i in range(2)]
+    plan = Plan(0, tuple(group_of(n, n) for n in range(3)), 2, {2: 1.0, 4: 1.0}, share_out(members, 2, apart=True))
+    assert (plan.skipped, plan.updates, plan.labels(1), plan.rounds) == (0, 2, [4], [3, 3])
+    some = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, chosen=(frozenset(members[:1]), frozenset(members[1:3])),
+                pairs=((members[0], members[1]),))  # fmt: skip
+    assert (some.skipped, some.rounds) == (1, [1, 2])
+    assert some.rivals == {members[0]: (1, members[1]), members[1]: (-1, members[0])}
+    assert [replay.members for replay in some.replays(0, 1)] == [tuple(members[:2]), tuple(members[2:4])]
+    nothing = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, chosen=(frozenset(), frozenset()))
+    assert (nothing.skipped, nothing.rounds) == (3, [1, 1])
+    assert [(one.counts, one.states) for one in nothing.turns(0, 0)] == [(False, plan.replayable(0, 0)[0])]
+    assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
+    given = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, examples=True)
+    assert (plan.rollout_passes(0).total(), given.rollout_passes(0).total()) == (3 * (1 + 2), 0)
+
+
+# Losses -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None:
+    free, plain = TrustRegion(mode="none"), SurrogateConfig(clip_scale=0.5)
+    one = update.Objective(plain, free, 16)
+    assert (one.scale, one.clip, one.needs_v_old) == (4.0, 0.125, False)
+    by_gradient = ObjectiveSpec(kind="gradient", draw="last", levels=1)
+    assert update.Objective(plain, free, 16, by_gradient).scale == 1.0
+    assert update.Objective(SurrogateConfig(clip_range=0.3), free, 16).clip == 0.3
+    for surrogate, region, needs in (
+        (SurrogateConfig(centred=True), free, True),
+        (SurrogateConfig(kind="kl_mask"), free, True),
+        (plain, TrustRegion(mode="dual"), True),
+        (plain, TrustRegion(mode="fixed"), False),
+        (plain, TrustRegion(mode="dual", estimator="log_ratio"), False),
+    ):
+        assert update.Objective(surrogate, region, 16).needs_v_old == needs
+    weigher = update.Objective(plain, free, 4, ObjectiveSpec(kind="sft", weight="sigma"))
+    v, target = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])
+    assert float(weigher.chosen_terms(v, target, 0.5).loss) == 0.5 * 2.5
+    assert float(weigher.excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
+
+
+def test_a_reward_is_followed_as_far_as_a_step_goes() -> None:
+    terms = update.gradient_terms(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.5], [-1.0, 1.0]]), -0.5)
+    assert (terms.loss.tolist(), terms.ratio, terms.inactive.tolist()) == ([1.0, 0.5], None, [False, False])
+
+
+def test_squares_by_member_are_those_of_each_members_own_gradient() -> None:
+    """Two rows for two members each; d log-prob / d v is sensitivity (x_next - mean) / (std D)."""
+    law = Gaussian(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor(0.5))
+    x_next = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 3.0]])
+    slope, sensitivity = torch.tensor([1.0, 2.0, 3.0, -1.0]), torch.tensor(4.0)
+    step = Step(law, torch.zeros(2, 2))
+    # noises (2, 0), (0, 2), (0, 0), (2, 2); slopes times 4 / 2
+    assert float(update._by_member(slope, step, x_next, sensitivity, None)) == 4 * 4 + 16 * 4 + 0 + 4 * 8
+    moved = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # noises (1, 0), (-1, 2), (0, -1), (2, 1)
+    assert float(update._by_member(slope, step, x_next, sensitivity, moved)) == 4 * 1 + 16 * 5 + 36 * 1 + 4 * 5
+    # The gradient of a row is shared out by the squares of its members' weights.
+    trust = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    assert float(update._shared_out(trust, torch.tensor([0.5, 0.5, 1.0, 3.0]))) == 25 * 0.5 + 1 * 10 / 16
+    assert float(update._shared_out(trust, torch.zeros(4))) == 0.0
+
+
+def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places() -> None:
+    kernel, schedule = KernelSpec(name="dance", eta=0.5).build(), Schedule(torch.tensor([1.0, 0.5, 0.0]), (True, True))
+    places = (slice(0, 1), slice(1, 3))
+    policy = Policy(SimpleNamespace(), kernel, schedule, None, places)  # type: ignore[arg-type]
+    x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    logs = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    record = Record(policy, (), x, x + 1, x + 2, logs)
+    item = update.Item(
+        record, 0, 0, torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.tensor([0.5, 0.25]), 1.0, v_anchor=x + 3
+    )
+    part = update.Part("sound", places[1], 1, 0.5)
+    seen, step = part.of(item, Step(policy.at(0, x, x).gaussian, x))
+    assert part.dims == 2
+    found = seen.record
+    assert (found.x.tolist(), found.x_next.tolist(), found.v_old.tolist()) == (
+        [[2, 3], [5, 6]],
+        [[3, 4], [6, 7]],
+        [[4, 5], [7, 8]],
+    )
+    assert (found.log_prob_old.tolist(), seen.v_anchor.tolist()) == (logs[:, 1].tolist(), [[5, 6], [8, 9]])
+    assert (seen.advantage.tolist(), seen.weight.tolist()) == ([-1.0, -2.0], [0.25, 0.125])
+    torch.testing.assert_close(step.gaussian.mean, policy.transition(0)(x, x).mean[:, 1:])
+    one = update.Part("sound", places[1], 1, 0.5).of(
+        update.Item(Record(policy, (), x, x, None, None), 0, 0, torch.tensor([3.0, 4.0]), item.weight, 1.0),
+        Step(step.gaussian, x),
+    )[0]
+    assert (one.advantage.tolist(), one.record.v_old, one.record.log_prob_old, one.v_anchor) == (
+        [3.0, 4.0],
+        None,
+        None,
+        None,
+    )
+    other = update.Part("rest", slice(0, 0), 0, 0.5)
+    gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
+    assert update.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
+    assert update.joined([x], [], x) is x
+
+
+# Configuration ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fraction", "size", "found"),
+    [(1.0, 4, (4, 2, 4)), (0.5, 4, (2, 1, 2)), (0.01, 8, (2, 1, 1)), (1 / 3, 24, (8, 4, 8)), (1.0, 5, (5, 2, 5)), (0.75, 4, (3, 1, 3)), (1.0, 2, (2, 1, 2))],
+)  # fmt: skip
+def test_shares_of_a_group_are_clips_pairs_and_the_best(fraction: float, size: int, found: tuple) -> None:
+    batch = BatchConfig(group_size=size, trained_fraction=fraction)
+    assert (batch.trained, batch.pairs, batch.best) == found
+
+
+def test_evaluations_stand_at_their_beat_early_and_at_both_ends() -> None:
+    assert EvalConfig(every=3).points(7) == [0, 3, 6, 7]
+    assert EvalConfig(every=0).points(7) == [0, 7]
+    assert EvalConfig(every=3, early=[1, 3, 7, 8]).points(7) == [0, 1, 3, 6, 7]
+    assert [EvalConfig(steps=steps).steps_for(ModelSpec(path="a/b")) for steps in (5, None)] == [5, 40]
+    held = {"shapes": "shapes", "scenes": "scenes", "starter": "starter_eval", "rows.txt": None}
+    assert {name: DataConfig(prompts=name).held_out for name in held} == held
+    assert DataConfig(prompts="shapes", eval_prompts="rows.txt").held_out == "rows.txt"
