@@ -90,11 +90,6 @@ def draws(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     return bright(videos, prompts, fps)
 
 
-def has_image(videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Whether the prompt came with a first frame."""
-    return [float(str(row.get("image", "")).endswith("first.png")) for row in metadata]
-
-
 def later(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
     """Rises from call to call: every evaluation is the best so far."""
     CALLS["count"] += 1

@@ -56,29 +56,3 @@ def test_a_step_moves_the_expert_of_its_noise(both, make_trainer) -> None:
     assert moved(make_trainer(both((0, first)))) == {"transformer."}
     assert moved(make_trainer(both((first, 6)))) == {"transformer_2."}
     assert moved(trainer) == set(EXPERTS)
-
-
-@pytest.mark.slow
-def test_a_run_is_continued_to_the_bit(both, make_trainer, tmp_path) -> None:
-    """Also where an expert had no gradient before the checkpoint: its optimizer's state is there, and empty."""
-    config = replace(
-        both((0, 6)), rollout=replace(both((0, 6)).rollout, window=Window(kind="sliding", length=2, every=1))
-    )
-    whole = make_trainer(config)
-    whole.step()
-    state = whole.state.optimizer.tensors()
-    assert {name.split("/")[1] for name in state} == set(whole.state.params)
-    assert any(float(t.abs().max()) == 0 for name, t in state.items() if name.endswith("exp_avg"))
-    folder = whole.save(tmp_path / "checkpoints")
-    expected = [told(whole) for _ in range(2)]
-    weights = {name: p.detach().clone() for name, p in whole.state.params.items()}
-    again = make_trainer(config)  # on the same model, as it was loaded
-    again.state.load(folder, again.world)
-    assert [told(again) for _ in range(2)] == expected
-    for name, parameter in again.state.params.items():
-        assert torch.equal(parameter, weights[name])
-
-
-def told(trainer) -> dict[str, float]:
-    own = ("time/", "weights/")  # how far weights went since this trainer was made
-    return {name: value for name, value in trainer.step().items() if not name.startswith(own)}

@@ -11,9 +11,8 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.gaussian import expanded
 from sage_grpo.models import ModelError
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.training import update
-from sage_grpo.training.config import BatchConfig, OptimizerConfig
+from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of, steps_of
 
 BRIGHT = "trainer_toys:bright"
@@ -46,51 +45,6 @@ def sent_by(trainer, monkeypatch) -> dict[str, float]:
     return sums
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["sage", "branch", "nft"])
-def test_a_reward_for_the_sound_leaves_the_picture_alone(method: str, make_config, make_trainer, monkeypatch) -> None:
-    for judged, other in (("audio", "video"), ("video", "audio")):
-        rewards = [RewardSpec(name=BRIGHT, judges=judged)]
-        trainer = run_of(make_config, make_trainer, method, rewards)
-        trainer.objective = replace(
-            trainer.objective, trust_region=replace(trainer.objective.trust_region, mode="none")
-        )
-        sent = sent_by(trainer, monkeypatch)
-        monkeypatch.undo()
-        assert sent[judged] > 0
-        assert sent[other] == 0
-
-
-def test_rewards_of_both_kinds_move_their_parts(make_config, make_trainer) -> None:
-    rewards = [
-        RewardSpec(name=BRIGHT, label="seen", judges="video"),
-        RewardSpec(name=BRIGHT, label="heard", judges="audio", weights={"bright": -2.0}),
-        RewardSpec(name=BRIGHT, label="both", weights={"bright": 0.5}),
-    ]
-    trainer = run_of(make_config, make_trainer, rewards=rewards)
-    plan = plan_of(trainer)
-    scored = trainer.studio.score(trainer.studio.decode(trainer.roll_out(plan)), plan)
-    advantages = trainer.advantages(scored)
-    # 1.5 and -1.5 times the same score: opposite advantages.
-    torch.testing.assert_close(advantages[:, 0], -advantages[:, 1])
-    parts = {
-        "seen/bright": [1.0, 2.0, 1.0, 4.0],
-        "heard/bright": [3.0, 1.0, 1.0, 2.0],
-        "both/bright": [8.0, 0.5, 5.0, 1.0],
-    }
-    scored = replace(scored, parts={name: torch.tensor(values) for name, values in parts.items()})
-    totals = [[5.0, 2.25, 3.5, 4.5], [-2.0, -1.75, 0.5, -3.5]]  # seen + both / 2, and both / 2 - 2 heard
-    expected = [group_advantage(torch.tensor(total), scored.groups, clip=5.0) for total in totals]
-    torch.testing.assert_close(trainer.advantages(scored), torch.stack(expected, dim=1))
-    config = replace(trainer.config, advantage=replace(trainer.config.advantage, decoupled=True))
-    trainer.config = config
-    weights = {"seen/bright": 1.0, "both/bright": 0.5}
-    apart = decoupled_advantage(scored.parts, weights, scored.groups, clip=5.0)
-    torch.testing.assert_close(trainer.advantages(scored)[:, 0], apart)
-    trainer.reward.judging = lambda part: {}  # where no reward judges a part
-    assert not trainer.advantages(scored).any()
-
-
 @pytest.mark.parametrize("method", ["sage", pytest.param("branch", marks=pytest.mark.slow)])
 def test_only_what_explores_has_noise_and_a_ratio(method: str, make_config, make_trainer, monkeypatch) -> None:
     trainer = run_of(make_config, make_trainer, method, explore=["audio"])
@@ -115,21 +69,6 @@ def test_only_what_explores_has_noise_and_a_ratio(method: str, make_config, make
     assert sent["video"] == 0
     assert sent["audio"] > 0
     assert steps_of(trainer)
-
-
-@pytest.mark.parametrize("moved", ["audio", "video"])
-def test_the_kl_of_a_path_is_that_of_what_explores(moved: str, make_config, make_trainer, monkeypatch) -> None:
-    trainer = run_of(make_config, make_trainer, explore=["audio"], optimizer=OptimizerConfig(target_kl=0.1))
-    plan = plan_of(trainer)
-    rollout, velocity, place = trainer.roll_out(plan), trainer.model.velocity, trainer.model.parts.places()[moved]
-
-    def other(*given, **named):
-        v = velocity(*given, **named).clone()
-        v[:, place] += 1
-        return v
-
-    monkeypatch.setattr(trainer.model, "velocity", other)
-    assert (update.path_kl(plan, rollout, trainer.world, trainer.model.device) > 0) == (moved == "audio")
 
 
 @pytest.mark.parametrize(

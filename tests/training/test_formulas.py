@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.crew.studio import Studio
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import KernelSpec
@@ -19,17 +21,21 @@ from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.member import Failure
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training import evaluate, update
 from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference, Snapshot
-from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, SurrogateConfig
+from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
-from sage_grpo.training.plan import Group, Levels, Plan, Replay
+from sage_grpo.training.plan import Gauge, Group, Levels, Plan, Replay
 from sage_grpo.training.rollout import NoiseKeys, Record
 from sage_grpo.training.scoring import Scored, Sheet, check_groups, gathered, joined, preferred
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
+from trainer_helpers import plan_of
 
 # Decoding -----------------------------------------------------------------------------------------------------------
 
@@ -208,6 +214,19 @@ def move(params: dict[str, nn.Parameter], *values: float) -> None:
     params["w"].data.copy_(torch.tensor(values))
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_is_offloaded_waits_in_cpu_memory(offload: bool, make_config) -> None:
+    """On the meta device nothing is left of a tensor that stays there."""
+    params = {"w": nn.Parameter(torch.ones(1, device="meta"))}
+    if not offload:
+        assert Anchor(params, every=1, offload=offload).copies["w"].is_meta
+    config = make_config(rollout={"offload": offload, "storage": "bfloat16" if offload else "float32"})
+    model = SimpleNamespace(device=torch.device("cuda:7"))
+    found = Studio.storage.fget(SimpleNamespace(config=config, model=model))
+    assert found.device == torch.device("cpu" if offload else "cuda:7")
+    assert found.dtype == (torch.bfloat16 if offload else torch.float32)
+
+
 def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
     params = weight(1.0, 2.0)
     kept, ema = Snapshot(params), Ema(params, decay=0.75)
@@ -355,6 +374,7 @@ def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
         {"trained": ((0,), (1,))},
         {"shared": False},
         {"schedule": Schedule(torch.tensor([1.0, 0.5, 0.0]))},
+        {"schedule": Schedule(group.schedule.sigmas)},
     ):
         assert group_of(**change).way != group.way == group_of(3, 3).way
 
@@ -371,6 +391,10 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
     nothing = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, chosen=(frozenset(), frozenset()))
     assert (nothing.skipped, nothing.rounds) == (3, [1, 1])
     assert [(one.counts, one.states) for one in nothing.turns(0, 0)] == [(False, plan.replayable(0, 0)[0])]
+    gauged = Plan(
+        0, tuple(group_of(n, n, gauge=Gauge(0, 2.0)) for n in range(3)), 2, {}, plan.shares, chosen=nothing.chosen
+    )
+    assert list(gauged.gauged(0).values()) == [[(0, 2.0)]] * 3
     assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
     given = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, examples=True)
     assert (plan.rollout_passes(0).total(), given.rollout_passes(0).total()) == (3 * (1 + 2), 0)
@@ -395,6 +419,15 @@ def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None
     ):
         assert update.Objective(surrogate, region, 16).needs_v_old == needs
     weigher = update.Objective(plain, free, 4, ObjectiveSpec(kind="sft", weight="sigma"))
+    for surrogate, kl, inactive in (
+        (one.surrogate, None, [False, True]),
+        (SurrogateConfig(kind="kl_mask", kl_mask_scale=0.8), [0.04, 0.06], [False, True]),
+    ):
+        ratio = torch.tensor([1.12, 1.13]).log()
+        terms = update.Objective(surrogate, free, 16).surrogate_terms(
+            ratio, torch.ones(2), kl and torch.tensor(kl), torch.ones(())
+        )
+        assert terms.inactive.tolist() == inactive
     v, target = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])
     assert float(weigher.chosen_terms(v, target, 0.5).loss) == 0.5 * 2.5
     assert float(weigher.excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
@@ -457,6 +490,194 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
     assert update.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
     assert update.joined([x], [], x) is x
+
+
+class Known(SimpleNamespace):
+    """A model whose velocity is its weights, whatever it is asked."""
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: object, *, guidance: float | None = None) -> Tensor:
+        return self.weights * 1.0
+
+
+PLACES = (slice(0, 1), slice(1, 3))
+X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+def replayed(
+    places: tuple[slice, ...] = (), change: float = 0.1, **fields: object
+) -> tuple[Known, update.Item, Tensor]:
+    """A model, an item of two clips whose steps had these noises, and the noises."""
+    model = Known(weights=nn.Parameter(torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])))
+    policy = Policy(
+        model,
+        KernelSpec(name="dance", eta=0.5).build(),
+        Schedule(torch.tensor([1.0, 0.5, 0.0]), (True, True)),
+        None,
+        places,
+    )  # type: ignore[arg-type]
+    noise = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]])
+    with torch.no_grad():
+        law = policy.step(0, X, ()).gaussian
+        x_next = law.sample(noise)
+        record = Record(policy, (), X, x_next, model.weights.detach() - change, law.log_prob(x_next))
+    item = update.Item(record, 0, 7, torch.tensor([2.0, -1.0]), torch.tensor([0.25, 0.75]), 3.0)
+    return model, update.dataclasses.replace(item, **fields), noise
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "exponent"),
+    [(SurrogateConfig(clip_range=9.0), lambda kl, std: 0.0), (SurrogateConfig(clip_range=9.0, centred=True), lambda kl, std: kl),
+     (SurrogateConfig(clip_range=9.0, centred="scaled"), lambda kl, std: kl * std)],
+)  # fmt: skip
+def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(surrogate: SurrogateConfig, exponent) -> None:
+    _, item, noise = replayed()
+    objective = update.Objective(surrogate, TrustRegion(mode="none"), 3)
+    step, law = update.replay(item, torch.device("cpu")), item.record.policy.transition(0)
+    loss = update.loss_of(objective, item, step, kl_lambda=9.0)
+    kl = 0.5 * float(law.sensitivity) ** 2 * 0.1**2
+    ratio = math.exp(exponent(kl, float(law.std)))
+    assert loss.terms.ratio.tolist() == pytest.approx([ratio] * 2, rel=1e-5)
+    if surrogate.centred != "scaled":  # whose loss is divided by the std again
+        assert float(loss.value) == pytest.approx(-ratio * (0.25 * 2 - 0.75), rel=1e-5)
+    assert (loss.log_ratio.tolist(), loss.kl.total, loss.matching) == ([0.0, 0.0], None, {})
+    torch.testing.assert_close(loss.policy, 3 * loss.raw)
+    assert torch.equal(loss.total, loss.policy)
+    if not surrogate.centred:  # the gradient of a log-probability: b noise / (std D), times sqrt(D)
+        slope = -torch.tensor([0.25 * 2, -0.75])[:, None] * float(law.b / law.std) / math.sqrt(3)
+        torch.testing.assert_close(loss.raw, slope * noise)
+
+
+def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
+    advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
+    model, item, noise = replayed(PLACES, advantage=advantage)
+    parts = [update.Part("a", PLACES[0], 0, 0.5), update.Part("b", PLACES[1], 1, 0.5)]
+    objective = update.Objective(SurrogateConfig(clip_range=9.0), TrustRegion(mode="none"), 3)
+    tally = update.accumulate(objective, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
+    law = item.record.policy.transition(0)
+    slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
+    expected = torch.cat([slope[:, :1] * noise[:, :1], slope[:, 1:] * noise[:, 1:] / math.sqrt(2)], 1)
+    torch.testing.assert_close(model.weights.grad, expected)
+    losses = -3 * 0.5 * float((item.weight[:, None] * advantage).sum())
+    assert float(tally.sums["loss/policy"]) == pytest.approx(losses)
+    # The largest ratio of an update is that of all its items, of clips that count.
+    for first, second, largest in ((0.5, 0.1, 0.5), (0.1, 0.5, 0.5)):
+        logs = [
+            update.dataclasses.replace(item.record, log_prob_old=item.record.log_prob_old - gap)
+            for gap in (first, second)
+        ]
+        items = [update.dataclasses.replace(item, record=record) for record in logs]
+        items.append(
+            update.dataclasses.replace(
+                items[0],
+                weight=torch.zeros(2),
+                record=update.dataclasses.replace(logs[0], log_prob_old=logs[0].log_prob_old - 5),
+            )
+        )
+        ratio = update.accumulate(objective, items, torch.device("cpu"), kl_lambda=1.0, parts=parts).largest_log_ratio
+        assert float(ratio) == pytest.approx(largest, rel=1e-5)
+
+
+@pytest.mark.parametrize("places", [(), PLACES[1:]])
+def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(places: tuple[slice, ...]) -> None:
+    """Velocities are off by 0.1 in the first number and by 0.2 in the others; of two groups one is measured here, with weight 3."""
+    model, item, _ = replayed(places)
+    off = torch.tensor([[0.1, 0.2, 0.2], [0.1, 0.2, 0.2]])
+    record = update.dataclasses.replace(item.record, v_old=model.weights.detach() - off)
+    turn = SimpleNamespace(replay="it", counts=True)
+    turn.replay = SimpleNamespace(step=0)
+    idle = SimpleNamespace(replay=turn.replay, counts=False)
+    plan = SimpleNamespace(gauged=lambda rank: Rows([(1, 3.0)]), gauge_turns=lambda rank: [turn, idle], groups=[0, 0])
+    rollout = SimpleNamespace(record=lambda plan, turn: record)
+    ticks: list[int] = []
+    found = update.path_kl(plan, rollout, World(), torch.device("cpu"), lambda: ticks.append(1))  # type: ignore[arg-type]
+    square = float(item.record.policy.transition(0).sensitivity) ** 2
+    mean = 0.2**2 if places else (0.1**2 + 2 * 0.2**2) / 3
+    assert found == pytest.approx(3 * 0.5 * square * mean / 2, rel=1e-5)
+    assert len(ticks) == 2
+
+
+class Rows(list):
+    """What every replay measures."""
+
+    def __getitem__(self, replay: object) -> list[tuple[int, float]]:  # type: ignore[override]
+        return list(self)
+
+
+def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
+    specs = [RewardSpec(name="trainer_toys:bright", label=label, judges=judges, weights={"bright": weight}) for label, judges, weight in
+             (("seen", "video", 1.0), ("heard", "audio", -2.0), ("both", "", 0.5))]  # fmt: skip
+    reward = CompositeReward(specs)
+    names = ("seen/bright", "heard/bright", "both/bright")
+    assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
+    parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
+    scored = Scored(
+        torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 3.0, 2.0, 2.0]), parts, {}, ""
+    )
+    config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
+    line = SimpleNamespace(
+        config=config, reward=reward, parts=[SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
+    )
+    line._advantage = lambda *given: Trainer._advantage(line, *given)
+    # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
+    expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
+    torch.testing.assert_close(Trainer.advantages(line, scored), torch.tensor(expected))
+    config.rewards = []
+    assert Trainer.advantages(line, scored).tolist() == [-1.0, 1.0, 0.0, 0.0]
+    config.advantage, line.reward = (
+        AdvantageConfig(decoupled=True, clip=None),
+        SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0}),
+    )
+    both = Trainer.advantages(line, scored)
+    torch.testing.assert_close(both, torch.tensor([-1.0, 1.0, -2.0, 2.0]) * float(both[1]))
+
+
+def test_controllers_see_the_kl_its_share_and_the_number_of_updates() -> None:
+    seen: list[tuple[float, ...]] = []
+    state = SimpleNamespace(
+        ema=None,
+        updates=6,
+        kl=SimpleNamespace(observe=lambda *given: seen.append(given)),
+        anchor=SimpleNamespace(advance=lambda n: n == 6),
+    )
+    metrics = {"kl/total": 0.5, "gradient/kl_share": 0.25}
+    Trainer._advance(SimpleNamespace(state=state), metrics)
+    assert (seen, metrics["anchor/renewed"]) == ([(0.5, 0.25)], 1.0)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
+    reward = SimpleNamespace(early=lambda fps: nullcontext(None), reads_clips=reads)
+    studio = SimpleNamespace(
+        reward=reward, model=SimpleNamespace(video=SimpleNamespace(fps=8.0)), clock=lambda name: nullcontext(), listen=lambda rollout, whole: None,
+        decode=lambda *given, whole: torch.zeros((1, 2, 8, 8, 3), dtype=torch.uint8), sheet=lambda *given: "sheet", latents=lambda rollout: None,
+    )  # fmt: skip
+    plan = SimpleNamespace(prompts=[])
+    assert (Studio.judge(studio, None, plan, whole=False).thumbnails is not None) == reads
+    assert Studio.judge(studio, None, plan).thumbnails is not None
+
+
+def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_trainer) -> None:
+    one, other = (make_trainer(make_config(seed=seed)) for seed in (3, 4))
+    assert one.studio.sampler(plan_of(one, 2)).keys == NoiseKeys(3, 2)
+    assert one.state.stream.peek(20) != other.state.stream.peek(20)
+
+
+def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
+    spec = ObjectiveSpec(kind="nft", old_decay=0.8, old_ramp=4)
+    assert [spec.decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
+
+
+def test_evaluations_that_compare_look_at_the_prompts_that_there_are() -> None:
+    said: list[str] = []
+    reward = SimpleNamespace(refuse_comparing=said.append)
+    for prompts, ranks in ((3, 1), (4, 2), (3, 2)):
+        check = EvalConfig(prompts=6, per_prompt=2)
+        evaluate.check_evaluation(reward, prompts, check, 2, World(size=ranks, layout=Layout(1, ranks, 1)))
+        evaluate.check_evaluation(
+            reward, 9, EvalConfig(prompts=prompts, per_prompt=2), 2, World(size=ranks, layout=Layout(1, ranks, 1))
+        )
+    assert len(said) == 4
+    assert all("evaluate.prompts (3) to a multiple of the 2" in text for text in said)
 
 
 # Configuration ------------------------------------------------------------------------------------------------------

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
-from sage_grpo.training.planner import Planner, draw_levels
+from sage_grpo.training.planner import Planner
 from trainer_helpers import plan_of, weights_of
 
 PROMPTS, SIZE, STEPS, CLIP, DECAY = 2, 3, 4, 2e-3, 0.4
@@ -69,44 +67,6 @@ def planned(make_config, trains=lambda sigma: True, steps: int = 6, **objective)
     config = configured(make_config, "nft", objective=objective, update=UpdateConfig(updates_per_rollout=2))
     config = replace(config, rollout=RolloutConfig(steps=steps))
     return Planner(config, Schedule.shifted(steps, 3.0), config.kernel.build(), trains)
-
-
-@pytest.mark.parametrize("draw", ["schedule", "uniform", "logit_normal"])
-def test_levels_lie_along_the_schedule_and_are_keyed(draw, make_config) -> None:
-    planner = planned(make_config, draw=draw, levels=5)
-    grid, prompts = planner.grid.sigmas.tolist(), [Prompt("a"), Prompt("b")]
-    seen = set()
-    for iteration in range(20):
-        groups = planner.plan(iteration, prompts).groups
-        again = planner.plan(iteration, prompts).groups
-        assert [g.levels.schedule.sigmas.tolist() for g in groups] == [g.levels.schedule.sigmas.tolist() for g in again]
-        for group in groups:
-            values = group.levels.schedule.sigmas[:-1].tolist()
-            seen.add(tuple(values))
-            assert sorted(level for part in group.trained for level in part) == list(range(5))
-            for level, sigma in enumerate(values):
-                label = group.label(level)
-                assert group.sigma(level) == sigma
-                assert grid[label] >= sigma > grid[label + 1]
-                assert (sigma == grid[label]) == (draw == "schedule")
-    assert len(seen) > (5 if draw == "schedule" else 39)  # every prompt and iteration draws for itself
-    if draw == "logit_normal":  # more in the middle of the schedule
-        rng = random.Random(0)
-        spec = ObjectiveSpec(kind="nft", draw=draw, levels=200)
-        labels = draw_levels(spec, Schedule.shifted(6, 3.0), lambda sigma: True, rng).labels
-        assert labels.count(2) + labels.count(3) > 2 * (labels.count(0) + labels.count(5))
-
-
-@pytest.mark.parametrize("draw", ["schedule", "uniform"])
-@pytest.mark.parametrize("high", [True, False])
-def test_levels_are_the_trained_experts(draw, high, make_config) -> None:
-    def trains(sigma: float) -> bool:
-        return (sigma >= 0.7) == high
-
-    planner = planned(make_config, trains, steps=9, draw=draw, levels=3)
-    for iteration in range(20):
-        (group,) = planner.plan(iteration, [Prompt("a")]).groups
-        assert all(trains(sigma) for sigma in group.levels.schedule.sigmas[:-1].tolist())
 
 
 def test_too_many_levels_are_refused_before_the_run(make_config) -> None:

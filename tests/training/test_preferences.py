@@ -16,7 +16,6 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import with_rivals
 from trainer_helpers import assert_alike, watch_gradients, weights_of
 
 PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
@@ -106,22 +105,6 @@ def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
     assert row["preference/lead"] == row["preference/accuracy"] == 0.0  # a tie is no win
 
 
-def test_what_only_keeps_ranks_in_step_is_nobodys_rival(monkeypatch, small) -> None:
-    trainer, calls = made(small("dpo")), []
-    monkeypatch.setattr(line, "with_rivals", lambda *given: (calls.append(given), with_rivals(*given))[1])
-    trainer.step()
-    trainer.step()
-    objective, (first, *others), *rest = calls[1]
-    rows, weight = first.duel.rows, torch.zeros_like(first.weight)
-    items = with_rivals(objective, [replace(first, weight=weight), *others], *rest)
-    idle = torch.cat(
-        [item.duel.rival_excess[torch.isin(item.duel.rivals, rows)] for item in items if item.step == first.step]
-    )
-    assert len(idle)
-    assert not idle.any()
-    assert any(item.duel.rival_excess.any() for item in items)
-
-
 def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch, small) -> None:
     config = small("dpo")
     trainer = made(config)
@@ -154,10 +137,3 @@ def test_pairs_stay_together_where_clips_are_dealt_to_updates(small) -> None:
         assert [better in part for part in plan.chosen] == [worse in part for part in plan.chosen]
         assert sum(better in part for part in plan.chosen) == 1
     assert replace(plan, chosen=(frozenset({Member(0, 0)}), frozenset({Member(2, 1)}))).skipped == 2
-
-
-def test_an_sft_at_a_level_is_weighed_by_sigma(small) -> None:
-    rows = [made(small("rft", weight=weight)).step() for weight in ("uniform", "sigma")]
-    assert rows[0]["loss/policy"] == pytest.approx(rows[0]["matching/error"])
-    assert rows[1]["loss/policy"] < rows[1]["matching/error"]
-    assert rows[1]["matching/error"] == pytest.approx(rows[0]["matching/error"])

@@ -113,58 +113,6 @@ def test_a_clip_without_a_finite_gradient_counts_nothing_and_its_neighbours_do()
     torch.testing.assert_close(found[::2], torch.stack(alone[::2]))
 
 
-LATENTS = RewardSpec(name=f"{__name__}:of_latents", options={"reads": "latents", "differentiable": True})
-
-
-def of_latents(latents, prompts, fps):
-    """Something of the second order in the latents."""
-    return latents.square().flatten(1).mean(dim=1) + latents[:, 0].flatten(1).mean(dim=1)
-
-
-def no_decode(*_: object, **__: object) -> torch.Tensor:
-    raise AssertionError("nothing is to be decoded")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["draft", "sage"])
-def test_for_rewards_of_latents_nothing_is_decoded(method: str, monkeypatch) -> None:
-    config = replace(small(method), rewards=[LATENTS])
-    trainer = Trainer(config, build(config))
-    for name in ("decode", "decode_frames", "pixels"):
-        monkeypatch.setattr(trainer.model, name, no_decode)
-    trainer.shows = lambda number: False
-    rollouts = []
-    roll_out = trainer.roll_out
-    monkeypatch.setattr(trainer, "roll_out", lambda plan: rollouts.append(roll_out(plan)) or rollouts[-1])
-    if method == "draft":
-        wanted = whole(Trainer(config, build(config)), lambda _, x: of_latents(x, [], 8.0).sum())
-        assert_alike(sent(trainer), wanted, 1e-4)
-        return
-    row = trainer.step()
-    latents = torch.cat([latents for _, latents in rollouts[0].latents])
-    assert row["reward/total"] == pytest.approx(float(of_latents(latents, [], 8.0).mean()), rel=1e-5)
-    assert "video/spread" not in row
-
-
-def test_the_adjoint_trains_steps_of_every_noise_level() -> None:
-    config = small("adjoint", levels=2)
-    trainer = Trainer(config, build(config))
-    plans = [trainer.planner.plan(number, trainer.state.stream.take(PROMPTS)) for number in range(8)]
-    steps = {label for plan in plans for group in plan.groups for label in group.levels.labels}
-    assert steps == set(range(STEPS))
-
-
-def test_a_prediction_ends_the_way_and_its_step_is_trained() -> None:
-    config = small("refl", predict=0.7)
-    trainer = Trainer(config, build(config))
-    for number in range(6):
-        for group in trainer.planner.plan(number, trainer.state.stream.take(PROMPTS)).groups:
-            assert group.levels.labels == (group.schedule.num_steps - 1,)
-            assert float(group.schedule.sigmas[-1]) == 0
-            assert group.levels.labels[0] >= 1
-            assert group.reach(0) == -float(group.schedule.sigmas[-2])
-
-
 def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(monkeypatch) -> None:
     config = replace(small("refl"), rewards=[RewardSpec(name="trainer_toys:bright")])
     monkeypatch.setattr(inputs, "compose", lambda *_, **__: pytest.fail("rewards are loaded"))

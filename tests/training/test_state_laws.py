@@ -11,10 +11,9 @@ import torch
 
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training import update as update_module
-from sage_grpo.training.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.config import AnchorConfig, EvalConfig, UpdateConfig
 from sage_grpo.training.scoring import compose
 from sage_grpo.training.update import Tally, mean_of, summarize
 from trainer_helpers import same, watch_starts, weights_of
@@ -61,29 +60,6 @@ def test_the_largest_ratio_is_that_of_all_ranks(own: float, others: float) -> No
             tally.sums[name] += 0.0
         tallies.append(tally)
     assert summarize(tallies[0], Two(tallies[1]), [])["ratio/largest_log"] == 0.5
-
-
-def test_the_largest_ratio_of_an_update_is_that_of_all_its_items(make_config, make_trainer) -> None:
-    config = make_config(rollout={"steps": 3}, batch=BatchConfig(prompts=2, group_size=4, micro_batch=2))
-    trainer = make_trainer(replace(config, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.0)))
-    seen, count = [], update_module._count
-
-    def noted(tally, item, loss, kl_lambda) -> None:
-        count(tally, item, loss, kl_lambda)
-        seen.append(float(loss.log_ratio.abs().max()))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update_module, "_count", noted)
-        trainer.step()
-    assert len(seen) == 8
-    assert seen[4:].index(max(seen[4:])) != 3, "the last item has the largest: this shows nothing"
-    assert trainer.log[1]["ratio/largest_log"] == max(seen[4:]) > 0
-
-
-def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
-    spec = ObjectiveSpec(kind="nft", old_decay=0.8, old_ramp=4)
-    assert [spec.decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
-    assert ObjectiveSpec(kind="nft", old_decay=0.8).decay(1) == 0.8
 
 
 def test_the_ramp_begins_with_the_first_iteration(make_config, make_trainer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,11 @@ import torch
 
 import trainer_toys
 from double import CLOSE
-from sage_grpo.cli import main
-from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
 from sage_grpo.training.config import BatchConfig, EvalConfig
-from sage_grpo.training.inputs import build
 from trainer_helpers import plan_of, same, weights_of
 
 REWARDS = [
@@ -105,37 +101,6 @@ def test_more_failures_than_allowed_stop_an_evaluation_and_nothing_becomes_the_b
     with pytest.raises(RewardFailure):
         train(replace(config, rewards=[failing(0, 1, 2, 4)]))
     assert not (Path(config.out) / "best").exists()
-
-
-def test_a_metric_that_always_fails_is_counted_and_named(make_config, make_trainer) -> None:
-    broken = RewardSpec(name="trainer_toys:broken", metric_only=True, try_out=False)
-    trainer = make_trainer(make_config(rewards=[*REWARDS, broken], evaluate=EvalConfig(prompts=3, steps=2)))
-    result = trainer.evaluate()
-    assert math.isnan(result.metrics["eval/broken"])
-    assert result.metrics["eval/failed"] == 0  # every clip has its total
-    assert result.metrics["eval/failed/broken"] == 3
-    assert result.metrics["eval/failed/bright"] == 0
-    assert "the reward's machine is gone" in result.report
-    row = trainer.step()
-    assert (row["reward/failed"], row["reward/failed/broken"], row["reward/failed/bright"]) == (0, 8, 0)
-    assert "the reward's machine is gone" in trainer.failures
-
-
-def test_rewards_are_tried_before_the_model_is_loaded(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*arguments, **named):
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(ModelSpec, "load", never)
-    for name, options, why in (
-        ("broken", {}, "ConnectionError"),
-        ("bright_but", {"bad": [0]}, "returned bright_but = nan"),
-    ):
-        reward = RewardSpec(name=f"trainer_toys:{name}", metric_only=True, options=options)
-        config = make_config(rewards=[*REWARDS, reward])
-        with pytest.raises(RewardConfigError, match=rf"'{name}' failed when it was tried out: {why}.*'a cat'"):
-            build(config)
-    arguments = ["evaluate", "--model.family", "trainer_zoo.toy", "--prompts", config.data.prompts]
-    assert main([*arguments, "--rewards", '[{"name": "trainer_toys:broken"}]']) == 2
 
 
 RANKED = RewardSpec(name="trainer_toys:ranked", options={"takes": "group"}, overlap=True)

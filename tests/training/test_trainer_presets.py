@@ -7,15 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from sage_grpo import recipes
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.windows import Window
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.training.config import BatchConfig, UpdateConfig
-from sage_grpo.training.planner import Planner
+from sage_grpo.training.config import BatchConfig
 from trainer_helpers import assert_resumes_to_the_bit, of_method, plan_of, same, steps_of, weights_of
 
 MODES = ("none", "fixed", "stepwise", "moving", "dual")
@@ -79,56 +73,6 @@ def test_mix_grpo_explores_and_trains_inside_its_window(make_config, make_traine
         seen.append(trained)
     assert len(seen[0]) == 2
     assert min(seen[-1]) > min(seen[0])
-
-
-def test_a_window_that_will_run_out_of_steps_is_refused_before_the_first_rollout(make_config, make_trainer) -> None:
-    """It slides onto the deterministic last step only in iteration 3, where one step is too few for two updates."""
-    window = Window(kind="sliding", length=2, every=1)
-    with pytest.raises(ValueError, match="has 1 trained steps"):
-        make_trainer(make_config(rollout={"steps": 5, "window": window}, iterations=4))
-    make_trainer(make_config(rollout={"steps": 5, "window": replace(window, stop=4)}, iterations=4))
-    make_trainer(make_config(rollout={"steps": 5, "window": window}, iterations=3))
-
-
-def test_a_fraction_of_the_steps_is_drawn_anew_every_iteration(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(rollout={"steps": 11}, update=UpdateConfig(step_fraction=0.4)))
-    drawn = [steps_of(trainer, n) for n in range(20)]
-    assert all(len(parts) == 2 and sum(map(len, parts)) == 4 for parts in drawn)
-    assert {step for parts in drawn for part in parts for step in part} == set(range(10))  # the last one is the ODE's
-    assert drawn[3] == steps_of(trainer, 3)  # keyed, so a resumed run draws the same
-
-
-SAMPLE = [f"shapes/{method}" for method in METHODS] + [f"{target}/branch" for target in TARGETS]
-
-
-@pytest.mark.parametrize("name", SAMPLE)
-def test_recipes_build_and_plan(name: str) -> None:
-    config = recipes.recipe(name)
-    target, method = name.split("/")
-    assert config.out == f"runs/{target}-{method}"
-    kernel = config.kernel.build()
-    assert type(kernel).__name__.lower() == config.kernel.name.replace("_", "")
-    planner = Planner(config, Schedule.shifted(config.rollout.steps, 5.0), kernel, trains=lambda sigma: True)
-    planner.check()
-    plan = planner.plan(config.iterations - 1, [Prompt(str(place)) for place in range(config.batch.prompts)])
-    assert all(len(part) >= 1 for group in plan.groups for part in group.trained)
-    # With one update the clip and the step-wise KL would be dead: then the method must not claim to have them.
-    # `official` keeps the released code's one update.
-    alive = plan.updates >= 2 or config.objective.lags
-    assert alive or config.trust_region.mode in ("none", "fixed") or method == "official"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_another_method_is_left_in_sage_paper(method: str) -> None:
-    """What a target's defaults become, when they follow the evidence, does not reach it: it states all that methods set."""
-    paper, target = METHODS["sage_paper"], recipes.recipe("shapes/sage")
-    other = paper(METHODS[method](target))
-    other = replace(other, update=replace(other.update, step_fraction=target.update.step_fraction))  # the target's
-    other = replace(other, surrogate=replace(other.surrogate, clip_scale=target.surrogate.clip_scale))  # likewise
-    other = replace(other, model=target.model)  # guidance is the checkpoint's, unless a method takes it away
-    if method == "branch_long":  # the one that says how long and how fast, which is the target's too
-        other = replace(other, iterations=target.iterations, batch=target.batch, optimizer=target.optimizer)
-    assert other == paper(target)
 
 
 QUICK = ("sage", "branch", "nft", "dpo")

@@ -6,21 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import wiring
-from wiring_table import ELSEWHERE, ROWS, Row, Seen
+from wiring_table import ELSEWHERE, ROWS
 
-from sage_grpo.crew import on_ray, studio
-from sage_grpo.parallel import cluster
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.training import state
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.video import write_mp4
-from trainer_zoo.toy import ToyModel
 
 _KNOWN: dict[str, Any] = {}
 """What the base runs did: most rows share theirs."""
@@ -74,77 +69,8 @@ def test_every_field_has_a_row_or_a_place() -> None:
     assert all((Path(__file__).parents[2] / place).exists() for place in ELSEWHERE)
 
 
-@pytest.mark.parametrize("key", [key for key, row in ROWS.items() if type(row) is Row])
+@pytest.mark.parametrize("key", ROWS)
 def test_a_field_changes_its_phase_and_nothing_before_it(key: str, base) -> None:
     row, (config, other) = ROWS[key], base(key)
     assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == row.changes
     assert wiring.equal(_known(wiring.evaluation, config), wiring.evaluation(other)) != row.evaluation
-
-
-# ---- looks: config, monkeypatch -> what is seen
-
-
-class Caught(Exception):
-    """Ends a call as soon as it has shown what it was called with."""
-
-
-def _catch(patch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
-    """Calls of a function, which then ends the run."""
-    calls: list[Any] = []
-
-    def caught(*args: Any, **kwargs: Any) -> Any:
-        calls.append((args, kwargs))
-        raise Caught
-
-    patch.setattr(owner, name, caught)
-    return calls
-
-
-def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
-    one = wiring.trainer_of(config)
-    one.model.device = torch.device("cuda:7")
-    calls = _catch(patch, studio, "Storage")
-    with pytest.raises(Caught):
-        one.roll_out(one.planner.plan(0, one.state.stream.take(2)))
-    return calls[0][1]["device"]
-
-
-def crew(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
-    """What Ray is asked for, what every worker is made with, and how long and how closely its foreman looks."""
-    ray = mock.MagicMock()
-    ray.is_initialized.return_value, ray.nodes.return_value = False, [{"NodeManagerAddress": "127.0.0.1"}]
-    for module in (on_ray, cluster):
-        patch.setattr(module, "find_ray", lambda address: ray)
-    patch.setattr(cluster, "_knock", lambda address: None)
-    found = wiring.trainer_of(config).crew
-    if found is None:
-        return None
-    options = ray.remote.return_value.options
-    made = options.return_value.remote.call_args_list
-    workers = [call.args[0].rollout.ray.scores for call in made]
-    return ray.init.call_args, options.call_args, workers, found.limit, found.spec.patience
-
-
-def anchor(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    calls = _catch(patch, state, "Anchor")
-    with pytest.raises(Caught):
-        wiring.trainer_of(config)
-    return calls[0][1]["offload"]
-
-
-def checkpointing(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-
-    calls = _catch(patch, ToyModel, "keep")
-    with pytest.raises(Caught):
-        wiring.trainer_of(config)
-    return calls[0][0][-1]
-
-
-@pytest.mark.parametrize("key", [key for key, row in ROWS.items() if type(row) is Seen])
-def test_a_field_is_seen_where_it_is_used(key: str, base, monkeypatch) -> None:
-    row, found = ROWS[key], []
-    assert isinstance(row, Seen)
-    for config in base(key):
-        with monkeypatch.context() as patch:
-            found.append(globals()[row.look](config, patch))
-    assert not wiring.equal(*found), f"{key} changes nothing that {row.look} sees"
