@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -98,38 +96,6 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_co
     assert_same_run(*runs)
     if updates > 1:
         assert any(log["ratio/largest_log"] > 1e-4 for log in runs[0][1])
-
-
-def counted(trainer) -> Counter[str]:
-    """Calls of the network, with and without gradients, in one iteration."""
-    calls: Counter[str] = Counter()
-    velocity = trainer.model.velocity
-
-    def spied(x, sigma, conditions, **options):
-        calls["graph" if torch.is_grad_enabled() else "plain"] += 1
-        calls["rows"] += len(x)
-        return velocity(x, sigma, conditions, **options)
-
-    trainer.model.velocity = spied
-    trainer.step()
-    return calls
-
-
-@pytest.mark.parametrize("branches", [1, 2])
-@pytest.mark.parametrize("micro", [1, 2, 8])
-def test_the_network_runs_as_often_as_the_plan_says(micro, branches, make_config, make_trainer) -> None:
-    """Prefixes once a prompt, members from the branch on, one replay a group."""
-    window = Window(kind="drawn", at=[1, 3], branches=branches)
-    batch = BatchConfig(prompts=3, group_size=4, micro_batch=micro)
-    config = branching(make_config, share=True, updates=2, window=window, batch=batch, rollout={"steps": 6})
-    trainer = make_trainer(replace(config, trust_region=TrustRegion(mode="fixed")))
-    plan = plan_of(trainer)
-    calls = counted(trainer)
-    # And the anchor's, from the second update on: in the first it is the live policy.
-    assert calls["plain"] == plan.rollout_passes(0).total() + sum(plan.rounds[1:])
-    assert calls["graph"] == sum(plan.rounds)
-    trunks = max(group.branch for group in plan.groups)
-    assert plan.rollout_passes(0).total() >= trunks + (6 - trunks)
 
 
 @pytest.mark.parametrize("mode", ["none", "dual", "stepwise"])

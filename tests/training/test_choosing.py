@@ -14,7 +14,7 @@ from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig, UpdateConfig
-from sage_grpo.training.planner import choose, foresee
+from sage_grpo.training.planner import choose
 from sage_grpo.training.update import Item, accumulate
 from trainer_helpers import plan_of
 
@@ -121,9 +121,3 @@ def test_failed_clips_are_not_trained(make_config, make_trainer) -> None:
     assert not chosen & {Member(0, 0), Member(1, 1), Member(1, 2)}
     assert {m for m in chosen if m.group == 1} == {Member(1, 0), Member(1, 3)}
     assert len(chosen) == 4
-
-
-def test_what_is_foreseen_costs_what_is_chosen(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(batch=HALF, update=CLIPS))
-    plan, *_ = rolled(trainer)
-    assert foresee(trainer.config, plan_of(trainer)).rounds == plan.rounds

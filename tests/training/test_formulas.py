@@ -547,6 +547,23 @@ def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(surrogate: Surrog
         torch.testing.assert_close(loss.raw, slope * noise)
 
 
+def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
+    """sqrt(D) lambda w sensitivity^2 (position (v - anchor) + velocity (v - old)) / D."""
+    model, item, _ = replayed(v_anchor=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))
+    region = TrustRegion(mode="dual", beta_position=1.5, beta_velocity=0.5)
+    objective = update.Objective(SurrogateConfig(), region, 3)
+    loss = update.loss_of(objective, item, update.replay(item, torch.device("cpu")), kl_lambda=0.5)
+    square = float(item.record.policy.transition(0).sensitivity) ** 2
+    pull = 1.5 * (model.weights.detach() - item.v_anchor) + 0.5 * 0.1
+    expected = 0.5 * item.weight[:, None] * square * pull / math.sqrt(3)
+    torch.testing.assert_close(loss.trust, expected)
+    torch.testing.assert_close(loss.total, loss.policy + expected)
+    assert float(loss.squares[1]) == pytest.approx(float(expected.square().sum()))
+    at = update.dataclasses.replace(item, at_anchor=True)
+    still = update.loss_of(objective, at, update.replay(at, torch.device("cpu")), kl_lambda=0.5)
+    assert not still.kl.position.any()
+
+
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
     advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
     model, item, noise = replayed(PLACES, advantage=advantage)
@@ -557,6 +574,13 @@ def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantag
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
     expected = torch.cat([slope[:, :1] * noise[:, :1], slope[:, 1:] * noise[:, 1:] / math.sqrt(2)], 1)
     torch.testing.assert_close(model.weights.grad, expected)
+    sent = float(expected.square().sum()) / 4
+    found = {kind: float(tally.sums[f"gradient/{kind}/007"]) for kind in update.KINDS}
+    assert found == pytest.approx({"raw": sent / 9, "equalized": sent, "sent": sent}, rel=1e-5)
+    assert (float(tally.sums["gradient/policy"]), float(tally.sums["gradient/kl"])) == (
+        pytest.approx(sent, rel=1e-5),
+        0.0,
+    )
     losses = -3 * 0.5 * float((item.weight[:, None] * advantage).sum())
     assert float(tally.sums["loss/policy"]) == pytest.approx(losses)
     # The largest ratio of an update is that of all its items, of clips that count.
@@ -636,6 +660,7 @@ def test_controllers_see_the_kl_its_share_and_the_number_of_updates() -> None:
     state = SimpleNamespace(
         ema=None,
         updates=6,
+        iteration=3,
         kl=SimpleNamespace(observe=lambda *given: seen.append(given)),
         anchor=SimpleNamespace(advance=lambda n: n == 6),
     )

@@ -42,25 +42,6 @@ def test_every_method_learns(method: str, make_config, make_trainer) -> None:
     assert rise > 4 * error
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("explore", [[], ["audio"]], ids=["both", "sound"])
-def test_a_reward_for_the_sound_raises_it(explore: list[str], make_config, make_trainer) -> None:
-    """On a tiny LTX-2, for the sound alone: its interval over the base excludes zero."""
-    from sage_grpo.rewards.spec import RewardSpec
-
-    config = make_config(
-        kind="ltx2",
-        model={"height": 32, "width": 32, "frames": 5},
-        evaluate=replace(EVAL, prompts=4, per_prompt=4, steps=4),
-        rewards=[RewardSpec(name="sound_stats", options={"parts": ["loudness"]}, judges="audio")],
-        batch=BatchConfig(prompts=3, group_size=6, micro_batch=18),
-        optimizer=OptimizerConfig(lr=3e-3, weight_decay=0.0),
-        rollout={"steps": 4, "explore": explore},
-    )
-    rise, error = gain(make_trainer(config), 10)
-    assert rise > 4 * error
-
-
 WAYS = ("sage", "branch", "mix_grpo_flash", "grpo_guard", "nft", "awm", "draft")
 """All steps, one shared step, a window with another solver after it, scaled ratios, both without an SDE, and a gradient of the reward."""
 WITHOUT_RATIO = ("nft", "dpo", "rft", "refl", "draft", "adjoint")

@@ -24,16 +24,6 @@ def reward(*bad: int) -> list[RewardSpec]:
     return [RewardSpec(name="trainer_toys:bright_but", options={"bad": list(bad)}, batch_size=0, try_out=False)]
 
 
-def test_rewards_without_spread_move_nothing_but_the_kl(make_config, make_trainer) -> None:
-    config = make_config(rewards=[RewardSpec(name="trainer_toys:flat")])
-    trainer = make_trainer(config)
-    before = weights_of(trainer)
-    metrics = trainer.step()
-    assert metrics["gradient/norm"] == 0.0
-    assert metrics["reward/group_std"] == 0.0
-    assert same(before, weights_of(trainer))
-
-
 def test_more_failures_than_allowed_stop_the_run_before_an_update(make_config, make_trainer) -> None:
     config = make_config(rewards=reward(1, 5), max_failed_fraction=0.25)
     assert make_trainer(config).step()["reward/failed"] == 2
