@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -371,6 +372,9 @@ def test_levels_of_equal_parts_lie_where_the_numbers_say() -> None:
         assert levels.labels == labels
         assert levels.schedule.sigmas.tolist() == pytest.approx([*values, 0.0], abs=1e-5)
         assert levels.kernel.by_sigma
+    for trains, labels in ((lambda sigma: sigma < 0.9, (1, 2)), (lambda sigma: sigma > 0.5, (0, 1))):
+        spec = ObjectiveSpec(kind="nft", draw="schedule", levels=2)
+        assert draw_levels(spec, grid, trains, random.Random(0)).labels == labels
     later = SimpleNamespace(randrange=lambda first, end: end - 1)
     strata = draw_levels(
         ObjectiveSpec(kind="awm", draw="strata", levels=2), Schedule.shifted(10), lambda sigma: True, later
@@ -398,6 +402,7 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
     ) == {1.0}
     with pytest.raises(ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be 0 to 4:"):
         planner_of(make_config, window=Window(kind="drawn", at=[9])).check()
+    assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
     none = replace(planner, trains=lambda sigma: False)
     with pytest.raises(ValueError, match="No step of the rollout can be trained"):
         none.check()

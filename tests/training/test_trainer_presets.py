@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sage_grpo import recipes
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.training.config import BatchConfig
@@ -73,6 +74,19 @@ def test_mix_grpo_explores_and_trains_inside_its_window(make_config, make_traine
         seen.append(trained)
     assert len(seen[0]) == 2
     assert min(seen[-1]) > min(seen[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_of_another_method_is_left_in_sage_paper(method: str) -> None:
+    """What a target's defaults become, when they follow the evidence, does not reach it: it states all that methods set."""
+    paper, target = METHODS["sage_paper"], recipes.recipe("shapes/sage")
+    other = paper(METHODS[method](target))
+    other = replace(other, update=replace(other.update, step_fraction=target.update.step_fraction))  # the target's
+    other = replace(other, surrogate=replace(other.surrogate, clip_scale=target.surrogate.clip_scale))  # likewise
+    other = replace(other, model=target.model)  # guidance is the checkpoint's, unless a method takes it away
+    if method == "branch_long":  # the one that says how long and how fast, which is the target's too
+        other = replace(other, iterations=target.iterations, batch=target.batch, optimizer=target.optimizer)
+    assert other == paper(target)
 
 
 QUICK = ("sage", "branch", "nft", "dpo")
