@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference, Snapsho
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.plan import Gauge, Group, Levels, Plan, Replay
-from sage_grpo.training.rollout import NoiseKeys, Record
+from sage_grpo.training.rollout import NoiseKeys, Record, Sampler
 from sage_grpo.training.scoring import Scored, Sheet, check_groups, gathered, joined, preferred
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
@@ -679,6 +680,19 @@ def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
     plan = SimpleNamespace(prompts=[])
     assert (Studio.judge(studio, None, plan, whole=False).thumbnails is not None) == reads
     assert Studio.judge(studio, None, plan).thumbnails is not None
+
+
+def test_passes_that_keep_ranks_in_step_are_exact_and_so_is_the_model_after_an_error() -> None:
+    calls: list[object] = []
+    plan = SimpleNamespace(trunks=lambda rank: [], idle_passes=lambda rank: Counter({1: 2}), network=lambda sigma: 0)
+    sampler = SimpleNamespace(plan=plan, rank=0, passes=SimpleNamespace(exact=lambda: calls.append("exact")))
+    sampler._idle = lambda network, passes: calls.append((network, passes))
+    Sampler._sample(sampler, [])
+    assert calls == ["exact", "exact", (1, 2), "exact"]
+    calls.clear()
+    with pytest.raises(ZeroDivisionError):
+        Sampler._sample(sampler, [SimpleNamespace(ready=lambda: 1 / 0)])
+    assert calls == ["exact"]
 
 
 def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_trainer) -> None:

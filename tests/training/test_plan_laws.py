@@ -403,6 +403,10 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
     with pytest.raises(ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be 0 to 4:"):
         planner_of(make_config, window=Window(kind="drawn", at=[9])).check()
     assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
+    drawn = planner_of(make_config, window=Window(kind="drawn"), update=UpdateConfig(updates_per_rollout=1))
+    drawn = replace(drawn, config=replace(drawn.config, seed=1))
+    starts = [[group.label(group.branch - 1)] for group in drawn.plan(2, PROMPTS).groups]
+    assert starts == drawn.config.rollout.window.draw(drawn.candidates(), 4, 2, 1)
     none = replace(planner, trains=lambda sigma: False)
     with pytest.raises(ValueError, match="No step of the rollout can be trained"):
         none.check()

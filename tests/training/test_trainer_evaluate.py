@@ -62,7 +62,10 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
         batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
     )
     trainer = make_trainer(replace(config, data=replace(config.data, prompts=str(file), eval_prompts=str(file))))
+    ticks: list[tuple] = []
+    trainer.clock.listen = lambda *given: ticks.append(given)
     assert trainer.evaluate().metrics["eval/told"] == 5.5
+    assert [tick for tick in ticks if tick[1]] == [("evaluate", 1, 2), ("evaluate", 2, 2)]
     plan = plan_of(trainer)
     worth = torch.tensor([float(group.prompt.metadata["worth"]) for group in plan.groups])
     videos = trainer.studio.decode(trainer.roll_out(plan))
