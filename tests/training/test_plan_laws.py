@@ -16,7 +16,7 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.recipes.methods import adjoint, nft, rft
+from sage_grpo.recipes.methods import adjoint, dpo, nft, rft
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
 from sage_grpo.training.plan import Plan
@@ -423,6 +423,8 @@ def test_the_terminal_says_which_clips_are_trained(make_config) -> None:
     assert described(config) == "the best and the worst 3 of 6 are trained"
     assert described(replace(config, update=two)).endswith("trained, dealt out to 2 updates")
     assert described(replace(config, batch=replace(config.batch, trained_fraction=1.0))) == ""
+    pairs = dpo(config).batch.pairs
+    assert described(dpo(config)) == f"the best {pairs} of 6 are preferred to the worst {pairs}"
     assert described(rft(config)) == "the best 2 of 6 are trained"
     assert described(replace(config, update=replace(two, updates_per_rollout=1), batch=BatchConfig(prompts=2))) == ""
 

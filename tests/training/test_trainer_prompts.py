@@ -53,3 +53,6 @@ def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int],
         found.append(trainer.encoded_until)
         assert len(trainer.encoded) <= ahead
     assert found == until
+    fresh = make_trainer(trainer.config)
+    fresh.step()
+    assert fresh.encoded, "the first iteration's prompts were not encoded before it"
