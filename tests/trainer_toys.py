@@ -26,6 +26,16 @@ def bright(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     return videos.float().mean(dim=(1, 2, 3, 4)) / 255
 
 
+def two_parts(videos: Tensor, prompts: Sequence[str], fps: float, offset: float = 0.0) -> dict[str, Tensor]:
+    """Two parts that rank clips differently."""
+    return {"level": bright(videos, prompts, fps) + offset, "texture": videos[..., 0].float().std(dim=(1, 2, 3)) / 255}
+
+
+def other_parts(videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
+    """Another reward with the same parts."""
+    return {"level": bright(videos, prompts, fps) ** 2, "texture": videos[..., 1].float().std(dim=(1, 2, 3)) / 255}
+
+
 def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence[int] = ()) -> Tensor:
     """`bright`, but NaN for the clips at these places of the call."""
     level = bright(videos, prompts, fps)
@@ -78,11 +88,6 @@ def draws(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     """`bright`, but careless: it draws from the global random numbers."""
     torch.rand(3)
     return bright(videos, prompts, fps)
-
-
-def has_image(videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Whether the prompt came with a first frame."""
-    return [float(str(row.get("image", "")).endswith("first.png")) for row in metadata]
 
 
 def later(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:

@@ -9,9 +9,8 @@ import torch
 
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.windows import Window
-from sage_grpo.models.spec import AdapterSpec, LoraSpec
+from sage_grpo.models.spec import LoraSpec
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
-from trainer_helpers import weights_of
 
 EXPERTS = ("transformer.", "transformer_2.")
 
@@ -57,48 +56,3 @@ def test_a_step_moves_the_expert_of_its_noise(both, make_trainer) -> None:
     assert moved(make_trainer(both((0, first)))) == {"transformer."}
     assert moved(make_trainer(both((first, 6)))) == {"transformer_2."}
     assert moved(trainer) == set(EXPERTS)
-
-
-@pytest.mark.slow
-def test_a_run_is_continued_to_the_bit(both, make_trainer, tmp_path) -> None:
-    """Also where an expert had no gradient before the checkpoint: its optimizer's state is there, and empty."""
-    config = replace(
-        both((0, 6)), rollout=replace(both((0, 6)).rollout, window=Window(kind="sliding", length=2, every=1))
-    )
-    whole = make_trainer(config)
-    whole.step()
-    state = whole.state.optimizer.tensors()
-    assert {name.split("/")[1] for name in state} == set(whole.state.params)
-    assert any(float(t.abs().max()) == 0 for name, t in state.items() if name.endswith("exp_avg"))
-    folder = whole.save(tmp_path / "checkpoints")
-    expected = [told(whole) for _ in range(2)]
-    weights = {name: p.detach().clone() for name, p in whole.state.params.items()}
-    again = make_trainer(config)  # on the same model, as it was loaded
-    again.state.load(folder, again.world)
-    assert [told(again) for _ in range(2)] == expected
-    for name, parameter in again.state.params.items():
-        assert torch.equal(parameter, weights[name])
-
-
-def told(trainer) -> dict[str, float]:
-    own = ("time/", "weights/")  # how far weights went since this trainer was made
-    return {name: value for name, value in trainer.step().items() if not name.startswith(own)}
-
-
-OWN = {"lora": LoraSpec(rank=2, targets=["to_v"])}
-
-
-def test_ratios_begin_at_one_and_the_base_has_the_adapter(make_config, make_trainer, tmp_path):
-    small = {"kind": "wan_t2v", "rollout": {"steps": 3}, "batch": BatchConfig(prompts=1, group_size=2, micro_batch=2)}
-    turbo = replace(make_config(model={"lora": LoraSpec(rank=2, targets=["to_q"])}, **small).model).load("cpu")
-    turbo.save(tmp_path / "turbo", weights={name: 0.3 * torch.ones_like(p) for name, p in turbo.trainable().items()})
-    adapters = [AdapterSpec(path=str(tmp_path / "turbo"))]
-    trainer = make_trainer(make_config(model={**OWN, "adapters": adapters}, **small))
-    plain = make_trainer(make_config(model=OWN, **small))
-    before, frozen = weights_of(trainer), {n: p.clone() for n, p in trainer.model.transformer.named_parameters()}
-    assert any(not torch.equal(p, plain.model.transformer.get_parameter(name)) for name, p in frozen.items())
-    assert trainer.step()["ratio/first_log"] == 0.0
-    moved = [name for name, p in trainer.model.transformer.named_parameters() if not torch.equal(p, frozen[name])]
-    assert moved
-    assert all(".lora_" in name and "to_v" in name for name in moved)
-    assert any(not torch.equal(p, before[name]) for name, p in weights_of(trainer).items())

@@ -13,8 +13,8 @@ from sage_grpo.flow.windows import Window
 from sage_grpo.parallel.world import World
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.planner import choose, foresee
+from sage_grpo.training.config import BatchConfig, UpdateConfig
+from sage_grpo.training.planner import choose
 from sage_grpo.training.update import Item, accumulate
 from trainer_helpers import plan_of
 
@@ -94,29 +94,6 @@ def test_ranks_together_do_what_one_does(rollout, update, make_config, make_trai
         close({name: sums[0][name] + sums[1][name] for name in sums[0]}, expected[number])
 
 
-def test_a_rank_none_of_whose_clips_are_trained_keeps_in_step(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(batch=HALF))
-    plan, _, scored, advantages = rolled(trainer)
-    trainer.planner = replace(trainer.planner, ranks=8)
-    plan = replace(plan_of(trainer), chosen=plan.chosen)
-    left = next(rank for rank in range(8) if not plan.replays(rank, 0))
-    trainer.world = trainer.studio.world = World(rank=left, size=8)
-    items = trainer.items(plan, trainer.roll_out(plan), scored, advantages, 0)
-    assert len(items) == plan.rounds[0] > 0
-    assert all(float(item.weight.sum()) == 0 for item in items)
-
-
-def test_only_chosen_clips_are_replayed_and_the_first_ratio_is_one(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(batch=HALF, optimizer=OptimizerConfig(target_kl=0.1)))
-    metrics = trainer.step()
-    plan = trainer.done
-    assert metrics["ratio/first_log"] == 0.0
-    assert [len(part) for part in plan.chosen] == [4, 4]
-    assert plan.rounds == [len(plan.replayable(0, number)) // 2 for number in range(2)]
-    assert len(plan.gauged(0)) == 2  # the step is measured in both groups, whoever was trained
-    assert metrics["optimizer/kl"] > 0
-
-
 def test_clips_are_dealt_out_once_with_all_their_steps(make_config, make_trainer) -> None:
     batch = BatchConfig(prompts=3, group_size=3, micro_batch=1)
     trainer = make_trainer(make_config(batch=batch, update=CLIPS))
@@ -144,9 +121,3 @@ def test_failed_clips_are_not_trained(make_config, make_trainer) -> None:
     assert not chosen & {Member(0, 0), Member(1, 1), Member(1, 2)}
     assert {m for m in chosen if m.group == 1} == {Member(1, 0), Member(1, 3)}
     assert len(chosen) == 4
-
-
-def test_what_is_foreseen_costs_what_is_chosen(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(batch=HALF, update=CLIPS))
-    plan, *_ = rolled(trainer)
-    assert foresee(trainer.config, plan_of(trainer)).rounds == plan.rounds

@@ -40,6 +40,8 @@ CASES = [
     (f"{DRAWN} --rollout.cheap.negative_every 2", ""),
     ("--rollout.ray.workers 3", "set rollout.on ray"),
     ("--rollout.on ray", "model.lora null"),
+    ('--rewards [{"name":"trainer_toys:bright","actors":1}]', "processes on a Ray cluster"),
+    ('--rollout.on ray --model.lora.rank 2 --rewards [{"name":"trainer_toys:bright","actors":1}]', ""),
     ("--rollout.on ray --model.lora.rank 2 --rollout.staleness 1", ""),
     ("--rollout.on ray --model.lora.rank 2 --rollout.staleness 1 --optimizer.max_kl 1", "older than that"),
     ("--optimizer.max_lr_factor 2", "needs optimizer.target_kl"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -12,9 +11,8 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.gaussian import expanded
 from sage_grpo.models import ModelError
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
 from sage_grpo.training import update
-from sage_grpo.training.config import BatchConfig, OptimizerConfig
+from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of, steps_of
 
 BRIGHT = "trainer_toys:bright"
@@ -47,51 +45,6 @@ def sent_by(trainer, monkeypatch) -> dict[str, float]:
     return sums
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["sage", "branch", "nft"])
-def test_a_reward_for_the_sound_leaves_the_picture_alone(method: str, make_config, make_trainer, monkeypatch) -> None:
-    for judged, other in (("audio", "video"), ("video", "audio")):
-        rewards = [RewardSpec(name=BRIGHT, judges=judged)]
-        trainer = run_of(make_config, make_trainer, method, rewards)
-        trainer.objective = replace(
-            trainer.objective, trust_region=replace(trainer.objective.trust_region, mode="none")
-        )
-        sent = sent_by(trainer, monkeypatch)
-        monkeypatch.undo()
-        assert sent[judged] > 0
-        assert sent[other] == 0
-
-
-def test_rewards_of_both_kinds_move_their_parts(make_config, make_trainer) -> None:
-    rewards = [
-        RewardSpec(name=BRIGHT, label="seen", judges="video"),
-        RewardSpec(name=BRIGHT, label="heard", judges="audio", weights={"bright": -2.0}),
-        RewardSpec(name=BRIGHT, label="both", weights={"bright": 0.5}),
-    ]
-    trainer = run_of(make_config, make_trainer, rewards=rewards)
-    plan = plan_of(trainer)
-    scored = trainer.studio.score(trainer.studio.decode(trainer.roll_out(plan)), plan)
-    advantages = trainer.advantages(scored)
-    # 1.5 and -1.5 times the same score: opposite advantages.
-    torch.testing.assert_close(advantages[:, 0], -advantages[:, 1])
-    parts = {
-        "seen/bright": [1.0, 2.0, 1.0, 4.0],
-        "heard/bright": [3.0, 1.0, 1.0, 2.0],
-        "both/bright": [8.0, 0.5, 5.0, 1.0],
-    }
-    scored = replace(scored, parts={name: torch.tensor(values) for name, values in parts.items()})
-    totals = [[5.0, 2.25, 3.5, 4.5], [-2.0, -1.75, 0.5, -3.5]]  # seen + both / 2, and both / 2 - 2 heard
-    expected = [group_advantage(torch.tensor(total), scored.groups, clip=5.0) for total in totals]
-    torch.testing.assert_close(trainer.advantages(scored), torch.stack(expected, dim=1))
-    config = replace(trainer.config, advantage=replace(trainer.config.advantage, decoupled=True))
-    trainer.config = config
-    weights = {"seen/bright": 1.0, "both/bright": 0.5}
-    apart = decoupled_advantage(scored.parts, weights, scored.groups, clip=5.0)
-    torch.testing.assert_close(trainer.advantages(scored)[:, 0], apart)
-    trainer.reward.judging = lambda part: {}  # where no reward judges a part
-    assert not trainer.advantages(scored).any()
-
-
 @pytest.mark.parametrize("method", ["sage", pytest.param("branch", marks=pytest.mark.slow)])
 def test_only_what_explores_has_noise_and_a_ratio(method: str, make_config, make_trainer, monkeypatch) -> None:
     trainer = run_of(make_config, make_trainer, method, explore=["audio"])
@@ -118,30 +71,6 @@ def test_only_what_explores_has_noise_and_a_ratio(method: str, make_config, make
     assert steps_of(trainer)
 
 
-@pytest.mark.parametrize("moved", ["audio", "video"])
-def test_the_kl_of_a_path_is_that_of_what_explores(moved: str, make_config, make_trainer, monkeypatch) -> None:
-    trainer = run_of(make_config, make_trainer, explore=["audio"], optimizer=OptimizerConfig(target_kl=0.1))
-    plan = plan_of(trainer)
-    rollout, velocity, place = trainer.roll_out(plan), trainer.model.velocity, trainer.model.parts.places()[moved]
-
-    def other(*given, **named):
-        v = velocity(*given, **named).clone()
-        v[:, place] += 1
-        return v
-
-    monkeypatch.setattr(trainer.model, "velocity", other)
-    assert (update.path_kl(plan, rollout, trainer.world, trainer.model.device) > 0) == (moved == "audio")
-
-
-def test_clip_range_and_scale_are_those_of_the_part(make_config, make_trainer) -> None:
-    trainer = run_of(make_config, make_trainer, explore=["audio"])
-    assert (
-        trainer.objective.dims
-        == trainer.parts[0].dims
-        < sum(math.prod(shape) for shape in trainer.model.parts.shapes.values())
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -156,47 +85,3 @@ def test_clip_range_and_scale_are_those_of_the_part(make_config, make_trainer) -
 def test_what_cannot_be_is_refused(change: dict, reason: str, make_config, make_trainer) -> None:
     with pytest.raises(ModelError, match=reason):
         run_of(make_config, make_trainer, **change)
-
-
-@pytest.mark.slow
-def test_a_part_that_is_learned_alone_is_learned_as_if_it_were_all(make_config, make_trainer, monkeypatch) -> None:
-    """Of two parts with the same advantage each sends half of what it sends alone: losses are averaged, and scaled by their own dimensions."""
-    sent = {}
-    for name, rewards, explore in (
-        (
-            "both",
-            [
-                RewardSpec(name=BRIGHT, label="seen", judges="video"),
-                RewardSpec(name=BRIGHT, label="heard", judges="audio"),
-            ],
-            [],
-        ),
-        ("alone", [RewardSpec(name=BRIGHT)], ["audio"]),
-    ):
-        trainer = run_of(make_config, make_trainer, rewards=rewards, explore=explore)
-        trainer.objective = replace(
-            trainer.objective, trust_region=replace(trainer.objective.trust_region, mode="none")
-        )
-        place, column = trainer.model.parts.places()["audio"], len(trainer.parts) - 1
-        plan = plan_of(trainer)
-        rollout = trainer.roll_out(plan)
-        scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
-        item = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)[0]
-        seen, step = trainer.parts[column].of(item, update.replay(item, torch.device("cpu")))
-        # The same noise gives the same gradient whatever else explores: compare it by its own formula.
-        gap = (seen.record.x_next - step.gaussian.mean.detach()) / step.gaussian.std
-        transition = item.record.policy.transition(item.step)
-        scale = math.sqrt(place.stop - place.start) * float(transition.b / transition.std) / (place.stop - place.start)
-        by_hand = -scale * (item.weight * seen.advantage)[:, None] * gap * item.equalizer / len(trainer.parts)
-        caught: list = []
-
-        def catch(gradients, parts, whole, caught=caught):
-            caught.append(gradients)
-            return torch.zeros_like(whole)
-
-        monkeypatch.setattr(update, "joined", catch)
-        update.accumulate(trainer.objective, [item], torch.device("cpu"), kl_lambda=0.0, parts=trainer.parts)
-        monkeypatch.undo()
-        torch.testing.assert_close(caught[0][column], by_hand, rtol=1e-4, atol=1e-7)
-        sent[name] = caught[0][column]
-    assert all(gradient.abs().sum() > 0 for gradient in sent.values())

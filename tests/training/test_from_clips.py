@@ -12,17 +12,14 @@ from PIL import Image
 import tiny
 from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
 from sage_grpo.data.prompts import load_prompts
-from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.path import interpolate
-from sage_grpo.flow.windows import Window
-from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.training import evaluate as evaluation
-from sage_grpo.training.config import BatchConfig, DataConfig, UpdateConfig
-from sage_grpo.training.inputs import conditions_of, load_sources
+from sage_grpo.training.config import BatchConfig, DataConfig
+from sage_grpo.training.inputs import conditions_of
 from sage_grpo.types import Conditioning, Placed
 from sage_grpo.video import write_mp4
-from trainer_helpers import assert_resumes_to_the_bit, of_method, plan_of, same, weights_of
+from trainer_helpers import of_method, plan_of, same, weights_of
 from trainer_zoo.toy import ToyModel
 
 STRENGTH, STEPS = 0.6, 4
@@ -86,21 +83,6 @@ def test_sources_differ_and_matter(config, make_trainer) -> None:
     assert torch.equal(one.tensors["text"], trainer.model.encode([prompts[0].text])[0].tensors["text"])
 
 
-@pytest.mark.parametrize("storage", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_members_branch_from_one_start(storage: str, config, make_trainer) -> None:
-    rollout = replace(config.rollout, same_noise=True, window=Window(kind="drawn", at=[1]), storage=storage)
-    kernel, update = KernelSpec(name="sage_exact", eta=1.0), UpdateConfig(updates_per_rollout=1)
-    results = []
-    for share in (True, False):
-        made = replace(config, rollout=replace(rollout, share=share), kernel=kernel, update=update)
-        trainer = make_trainer(made)
-        assert trainer.step()["ratio/first_log"] == 0.0
-        results.append(trainer.videos)
-        # Two steps of both prompts in one pass, and then each for itself.
-        assert plan_of(trainer).rollout_passes(0).total() == (2 + 2 * 2 if share else 2 * STEPS)
-    assert (results[0].int() - results[1].int()).abs().max() <= 1
-
-
 @pytest.mark.parametrize(
     "method",
     ["sage", *(pytest.param(m, marks=pytest.mark.slow) for m in ("branch", "mix_grpo", "nft", "rft", "draft"))],
@@ -111,11 +93,6 @@ def test_the_first_ratio_is_exactly_one(method: str, config, make_trainer) -> No
     metrics = trainer.step()
     assert metrics.get("ratio/first_log", 0.0 if method in WITHOUT_RATIO else None) == 0.0
     assert not same(before, weights_of(trainer))
-
-
-@pytest.mark.slow
-def test_a_run_resumes_to_the_bit(config, make_trainer, tmp_path) -> None:
-    assert_resumes_to_the_bit(make_trainer, config, tmp_path / "checkpoints")
 
 
 @pytest.mark.parametrize("solver", [pytest.param("euler", marks=pytest.mark.slow), "checkpoint"])
@@ -129,62 +106,6 @@ def test_an_evaluation_shows_what_generate_makes(solver: str, config, make_train
     others = [replace(a, source_video=b.source_video) for a, b in zip(trainer.held_out, trainer.held_out[::-1])]
     other = evaluation.evaluate(trainer.model, trainer.reward, others, chosen, micro_batch=2)
     assert not torch.equal(other.clips, clips)
-
-
-def test_what_does_not_fit_is_refused_before_a_rollout(config, make_config, make_trainer, rows, tmp_path) -> None:
-    prompts, _ = load_sources(config)
-    with pytest.raises(ModelError, match=r"'a cat' names the source_video .*0\.mp4, but this model starts from noise"):
-        make_trainer(replace(config, model=replace(config.model, options={})))
-    with pytest.raises(ModelError, match="the prompt 'a cat' names none: give its row a column source_video"):
-        make_trainer(make_config(kind="wan_t2v", model={"frames": 5, "options": {"strength": STRENGTH}}))
-    with pytest.raises(
-        ModelError, match=r"cannot be used: .*0\.mp4 is too short: 6 frames at 8 fps, 9 at 8 fps take 9"
-    ):
-        make_trainer(replace(config, model=replace(config.model, frames=9)))
-    with pytest.raises(ModelError, match="names the source_video"):  # a model of one's own that knows nothing of it
-        make_trainer(make_config(data=config.data))
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "source_video": "0.mp4", "strength": 0.5}')
-    with pytest.raises(ValueError, match="one number for the whole run"):
-        load_sources(replace(config, data=DataConfig(prompts=str(tmp_path / "bad.jsonl"))))
-    assert prompts[0].columns() == {"source_video": str(tmp_path / "0.mp4")}
-
-
-@pytest.fixture
-def placed(make_config, tmp_path):
-    """LTX-Video with a picture in the middle and a clip to start from."""
-    write_mp4(tmp_path / "start.mp4", torch.stack([tiny.image(frame, 32, 32) for frame in range(14)]), 8.0)
-    write_mp4(tmp_path / "first.mp4", torch.stack([tiny.image(frame, 24, 40) for frame in range(6)]), 8.0)
-    Image.fromarray(tiny.image(3, 24, 40).numpy()).save(tmp_path / "middle.png")
-    given = [{"image": "middle.png", "frame_index": 6}, {"video": "first.mp4"}]
-    lines = [{"prompt": words, "conditions": given, "source_video": "start.mp4"} for words in ("a cat", "a dog")]
-    (tmp_path / "placed.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return make_config(
-        kind="ltx_condition",
-        model={"frames": 13, "height": 32, "width": 32, "options": {"denoise_strength": STRENGTH}},
-        rollout={"steps": STEPS},
-        batch=BatchConfig(prompts=2, group_size=2, micro_batch=2),
-        data=DataConfig(prompts=str(tmp_path / "placed.jsonl"), eval_prompts=None),
-    )
-
-
-@pytest.mark.parametrize("method", ["branch", pytest.param("draft", marks=pytest.mark.slow)])
-def test_ltx_learns_with_conditions_and_a_start(method: str, placed, make_trainer) -> None:
-    trainer = make_trainer(of_method(method, replace(placed, model=replace(placed.model, guidance_scale=2.0))))
-    prompt = plan_of(trainer).groups[0].prompt
-    (condition,) = conditions_of(trainer.model, [prompt])
-    assert condition.source is not None
-    assert condition.tensors["at"].tolist() == [0, 1]
-    assert condition.tensors["places"][0].unique().tolist() == [6]
-    before = weights_of(trainer)
-    metrics = trainer.step()
-    assert metrics.get("ratio/first_log", 0.0 if method in WITHOUT_RATIO else None) == 0.0
-    assert not same(before, weights_of(trainer))
-
-
-def test_conditions_are_refused_where_they_are_not_taken(placed, make_config, make_trainer) -> None:
-    for kind in ("toy", "wan_t2v"):
-        with pytest.raises(ModelError, match="has conditions, which an LTXConditionPipeline takes, and"):
-            make_trainer(make_config(kind=kind, data=placed.data))
 
 
 class Placing(ToyModel):

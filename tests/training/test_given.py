@@ -112,35 +112,6 @@ def test_a_clip_does_not_depend_on_those_before_it(way, make_config, make_traine
         torch.testing.assert_close(row, second[member], rtol=0, atol=1e-4)
 
 
-def test_the_cheap_way_ends_with_an_error(make_config, make_trainer, monkeypatch) -> None:
-    trainer = make_trainer(cheaply(make_config, WAYS["all"], kind="wan_t2v"))
-    model, plan = trainer.model, plan_of(trainer)
-    passes: list[int] = []
-    forward = model._forward
-    first = model.blocks()[0].attn1.processor._attention_backend
-
-    def fails(*given):
-        passes.append(1)
-        if len(passes) == 12:
-            raise RuntimeError("out of memory")
-        return forward(*given)
-
-    monkeypatch.setattr(model, "_forward", fails)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        trainer.roll_out(plan)
-    assert not model._cached
-    assert not model.transformer.is_cache_enabled
-    assert model.blocks()[0].attn1.processor._attention_backend == first
-
-
-def test_what_cannot_be_cheap_is_refused(make_config, make_trainer) -> None:
-    unguided = cheaply(make_config, WAYS["reused"])
-    with pytest.raises(ModelError, match="this run has none"):
-        make_trainer(replace(unguided, model=replace(unguided.model, guidance_in_training=False)))
-    with pytest.raises(ModelError, match="ToyModel does not have them"):
-        make_trainer(replace(unguided, model=replace(unguided.model, family="trainer_zoo.toy")))
-
-
 def test_what_ranks_cannot_do_together_is_refused(make_config, make_trainer) -> None:
     """Ranks of one clip see other tokens; and all ranks gather the weights for every pass."""
     blocks = cheaply(make_config, WAYS["first block"], kind="wan_t2v")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from sage_grpo.sentinel.guard import Guard
-from sage_grpo.telling.events import SentinelEvent, StopRequest
+from sage_grpo.telling.events import Hooks, SentinelEvent, StopRequest
+from sage_grpo.telling.observers import Callbacks
 from sage_grpo.training.config import SentinelConfig
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.trainer import Trainer
@@ -175,3 +176,8 @@ def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_chec
     ]  # what the sentinel may go back to is saved because it is needed
     good = seen[1]  # the weights after one iteration
     assert all(torch.equal(good[name], seen["back"][name]) for name in good)
+
+
+def test_a_program_that_is_told_of_iterations_gets_whole_clips() -> None:
+    asked = [Callbacks(None, hooks, None) for hooks in (Hooks(iteration=lambda event: None), Hooks())]
+    assert [one.shows(0) for one in asked] == [True, False]

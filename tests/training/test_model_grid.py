@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sage_grpo.commands.generate import Options, run
-from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.training.config import EvalConfig
@@ -63,16 +61,6 @@ def test_training_and_evaluation(family, make_config, make_trainer) -> None:
         model.visited.clear()
         trainer.evaluate()
         assert model.visited == pytest.approx(grid(4, 3.0))
-
-
-@pytest.mark.parametrize("kernel", ["ode", "sage"])
-def test_generation(kernel: str, family, tmp_path) -> None:
-    spec = ModelSpec(family="bent.family", shift=3.0)
-    options = Options(
-        model=spec, prompts="a", steps=4, out=str(tmp_path), progress=False, kernel=KernelSpec(name=kernel)
-    )
-    run(options)
-    assert family[-1].visited == pytest.approx(grid(4, 3.0))
 
 
 def test_evaluation_takes_the_solver_of_its_configuration(family, make_config, make_trainer) -> None:

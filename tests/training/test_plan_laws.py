@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
-from sage_grpo.recipes.methods import adjoint, nft, rft
+from sage_grpo.recipes.methods import adjoint, dpo, nft, rft
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, UpdateConfig
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import Planner, foresee
+from sage_grpo.training.planner import Planner, _listed, described, draw_levels, foresee
 from trainer_helpers import plan_of
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
@@ -80,25 +83,6 @@ def test_every_member_replays_what_its_own_group_trains(
     assert differ, "no two groups of one window trained its steps in another order"
 
 
-def test_what_goes_together_goes_the_same_way(make_config) -> None:
-    """Windows that overlap may train the same step of the same grid: they still explore elsewhere, and are not sampled as one."""
-    window, update = Window(kind="drawn", at=[1, 2], length=3), UpdateConfig(updates_per_rollout=1, step_fraction=0.3)
-    planner, alike = planner_of(make_config, update=update, window=window), False
-    for iteration in range(8):
-        plan = planner.plan(iteration, PROMPTS)
-        flags = {}
-        for group in plan.groups:
-            flags.setdefault(group.trained, set()).add(group.schedule.stochastic)
-        alike |= max(map(len, flags.values())) > 1
-        together = [tuple(plan.groups[m.group] for m in batch.members) for batch in plan.batches(0)]
-        for groups in (*plan.trunks(0), *together):
-            assert (
-                len({(tuple(g.schedule.sigmas.tolist()), g.schedule.stochastic, g.offset, g.trained) for g in groups})
-                == 1
-            )
-    assert alike, "no two windows trained one step"
-
-
 @pytest.mark.parametrize("trained_fraction", [1.0, 0.5])
 @pytest.mark.parametrize("kind", ["grpo", "nft", "gradient"])
 def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: float, make_config) -> None:
@@ -137,26 +121,6 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
     assert borrowed
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_ranks_make_as_many_passes_as_the_one_that_has_most(ranks: int, make_config) -> None:
-    """Sharded networks take all ranks to run one: in rollouts, in every update, and where the policy is measured."""
-    window = Window(kind="drawn", at=[1, 2, 3], length=2)
-    planner = planner_of(make_config, ranks=ranks, micro_batch=3, window=window)
-    planner = replace(planner, config=replace(planner.config, optimizer=OptimizerConfig(lr=1e-3, max_kl=1.0)))
-    uneven = False
-    for iteration in range(4):
-        plan = planner.plan(iteration, PROMPTS)
-        counts = [sum(1 for _ in plan.sampled(rank)) for rank in range(ranks)]
-        uneven |= len(set(counts)) > 1
-        assert [count + plan.idle_passes(rank).total() for rank, count in enumerate(counts)] == [max(counts)] * ranks
-        for update in range(plan.updates):
-            assert plan.rounds[update] == max(len(plan.replays(rank, update)) for rank in range(ranks))
-        assert plan.gauge_rounds == max(len(plan.gauged(rank)) for rank in range(ranks))
-        labels = {group.label(step) for group in plan.groups for step in group.trained[0]}
-        assert set(plan.labels(0)) == labels
-    assert uneven == (ranks > 1)
-
-
 def test_the_equaliser_is_of_all_steps_that_may_be_drawn(make_config) -> None:
     """Not of those of this iteration: a step would weigh more or less by what other prompts happen to draw."""
     planner = planner_of(make_config, update=UpdateConfig(updates_per_rollout=1), window=Window(kind="drawn"))
@@ -180,19 +144,6 @@ def test_gauges_of_an_iteration_cover_the_steps_in_proportion(make_config) -> No
         plan = planner.plan(iteration, [Prompt(str(n)) for n in range(9)])
         counts = Counter(group.gauge.step for group in plan.groups if group.gauge is not None)
         assert all(math.floor(share[step]) <= counts[step] <= math.ceil(share[step]) for step in share), (counts, share)
-
-
-@pytest.mark.parametrize(("length", "noisy_end", "last"), [(1, False, 4), (1, True, 5), (2, False, 4), (3, True, 3)])
-def test_a_drawn_window_may_lie_anywhere_up_to_the_end(length: int, noisy_end: bool, last: int, make_config) -> None:
-    """A last step without noise cannot be trained alone, but a window may end with it."""
-    window = Window(kind="drawn", length=length)
-    planner = planner_of(
-        make_config, update=UpdateConfig(updates_per_rollout=1), window=window, deterministic_last=not noisy_end
-    )
-    planner = replace(planner, kernel=KernelSpec(name="sage").build())
-    assert planner.candidates() == list(range(last + 1))
-    drawn = {group.branch - 1 for n in range(4) for group in planner.plan(n, PROMPTS).groups}
-    assert last in drawn
 
 
 BRANCHES = {"steps": 10, "before_steps": 3, "window": Window(kind="drawn", at=[4, 8], branches=2), "same_noise": True}
@@ -249,20 +200,6 @@ def test_exploration_noise_goes_by_the_step_of_the_runs_own_grid(share, before, 
 
 ENDS_LOW = Schedule(torch.tensor([1.0, 0.9, 0.75, 0.5, 0.3, 0.01, 0.0]))
 """A grid whose last but one value is near 0, as SD3's and that of Wan with FlowMatchEuler."""
-
-
-def test_of_the_steps_after_a_window_one_stays_however_small_the_share(make_config) -> None:
-    planner = planner_of(make_config, window=Window(kind="fixed", start=1, length=2), after_fraction=0.01)
-    assert {group.schedule.num_steps for group in planner.plan(0, PROMPTS).groups} == {1 + 2 + 1}
-
-
-def test_fresh_levels_depend_on_the_seed(make_config) -> None:
-    def drawn(seed: int) -> list[tuple[int, ...]]:
-        config = rft(replace(make_config(rollout={"steps": 12}), seed=seed))
-        planner = Planner(config, Schedule.shifted(12, 3.0), config.kernel.build(), lambda sigma: True)
-        return [group.levels.labels for number in range(4) for group in planner.plan(number, PROMPTS[:2]).groups]
-
-    assert drawn(0) == drawn(0) != drawn(1)
 
 
 def low_planner(make_config, *, kernel: str = "sage", grid: Schedule = ENDS_LOW, **rollout) -> Planner:
@@ -337,3 +274,168 @@ def test_tasks_together_are_the_whole_rollout(rollout: dict, micro_batch: int, t
         for part in parts:
             owned = {group: len(members) for group, members in part.members(0).items()}
             assert set(owned.values()) == {plan.group_size}, "a group is whole, so that rewards may compare its clips"
+
+
+METHODS_THAT_DRAW = {
+    "a share of the steps": ({"window": Window()}, UpdateConfig(updates_per_rollout=1, step_fraction=0.4), None),
+    "windows": ({"window": Window(kind="drawn")}, UpdateConfig(updates_per_rollout=1), None),
+    "steps of windows": ({"window": Window(kind="drawn", at=[1], length=3)}, UpdateConfig(updates_per_rollout=1, step_fraction=0.4), None),
+    "a window": ({"window": Window(kind="random", length=2)}, UpdateConfig(updates_per_rollout=1), None),
+    "orders": ({"window": Window()}, UpdateConfig(updates_per_rollout=2), None),
+    "levels": ({}, UpdateConfig(updates_per_rollout=1), {"kind": "sft", "draw": "schedule", "levels": 2}),
+    "strata": ({}, UpdateConfig(updates_per_rollout=1), {"kind": "sft", "draw": "strata", "levels": 3}),
+    "places": ({}, UpdateConfig(updates_per_rollout=1), {"kind": "sft", "draw": "uniform", "levels": 2}),
+    "steps of a gradient": ({}, UpdateConfig(updates_per_rollout=1), {"kind": "gradient", "levels": 2}),
+    "predictions": ({}, UpdateConfig(updates_per_rollout=1), {"kind": "gradient", "levels": 1, "draw": "last", "predict": 0.9}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", METHODS_THAT_DRAW)
+def test_what_is_drawn_goes_by_the_seed_and_the_iteration_and_is_drawn_again_alike(kind: str, make_config) -> None:
+    rollout, update, objective = METHODS_THAT_DRAW[kind]
+    planner = planner_of(make_config, update=update, **rollout)
+    config = replace(planner.config, optimizer=OptimizerConfig(max_kl=1.0) if objective is None else OptimizerConfig())
+    if objective is not None:
+        plain = replace(config.surrogate, equalize=False)
+        config = replace(
+            config, objective=ObjectiveSpec(**objective), surrogate=plain, kernel=KernelSpec(name="ode"),
+            rollout=replace(config.rollout, same_noise=False), trust_region=replace(config.trust_region, mode="none"),
+        )  # fmt: skip
+
+    def drawn(seed: int, first: int) -> list[object]:
+        own = replace(planner, config=replace(config, seed=seed))
+        groups = [group for number in range(first, first + 5) for group in own.plan(number, PROMPTS).groups]
+        return [
+            (group.trained, group.schedule.stochastic, group.levels and (group.levels.labels, group.levels.schedule.sigmas.tolist())) for group in groups
+        ]  # fmt: skip
+
+    assert drawn(0, 0) == drawn(0, 0)
+    assert len({repr(drawn(*key)) for key in ((0, 0), (1, 0), (0, 5))}) == 3
+    if objective is not None or kind == "steps of windows":
+        assert len({repr(one) for one in drawn(0, 0)[:4]}) > 1, "prompts draw for themselves"
+
+
+@pytest.mark.parametrize(
+    ("fields", "before", "after"),
+    [
+        ({}, 2, 3), ({"after_fraction": 0.01}, 2, 1), ({"after_fraction": 0.5}, 2, 2), ({"after_fraction": 0.9}, 2, 3), ({"after_steps": 1}, 2, 1),
+        ({"before_steps": 1}, 1, 3), ({"before_steps": 4, "after_steps": 5}, 4, 5),
+    ],
+)  # fmt: skip
+def test_steps_around_a_window_are_as_many_as_asked(fields: dict, before: int, after: int, make_config) -> None:
+    planner = planner_of(make_config, steps=7, window=Window(kind="fixed", start=2, length=2), **fields)
+    for group in planner.plan(0, PROMPTS).groups:
+        assert group.schedule.exploring_range() == (before, before + 2)
+        assert group.schedule.num_steps == before + 2 + after
+        assert sorted(step for part in group.trained for step in part) == [before, before + 1]
+        assert [group.label(before), group.offset] == [2, 2 - before]
+
+
+def test_a_gradient_is_carried_from_the_clip_backwards_and_a_prediction_ends_the_way(make_config) -> None:
+    base = planner_of(make_config, steps=4, same_noise=False, update=UpdateConfig(updates_per_rollout=1))
+    sigmas = base.grid.sigmas.tolist()
+
+    def groups(trains=lambda sigma: True, **objective: object) -> list:
+        spec = ObjectiveSpec(**{"kind": "gradient", "draw": "last", **objective})
+        config = replace(
+            base.config, objective=spec, kernel=KernelSpec(name="ode"), surrogate=replace(base.config.surrogate, equalize=False),
+            trust_region=replace(base.config.trust_region, mode="none"),
+        )  # fmt: skip
+        planner = replace(base, config=config, trains=trains)
+        return [group for number in range(12) for group in planner.plan(number, PROMPTS).groups]
+
+    for group in groups(levels=2):
+        assert (group.levels.labels, group.trained, group.schedule.sigmas.tolist()) == ((2, 3), ((1, 0),), sigmas)
+        assert group.levels.schedule.sigmas.tolist() == [*sigmas[2:4], 0.0]
+    ends = {0.2: {3}, 0.5: {2, 3}, 1.0: {0, 1, 2, 3}, 0.01: {3}}
+    for share, steps in ends.items():
+        found = groups(levels=1, predict=share)
+        assert {group.levels.labels[0] for group in found} == steps
+        assert all(group.schedule.sigmas.tolist() == [*sigmas[: group.levels.labels[0] + 1], 0.0] for group in found)
+    low = groups(lambda sigma: sigma < 0.8, draw="schedule", levels=2)
+    assert {group.levels.labels for group in low} == {(2, 3)}
+    assert {group.levels.labels for group in groups(draw="schedule", levels=2)} == {
+        (a, b) for b in range(4) for a in range(b)
+    }
+    for trains, levels in ((lambda sigma: sigma > 0.9, 1), (lambda sigma: True, 5)):
+        with pytest.raises(ValueError, match=rf"levels is {levels}, but the trained network runs at steps \["):
+            groups(trains, levels=levels)
+
+
+def test_levels_of_equal_parts_lie_where_the_numbers_say() -> None:
+    """With every draw in the middle of its part: a quarter and three quarters of three steps, bent by the normal distribution or not."""
+    grid, middle = Schedule(torch.tensor([1.0, 0.8, 0.4, 0.0])), SimpleNamespace(random=lambda: 0.5)
+    for draw, labels, values in (("uniform", (0, 2), [0.85, 0.3]), ("logit_normal", (1, 1), [0.7950095, 0.4049905])):
+        levels = draw_levels(
+            ObjectiveSpec(kind="nft", draw=draw, levels=2, weight="sigma"), grid, lambda sigma: True, middle
+        )
+        assert levels.labels == labels
+        assert levels.schedule.sigmas.tolist() == pytest.approx([*values, 0.0], abs=1e-5)
+        assert levels.kernel.by_sigma
+    for trains, labels in ((lambda sigma: sigma < 0.9, (1, 2)), (lambda sigma: sigma > 0.5, (0, 1))):
+        spec = ObjectiveSpec(kind="nft", draw="schedule", levels=2)
+        assert draw_levels(spec, grid, trains, random.Random(0)).labels == labels
+    later = SimpleNamespace(randrange=lambda first, end: end - 1)
+    strata = draw_levels(
+        ObjectiveSpec(kind="awm", draw="strata", levels=2), Schedule.shifted(10), lambda sigma: True, later
+    )
+    assert strata.labels == (4, 8)  # of steps 1 to 8
+    half = draw_levels(ObjectiveSpec(kind="nft", draw="uniform", levels=1), grid, lambda sigma: sigma > 0.3, middle)
+    assert (half.labels, half.schedule.sigmas[0].item(), half.kernel.by_sigma) == ((1,), pytest.approx(0.8), False)
+
+
+def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equalisers(make_config) -> None:
+    planner = planner_of(make_config, window=Window(), same_noise=False)
+    low = replace(planner, trains=lambda sigma: sigma < 0.85)
+    assert [low.grid.sigmas[step] < 0.85 for step in range(6)].index(True) == low.trainable([True] * 6)[0] == 3
+    assert low.trainable([False] * 4 + [True] * 2) == [4]
+    laws = {step: planner.kernel(*planner.grid.pair(step)) for step in range(5)}
+    for by, size in (("sensitivity", lambda law: float(law.sensitivity)), ("std", lambda law: 1 / float(law.std))):
+        surrogate = replace(planner.config.surrogate, equalize_by=by)
+        weights = replace(planner, config=replace(planner.config, surrogate=surrogate)).plan(0, PROMPTS).equalizer
+        products = [weights[step] * size(law) for step, law in laws.items()]
+        assert products == pytest.approx([products[0]] * 5)
+    assert set(
+        replace(planner, config=replace(planner.config, surrogate=replace(surrogate, equalize=False)))
+        .plan(0, PROMPTS)
+        .equalizer.values()
+    ) == {1.0}
+    with pytest.raises(ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be 0 to 4:"):
+        planner_of(make_config, window=Window(kind="drawn", at=[9])).check()
+    assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
+    drawn = planner_of(make_config, window=Window(kind="drawn"), update=UpdateConfig(updates_per_rollout=1))
+    drawn = replace(drawn, config=replace(drawn.config, seed=1))
+    starts = [[group.label(group.branch - 1)] for group in drawn.plan(2, PROMPTS).groups]
+    assert starts == drawn.config.rollout.window.draw(drawn.candidates(), 4, 2, 1)
+    none = replace(planner, trains=lambda sigma: False)
+    with pytest.raises(ValueError, match="No step of the rollout can be trained"):
+        none.check()
+    with pytest.raises(ValueError, match="branches is 2, but only steps"):
+        replace(
+            planner_of(make_config, window=Window(kind="drawn", branches=2)), trains=lambda sigma: sigma == 1
+        ).check()
+    assert [_listed(steps) for steps in ([], [3], [3, 4, 5], [3, 5])] == ["none", "3", "3 to 5", "3, 5"]
+
+
+def test_the_terminal_says_which_clips_are_trained(make_config) -> None:
+    config = make_config(batch=BatchConfig(prompts=2, group_size=6, trained_fraction=0.5))
+    two = UpdateConfig(updates_per_rollout=2, deal="clips")
+    assert described(config) == "the best and the worst 3 of 6 are trained"
+    assert described(replace(config, update=two)).endswith("trained, dealt out to 2 updates")
+    assert described(replace(config, batch=replace(config.batch, trained_fraction=1.0))) == ""
+    pairs = dpo(config).batch.pairs
+    assert described(dpo(config)) == f"the best {pairs} of 6 are preferred to the worst {pairs}"
+    assert described(rft(config)) == "the best 2 of 6 are trained"
+    assert described(replace(config, update=replace(two, updates_per_rollout=1), batch=BatchConfig(prompts=2))) == ""
+
+
+def test_clips_do_not_depend_on_which_network_runs_where(make_config, make_trainer) -> None:
+    trainer = make_trainer(
+        make_config(rollout={"steps": 6, "same_noise": True, "window": Window(kind="fixed", start=2, length=2)})
+    )
+    one = trainer.roll_out(plan_of(trainer))
+    trainer.planner = replace(trainer.planner, network=lambda sigma: int(sigma < 0.8))
+    two = trainer.roll_out(plan_of(trainer))
+    for (_, left), (_, right) in zip(one.latents, two.latents, strict=True):
+        assert torch.equal(left, right)
+    assert one.records.keys() == two.records.keys()

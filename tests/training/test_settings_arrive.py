@@ -29,7 +29,6 @@ from sage_grpo.training.config import (
     DataConfig,
     EvalConfig,
     OptimizerConfig,
-    SurrogateConfig,
     UpdateConfig,
 )
 from sage_grpo.training.evaluate import Evaluation
@@ -38,7 +37,7 @@ from sage_grpo.training.scoring import Scored, describe
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Tally, summarize
 from sage_grpo.types import Conditioning
-from trainer_helpers import plan_of, resume, same, steps_of, watch_starts, weights_of
+from trainer_helpers import plan_of, resume, same, weights_of
 from trainer_zoo import toy
 
 DIMS = math.prod(toy.SHAPE)
@@ -83,15 +82,6 @@ class Lettered(toy.ToyModel):
         return (x - levels.view(-1, 1, 1, 1, 1)) / sigma
 
 
-class LowNoise(toy.ToyModel):
-    """Another network runs at high noise."""
-
-    BOUNDARY = 0.9
-
-    def trains(self, sigma):
-        return float(sigma) < self.BOUNDARY
-
-
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch):
     """class -> the specification of a model of that class."""
@@ -130,42 +120,6 @@ def test_clips_of_a_rollout_are_scored_with_their_own_prompts(
 
 
 # Updates ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("surrogate", "clip", "tau"),
-    [
-        (SurrogateConfig(clip_scale=0.5), 0.5 / math.sqrt(DIMS), math.inf),
-        (SurrogateConfig(clip_scale=0.5, clip_range=0.03), 0.03, math.inf),
-        (SurrogateConfig(kind="kl_mask", kl_mask_scale=0.7), 0.01, 0.7 / DIMS),
-    ],
-)
-def test_the_clip_range_and_the_threshold_of_the_mask_are_those_that_were_asked_for(
-    surrogate, clip, tau, make_config, make_trainer
-) -> None:
-    """The range falls with the root of the number of dimensions, the threshold with the number."""
-    objective, both = make_trainer(make_config(surrogate=surrogate)).objective, torch.tensor([0.9, 1.1])
-    log_ratio, kl = torch.log1p(both * clip), both * tau if surrogate.kind == "kl_mask" else None
-    terms = objective.surrogate_terms(log_ratio, torch.ones(2), kl, torch.ones(()))
-    assert terms.inactive.tolist() == [False, True]
-
-
-def test_the_centred_ratio_is_the_ratio_times_the_exponential_of_the_kl(make_config, make_trainer) -> None:
-    """The first update is the same with and without it, so the second one has the same ratios, but for the KL."""
-    logs = []
-    for centred in (False, True):
-        config = make_config(
-            surrogate=SurrogateConfig(centred=centred, clip_range=10.0),
-            optimizer=OptimizerConfig(lr=3e-3, weight_decay=0.0),
-            trust_region=TrustRegion(mode="stepwise"),
-            kl=KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.0),
-        )
-        trainer = make_trainer(config)
-        trainer.step()
-        logs.append(trainer.log[1])
-    plain, centred = logs
-    assert plain["kl/velocity"] == centred["kl/velocity"] > 1e-4
-    assert centred["ratio/mean"] - plain["ratio/mean"] == pytest.approx(plain["kl/velocity"], rel=0.02)
 
 
 def test_masked_members_are_in_no_statistic_of_the_ratio(make_config, make_trainer) -> None:
@@ -237,19 +191,6 @@ def test_advantages_are_clipped_and_scaled_as_asked(make_config, make_trainer) -
         torch.testing.assert_close(trainer.advantages(scored), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_decoupled_advantages_have_the_weights_of_the_rewards(make_config, make_trainer) -> None:
-    rewards = [
-        RewardSpec(name="trainer_toys:bright", weights={"bright": 3.0}),
-        RewardSpec(name="trainer_toys:flat", weights={"flat": 1.0}),
-    ]
-    trainer = make_trainer(make_config(rewards=rewards, advantage=AdvantageConfig(decoupled=True, clip=None)))
-    _, _, scored = run_up_to_scores(trainer)
-    first = torch.tensor([-1.0, 1.0, -1.0, 1.0] * 2)
-    second = torch.tensor([-1.0, -1.0, 1.0, 1.0] * 2)
-    advantages = trainer.advantages(replace(scored, parts={"bright": first, "flat": 70 * second}))
-    torch.testing.assert_close(advantages, (3 * first + second) / math.sqrt(10), rtol=1e-4, atol=1e-5)
-
-
 def test_the_controller_sees_the_kl_without_lambda(make_config, make_trainer) -> None:
     kl = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.25)
     trainer = make_trainer(make_config(kl=kl, trust_region=TrustRegion(mode="fixed")))
@@ -317,80 +258,6 @@ def test_rollout_and_updates_run_without_guidance_when_asked_to(guides, family, 
     trainer.model.seen.clear()
     trainer.evaluate()
     assert set(trainer.model.seen) == {3.0}  # whatever training does
-
-
-def test_a_prompts_own_seed_gives_the_same_start_in_every_iteration(make_config, make_trainer, tmp_path: Path) -> None:
-    file = tmp_path / "seeds.csv"
-    file.write_text("prompt,seed\na cat,7\na dog,\n")
-    config = make_config()
-    trainer = make_trainer(replace(config, data=replace(config.data, prompts=str(file))))
-    starts: dict[str, list[Tensor]] = {"a cat": [], "a dog": []}
-    for iteration in range(2):
-        plan = plan_of(trainer, iteration)
-        for replay, record in trainer.roll_out(plan).records.items():
-            if replay.step == 0:
-                starts[plan.groups[replay.members[0].group].prompt.text].append(record.x)
-        trainer.state.stream.take(2)
-    assert torch.equal(*starts["a cat"])
-    assert not torch.equal(*starts["a dog"])
-    assert not torch.equal(starts["a cat"][0][0], starts["a cat"][0][1])  # members still differ
-
-
-def test_the_seed_of_a_run_moves_prompts_noises_and_steps_each_for_itself(make_config, make_trainer, tmp_path) -> None:
-    file = tmp_path / "seeds.jsonl"
-    file.write_text('{"prompt": "a cat", "seed": 7}\n' + "".join(f'"prompt {n}"\n' for n in range(20)))
-    config = make_config(rollout={"steps": 9}, update=UpdateConfig(step_fraction=0.5))
-    config = replace(config, data=replace(config.data, prompts=str(file)))
-    one, other = (make_trainer(replace(config, seed=seed)) for seed in (0, 1))
-    assert one.state.stream.peek(21) != other.state.stream.peek(21)
-    assert [steps_of(one, n) for n in range(9)] != [steps_of(other, n) for n in range(9)]
-    own, free = one.state.stream.prompts[:2]
-    records = []
-    for trainer in (one, other):
-        plan = one.planner.plan(0, [own, free])
-        plan = replace(plan, groups=tuple(replace(group, trained=((0,), (1,))) for group in plan.groups))
-        records.append([record for replay, record in trainer.roll_out(plan).records.items() if replay.step == 0])
-    (fixed, moved), (fixed_other, moved_other) = records
-    assert not torch.equal(moved.x, moved_other.x)
-    assert torch.equal(fixed.x, fixed_other.x)  # the prompt's own seed ...
-    assert not torch.equal(fixed.x_next, fixed_other.x_next)  # ... does not fix what is explored
-
-
-def test_trajectories_are_kept_in_the_precision_that_was_asked_for(make_config, make_trainer) -> None:
-    for storage in ("float32", "bfloat16"):
-        trainer = make_trainer(make_config(rollout={"storage": storage}))
-        kept = {r.x.dtype for r in trainer.roll_out(plan_of(trainer)).records.values()}
-        kept |= {r.x_next.dtype for r in trainer.roll_out(plan_of(trainer)).records.values()}
-        assert kept == {getattr(torch, storage)}
-
-
-def test_steps_of_an_expert_that_is_not_trained_are_not_trained(family, make_config, make_trainer) -> None:
-    trainer = make_trainer(replace(make_config(rollout={"steps": 9}), model=family(LowNoise)))
-    sigmas = trainer.planner.grid.sigmas[:-2].tolist()  # the last step is deterministic
-    expected = [step for step, sigma in enumerate(sigmas) if sigma < LowNoise.BOUNDARY]
-    assert 2 <= len(expected) < len(sigmas)
-    assert sorted(step for part in steps_of(trainer) for step in part) == expected
-    trainer.step()
-
-
-def test_groups_with_a_window_of_their_own_draw_their_own_steps(make_config, make_trainer) -> None:
-    window = Window(kind="drawn", at=[1], length=3)
-    update = UpdateConfig(updates_per_rollout=1, step_fraction=0.3)
-    trainer = make_trainer(make_config(rollout={"steps": 6, "window": window}, update=update))
-    drawn = [[group.trained for group in plan_of(trainer, n).groups] for n in range(10)]
-    assert any(first != second for first, second in drawn)
-
-
-def test_branches_of_one_prompt_start_from_one_noise(make_config, make_trainer) -> None:
-    window = Window(kind="drawn", at=[1, 2], branches=2)
-    rollout = {"same_noise": True, "share": False, "window": window}
-    trainer = make_trainer(make_config(rollout=rollout, update=UpdateConfig(updates_per_rollout=1)))
-    starts = watch_starts(trainer)
-    trainer.roll_out(plan_of(trainer))
-    assert len(starts) == 4  # two prompts with two branches each
-    assert torch.equal(starts[0], starts[1])
-    assert torch.equal(starts[2], starts[3])
-    assert not torch.equal(starts[0], starts[2])
 
 
 @pytest.mark.usefixtures("in_double")

@@ -2,32 +2,154 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
-import tempfile
+import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
-import wiring
-from wiring_table import ELSEWHERE, ROWS, Row, Seen
+from torch import Tensor
+from wiring_table import ELSEWHERE, ROWS
 
-from sage_grpo import session
-from sage_grpo.crew import on_ray, studio
-from sage_grpo.effects import MEANING, Effect, affects
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel import cluster
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.training import inputs, state
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import build
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.video import write_mp4
-from trainer_zoo.toy import ToyModel
+
+ITERATIONS = 3
+"""How many are watched."""
+
+
+def leaf_fields(kind: type, prefix: str = "") -> Iterator[str]:
+    """Every dotted key that holds a value; items of lists as `rewards[].name`. A part that may be None is a key too."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType, list) else (hint,)
+        inner = [one for one in options if isinstance(one, type) and dataclasses.is_dataclass(one)]
+        if not inner or type(None) in options:
+            yield prefix + field.name
+        for part in inner:
+            yield from leaf_fields(part, f"{prefix}{field.name}{'[]' if get_origin(hint) is list else ''}.")
+
+
+def changed(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A configuration with other values; `rewards[].name` changes the first reward's."""
+    for key, value in changes.items():
+        config = _changed(config, key.split("."), value)
+    return config
+
+
+def _changed(part: Any, path: list[str], value: Any) -> Any:
+    name = path[0].removesuffix("[]")
+    if len(path) > 1 and path[0].endswith("[]"):
+        first, *rest = getattr(part, name)
+        value = [_changed(first, path[1:], value), *rest]
+    elif len(path) > 1:
+        value = _changed(getattr(part, name), path[1:], value)
+    return dataclasses.replace(part, **{name: value})
+
+
+def trainer_of(config: TrainConfig) -> Trainer:
+    """The trainer that a configuration describes."""
+    return Trainer(config, build(config))
+
+
+class Line:
+    """The line of data of a run, phase by phase, computed as far as somebody looks and kept for the next who does."""
+
+    def __init__(self, phases: Iterator[tuple[str, Any]]) -> None:
+        self._seen: list[tuple[str, Any]] = []
+        self._rest = phases
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for place in itertools.count():
+            if place == len(self._seen):
+                following = next(self._rest, None)
+                if following is None:
+                    return
+                self._seen.append(following)
+            yield self._seen[place]
+
+
+def training(config: TrainConfig) -> Line:
+    """The line of data through a few iterations, in the order in which one causes the next.
+
+    First the rollouts, rewards and advantages at the first weights; then of every optimizer update the gradient that reached the
+    optimizer and the weights after it; last the weights that would be exported.
+    """
+    return Line(_phases(config))
+
+
+def _phases(config: TrainConfig) -> Iterator[tuple[str, Any]]:
+    trainer = trainer_of(config)
+    for iteration in range(ITERATIONS):
+        plan = trainer.planner.plan(iteration, trainer.state.stream.take(config.batch.prompts))
+        rollout = trainer.roll_out(plan)
+        texts = [prompt.text for prompt in plan.prompts]
+        yield "rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]
+        try:
+            scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
+        except RewardFailure:
+            yield "reward", "refused"
+            return
+        yield "reward", scored.total
+        yield "advantage", trainer.advantages(scored)
+    trainer.state.stream.position = 0
+    updates = _watch(trainer)
+    for _ in range(ITERATIONS):
+        trainer.step()
+        yield from updates
+        updates.clear()
+    weights = trainer.state.params if trainer.state.ema is None else trainer.state.ema.copies
+    yield "average", {name: p.detach().clone() for name, p in weights.items()}
+
+
+def _watch(trainer: Trainer) -> list[tuple[str, Any]]:
+    """A list that every optimizer update adds its gradient and its weights to."""
+    step, params, line = trainer.state.optimizer.step, trainer.state.params, []
+
+    def watched(update: int) -> float:
+        line.append(("gradient", {n: None if p.grad is None else p.grad.clone() for n, p in params.items()}))
+        rate = step(update)
+        line.append(("weights", {name: p.detach().clone() for name, p in params.items()}))
+        return rate
+
+    trainer.state.optimizer.step = watched  # type: ignore[method-assign]
+    return line
+
+
+def evaluation(config: TrainConfig) -> dict[str, float]:
+    """The figures of an evaluation before training."""
+    return trainer_of(config).evaluate().metrics
+
+
+def first_difference(left: Iterable[tuple[str, Any]], right: Iterable[tuple[str, Any]]) -> str:
+    """The first phase in which two runs differ, and nothing after it is computed; empty where they are one."""
+    for one, other in itertools.zip_longest(left, right):
+        if one is None or other is None:
+            return "gradient"  # one of them has more updates
+        if one[0] != other[0] or not equal(one[1], other[1]):
+            return one[0]
+    return ""
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Equal to the bit."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return bool(left == right)
+
 
 _KNOWN: dict[str, Any] = {}
 """What the base runs did: most rows share theirs."""
@@ -42,13 +164,13 @@ def base(make_config, prompts: Path, tmp_path: Path) -> Callable[[str], tuple[Tr
         config = make_config(
             iterations=4,
             rewards=[
-                RewardSpec(name="wiring_rewards:two_parts", weights={"level": 1.0, "texture": 0.5}),
+                RewardSpec(name="trainer_toys:two_parts", weights={"level": 1.0, "texture": 0.5}),
                 RewardSpec(name="trainer_toys:bright", weights={"bright": 0.1}, options={"differentiable": True}),
             ],
             kl=KlCoefficient(lambda_min=0.1, lambda_max=1.0, warmup_updates=3),
         )
-        config = wiring.changed(config, row.base)
-        return config, wiring.changed(config, {key: _value(row.to, prompts, tmp_path)})
+        config = changed(config, row.base)
+        return config, changed(config, {key: _value(row.to, prompts, tmp_path)})
 
     return make
 
@@ -72,163 +194,17 @@ def _value(value: Any, prompts: Path, folder: Path) -> Any:
         file = folder / "pairs.jsonl"
         file.write_text('{"prompt": "a cat", "win": "win.mp4", "lose": "lose.mp4"}')
         return str(file)
-    return str(folder / value) if value in ("elsewhere", "OWN_CACHE") else value
-
-
-def rows(kind: type, *effects: Effect) -> list[str]:
-    """Rows of a kind, for fields that affect this."""
-    return [key for key, row in ROWS.items() if type(row) is kind and affects(TrainConfig, key) in effects]
-
-
-COMPUTED: tuple[Effect, ...] = (*MEANING, "course", "content")
-HARMLESS: tuple[Effect, ...] = ("speed", "machine", "record", "start")
+    return value
 
 
 def test_every_field_has_a_row_or_a_place() -> None:
     elsewhere = [key for keys in ELSEWHERE.values() for key in keys.split()]
-    assert sorted([*ROWS, *elsewhere]) == sorted(wiring.leaf_fields(TrainConfig))
+    assert sorted([*ROWS, *elsewhere]) == sorted(leaf_fields(TrainConfig))
     assert all((Path(__file__).parents[2] / place).exists() for place in ELSEWHERE)
 
 
-FILES = ("keep.checkpoints", "evaluate.show")
-"""Those that are quick."""
-
-
-@pytest.mark.parametrize("key", rows(Row, *COMPUTED))
+@pytest.mark.parametrize("key", ROWS)
 def test_a_field_changes_its_phase_and_nothing_before_it(key: str, base) -> None:
     row, (config, other) = ROWS[key], base(key)
-    assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == row.changes
-    assert wiring.equal(_known(wiring.evaluation, config), wiring.evaluation(other)) != row.evaluation
-
-
-@pytest.mark.parametrize(
-    "key",
-    [key if key in FILES else pytest.param(key, marks=pytest.mark.slow) for key in rows(Row, "record", "start")],
-)
-def test_a_field_changes_files_and_nothing_else(key: str, base) -> None:
-    config, other = base(key)
-    assert wiring.first_difference(_known(wiring.training, config), wiring.training(other)) == ""
-    assert wiring.equal(_known(wiring.evaluation, config), wiring.evaluation(other))
-    other = dataclasses.replace(other, out=f"{config.out}-other")
-    assert _known(wiring.files, config) != wiring.files(other)
-
-
-def test_the_comparison_can_fail(base) -> None:
-    """Two equal runs differ nowhere; a change in the last weights alone is found there."""
-    config, _ = base("seed")
-    line = list(wiring.training(config))
-    assert wiring.first_difference(line, wiring.training(config)) == ""
-    spoilt = [*line[:-1], ("average", {name: value + 1e-6 for name, value in line[-1][1].items()})]
-    assert wiring.first_difference(line, spoilt) == "average"
-    phases = [phase for phase, _ in line]
-    assert phases[:3] == ["rollout", "reward", "advantage"]
-    assert phases.count("weights") == wiring.ITERATIONS * 2
-
-
-# ---- looks: config, monkeypatch -> what is seen
-
-
-class Caught(Exception):
-    """Ends a call as soon as it has shown what it was called with."""
-
-
-def _catch(patch: pytest.MonkeyPatch, owner: Any, name: str, *, raising: bool = True) -> list[Any]:
-    """Calls of a function, which then ends the run."""
-    calls: list[Any] = []
-
-    def caught(*args: Any, **kwargs: Any) -> Any:
-        calls.append((args, kwargs))
-        raise Caught
-
-    patch.setattr(owner, name, caught, raising=raising)
-    return calls
-
-
-def storage(config: TrainConfig, patch: pytest.MonkeyPatch) -> torch.device:
-    one = wiring.trainer_of(config)
-    one.model.device = torch.device("cuda:7")
-    calls = _catch(patch, studio, "Storage")
-    with pytest.raises(Caught):
-        one.roll_out(one.planner.plan(0, one.state.stream.take(2)))
-    return calls[0][1]["device"]
-
-
-def crew(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
-    """What Ray is asked for, what every worker is made with, and how long and how closely its foreman looks."""
-    ray = mock.MagicMock()
-    ray.is_initialized.return_value, ray.nodes.return_value = False, [{"NodeManagerAddress": "127.0.0.1"}]
-    for module in (on_ray, cluster):
-        patch.setattr(module, "find_ray", lambda address: ray)
-    patch.setattr(cluster, "_knock", lambda address: None)
-    found = wiring.trainer_of(config).crew
-    if found is None:
-        return None
-    options = ray.remote.return_value.options
-    made = options.return_value.remote.call_args_list
-    workers = [call.args[0].rollout.ray.scores for call in made]
-    return ray.init.call_args, options.call_args, workers, found.limit, found.spec.patience
-
-
-def anchor(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    calls = _catch(patch, state, "Anchor")
-    with pytest.raises(Caught):
-        wiring.trainer_of(config)
-    return calls[0][1]["offload"]
-
-
-def checkpointing(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-
-    calls = _catch(patch, ToyModel, "keep")
-    with pytest.raises(Caught):
-        wiring.trainer_of(config)
-    return calls[0][0][-1]
-
-
-def sinks(config: TrainConfig, patch: pytest.MonkeyPatch) -> list[Any]:
-    """How trackers are started; they need not be installed."""
-    calls = {}
-    for name in ("wandb", "trackio"):
-        module = types.SimpleNamespace(errors=types.SimpleNamespace(Error=OSError))
-        calls[name] = _catch(patch, module, "init", raising=False)
-        patch.setitem(sys.modules, name, module)
-    out = Path(tempfile.mkdtemp(dir=Path(config.out).parent), "run")
-    with contextlib.suppress(Caught):
-        session.run(dataclasses.replace(config, iterations=1, out=str(out)))
-    told = ("project", "entity", "group", "tags")
-    names = [options["name"] for _, options in calls["wandb"]]
-    return [names, *([options.get(key) for key in told] for call in calls.values() for _, options in call)]
-
-
-def terminal(config: TrainConfig, patch: pytest.MonkeyPatch) -> bool:
-    calls = _catch(patch, session, "Terminal")
-    with pytest.raises(Caught):
-        session.run(config)
-    return calls[0][1]["progress"]
-
-
-def started(config: TrainConfig, patch: pytest.MonkeyPatch) -> Any:
-    from sage_grpo.commands.train import run
-
-    calls = _catch(patch, session, "start")
-    with pytest.raises(Caught):
-        run(config)
-    return calls[0][0]
-
-
-def budget(config: TrainConfig, patch: pytest.MonkeyPatch) -> float | None:
-    """What a process is held to before anything is loaded."""
-    calls = _catch(patch, inputs, "hold_to_budget")
-    with pytest.raises(Caught):
-        inputs.build(config)
-    spec: ModelSpec = calls[0][0][0]
-    return spec.memory
-
-
-@pytest.mark.parametrize("key", rows(Seen, *COMPUTED, *HARMLESS))
-def test_a_field_is_seen_where_it_is_used(key: str, base, monkeypatch) -> None:
-    row, found = ROWS[key], []
-    assert isinstance(row, Seen)
-    for config in base(key):
-        with monkeypatch.context() as patch:
-            found.append(globals()[row.look](config, patch))
-    assert not wiring.equal(*found), f"{key} changes nothing that {row.look} sees"
+    assert first_difference(_known(training, config), training(other)) == row.changes
+    assert equal(_known(evaluation, config), evaluation(other)) != row.evaluation

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sage_grpo.models.spec import LoraSpec
-
 
 @dataclass(frozen=True)
 class Row:
-    """One field, and a value for it that is not the base's. What must change follows from what the field says it affects: a record changes
-    what the run leaves on disk and nothing else; anything else that is no matter of speed or machine, the phase that stands here."""
+    """One field, a value for it that is not the base's, and the phase that must change."""
 
     to: Any
     """The other value."""
@@ -24,15 +21,6 @@ class Row:
     """Other fields that make this one matter, the same in both runs. The field itself may be here with its first value."""
 
 
-@dataclass(frozen=True)
-class Seen(Row):
-    """A field that changes no number of a run on one CPU: what it changes is seen where it is used."""
-
-    look: str = ""
-    """Which look of test_wiring.py sees it."""
-
-
-ON_RAY = {"model.lora": LoraSpec(rank=1), "rollout.on": "ray"}
 GUIDED = {"model.family": "trainer_zoo.guided"}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
@@ -60,7 +48,7 @@ RUN = {
     "max_failed_fraction": Row(
         0.1, "reward", base={"rewards[].name": "trainer_toys:bright_but", "rewards[].weights": {}, "rewards[].options": {"bad": [5]}}
     ),
-    "rewards[].name": Row("wiring_rewards:other_parts", "reward", evaluation=True),
+    "rewards[].name": Row("trainer_toys:other_parts", "reward", evaluation=True),
     "rewards[].weights": Row({"level": 1.0, "texture": -2.0}, "reward", evaluation=True),
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
     "rewards[].standardize": Row({"level": [0.5, 0.1]}, "reward", evaluation=True),
@@ -94,16 +82,7 @@ RUN = {
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
     "rollout.window.branches": Row(2, "rollout", base=DRAWN),
     "rollout.storage": Row("bfloat16", "rollout"),
-    "rollout.offload": Seen(True, look="storage"),
     "rollout.staleness": Row(1, "gradient"),
-    "rollout.on": Seen("ray", look="crew", base={"model.lora": LoraSpec(rank=1)}),
-    "rollout.ray.address": Seen("127.0.0.1:6379", look="crew", base=ON_RAY),
-    "rollout.ray.workers": Seen(3, look="crew", base=ON_RAY),
-    "rollout.ray.gpus": Seen(0.5, look="crew", base=ON_RAY),
-    "rollout.ray.cpus": Seen(2.0, look="crew", base=ON_RAY),
-    "rollout.ray.scores": Seen("trainer", look="crew", base=ON_RAY),
-    "rollout.ray.limit": Seen(1.0, look="crew", base=ON_RAY),
-    "rollout.ray.patience": Seen(1.0, look="crew", base=ON_RAY),
     "advantage.scale": Row("none", "advantage"),
     "advantage.decoupled": Row(True, "advantage"),
     "advantage.clip": Row(0.5, "advantage"),
@@ -140,13 +119,11 @@ RUN = {
     "kl.lambda_cap": Row(0.2, "gradient", base={"kl.kind": "share"}),
     "anchor.every": Row(1, "gradient"),
     "anchor.skip_below": Row(0.99, "gradient", base={"trust_region.mode": "fixed", "anchor.every": 1}),
-    "anchor.offload": Seen(True, look="anchor"),
     "update.updates_per_rollout": Row(1, "gradient"),
     "update.step_fraction": Row(0.5, "gradient"),
     "update.deal": Row("clips", "gradient"),
     "update.repeat": Row(True, "gradient"),
     "update.permute_steps": Row(False, "gradient"),
-    "update.gradient_checkpointing": Seen(True, look="checkpointing"),
     "optimizer.kind": Row("muon", "weights"),
     "optimizer.lr": Row(2e-3, "weights"),
     "optimizer.target_kl": Row(1e-6, "weights"),
@@ -159,29 +136,11 @@ RUN = {
     "optimizer.warmup_updates": Row(4, "weights"),
     "optimizer.decay": Row("cosine", "weights"),
     "optimizer.ema": Row(0.9, "average"),
-    "evaluate.every": Row(1),
-    "evaluate.early": Row([1]),
     "evaluate.prompts": Row(3, evaluation=True),
     "evaluate.per_prompt": Row(2, evaluation=True),
     "evaluate.steps": Row(5, evaluation=True),
     "evaluate.solver": Row("ab2", evaluation=True),
     "evaluate.seed": Row(7, evaluation=True),
-    "evaluate.show": Row(2),
-    "keep.checkpoint_every": Row(3, base={"keep.checkpoints": 4}),
-    "keep.checkpoints": Row(1),
-    "keep.videos_every": Row(1),
-    "keep.videos": Row(3, base={"keep.videos_every": 2}),
-    "keep.video_megabytes": Row(0.003, base={"keep.videos_every": 1}),
-    "profile": Row(1),
-    "log.tensorboard": Row(True),
-    "log.wandb": Seen("project", look="sinks"),
-    "log.trackio": Seen("project", look="sinks"),
-    "log.name": Seen("other", look="sinks", base={"log.wandb": "p"}),
-    "log.group": Seen("other", look="sinks", base={"log.wandb": "p"}),
-    "log.entity": Seen("team", look="sinks", base={"log.wandb": "p"}),
-    "log.tags": Seen(["a"], look="sinks", base={"log.wandb": "p"}),
-    "log.progress": Seen(True, look="terminal"),
-    "parallel.timeout": Seen(60.0, look="started"),
 }  # fmt: skip
 
 MODEL = {
@@ -191,14 +150,20 @@ MODEL = {
     "model.guidance_in_training": Row(False, "rollout", base=GUIDED),
     "model.negative_gradient": Row(False, "gradient", base=GUIDED),
     "model.shift": Row(2.0, "rollout", evaluation=True),
-    "model.memory": Seen(24.0, look="budget"),
     "model.decoder": Row("trainer_toys:darker", "reward"),
 }
 
 ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
-    "tests/session": "out resume allow_changes log.sinks parallel.async_checkpoint data.encode_ahead",
+    "tests/session": """out resume allow_changes log.sinks parallel.async_checkpoint data.encode_ahead parallel.timeout evaluate.every
+        evaluate.early keep.checkpoint_every keep.checkpoints""",
+    "tests/telling": """log.tensorboard log.wandb log.trackio log.name log.group log.entity log.tags log.progress profile keep.videos_every
+        keep.videos keep.video_megabytes evaluate.show""",
+    "tests/forecast": "model.memory update.gradient_checkpointing",
+    "tests/crew": """rollout.on rollout.ray.address rollout.ray.workers rollout.ray.gpus rollout.ray.cpus rollout.ray.scores rollout.ray.limit
+        rollout.ray.patience""",
+    "tests/training/test_formulas.py": "rollout.offload anchor.offload",
     "tests/rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
         rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
     "tests/training/test_focus.py": "rewards[].judges rollout.explore",

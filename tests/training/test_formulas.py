@@ -1,0 +1,741 @@
+"""The small functions of an iteration, each against numbers worked out by hand: no model runs here."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import nullcontext
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sage_grpo.crew.studio import Studio
+from sage_grpo.data.groups import Member, share_out
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.gaussian import Gaussian
+from sage_grpo.models.policy import Policy, Step
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.spec import Layout
+from sage_grpo.parallel.world import World
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.member import Failure
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.training import evaluate, update
+from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference, Snapshot
+from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
+from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
+from sage_grpo.training.plan import Gauge, Group, Levels, Plan, Replay
+from sage_grpo.training.rollout import NoiseKeys, Record, Sampler
+from sage_grpo.training.scoring import Scored, Sheet, check_groups, gathered, joined, preferred
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.types import VideoSpec
+from trainer_helpers import plan_of
+
+# Decoding -----------------------------------------------------------------------------------------------------------
+
+
+class Causal:
+    """A decoder by hand: the first latent frame makes a frame, every other one four; a frame is its latent plus 10 of the one before."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, latents: int, frames: int = 0) -> None:
+        self.video = VideoSpec(frames=frames or 1 + 4 * (latents - 1), height=1, width=1, fps=8.0)
+        self.shape, self.asked = (1, latents, 1, 1), []
+
+    def latent_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    def pixels(self, latents: Tensor, frames: list[int] | None = None) -> Tensor:
+        self.asked.append(frames)
+        own = latents[:, 0, :, 0, 0]
+        seen = own + 10 * torch.nn.functional.pad(own, (1, 0))[:, :-1]
+        return torch.cat([seen[:, :1], seen[:, 1:].repeat_interleave(4, 1)], 1)[:, :, None, None, None]
+
+
+def reads(*frames: int, **fields: object) -> SimpleNamespace:
+    """A reward that looks at these frames of a clip, and notes of how long a one."""
+    seen: list[tuple[int, float, bool]] = []
+
+    def frames_read(count: int, fps: float, *, counting: bool = False) -> list[int] | None:
+        seen.append((count, fps, counting))
+        return list(frames) or None
+
+    return SimpleNamespace(frames_read=frames_read, seen=seen, reads_clips=True, learns_from_clips=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "count", "values", "asked"),
+    [
+        (range(1), 1, [1.0], [0]),
+        (range(2), 5, [1.0] + [12.0] * 4, [0]),
+        (range(1, 2), 4, [12.0] * 4, [1]),
+        (range(2, 4), 8, [23.0] * 4 + [34.0] * 4, [5]),
+        (range(4, 5), 4, [45.0] * 4, [5]),  # two latent frames before it are decoded, of four
+    ],
+)
+def test_an_excerpt_is_decoded_after_what_comes_before_it_and_alone_has_a_gradient(
+    excerpt, count, values, asked
+) -> None:
+    model, reward = Causal(5), reads(0)
+    latents = (1 + torch.arange(5.0)).view(1, 1, 5, 1, 1).requires_grad_()
+    clip = pixels_read(model, reward, latents, excerpt)
+    assert clip.flatten().tolist() == values
+    assert (reward.seen, model.asked) == ([(count, 8.0, True)], [asked])
+    clip.sum().backward()
+    assert [place for place, slope in enumerate(latents.grad.flatten().tolist()) if slope] == list(excerpt)
+
+
+def test_a_whole_clip_is_read_where_rewards_that_count_look() -> None:
+    model, reward = Causal(3), reads(2, 5)
+    assert pixels_read(model, reward, torch.ones(1, 1, 3, 1, 1)).shape[1] == 9
+    assert (reward.seen, model.asked) == ([(9, 8.0, True)], [[2, 5]])
+    pixels_read(model, reads(), torch.ones(1, 1, 3, 1, 1), range(1, 2))
+    assert model.asked[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("latents", "video", "frames", "length", "starts"),
+    [(5, 17, 1, 1, 5), (5, 17, 5, 1, 5), (5, 17, 7, 2, 4), (5, 17, 99, 5, 1), (5, 5, 3, 3, 3), (1, 1, 4, 1, 1), (3, 6, 4, 2, 2)],
+)  # fmt: skip
+def test_excerpts_are_about_as_long_as_asked_and_may_lie_anywhere(latents, video, frames, length, starts) -> None:
+    drawn = [draw_excerpt(Causal(latents, video), frames, Random(f"excerpt/{seed}")) for seed in range(40)]
+    assert {(one.start, one.stop) for one in drawn} == {(start, start + length) for start in range(starts)}
+    assert draw_excerpt(Causal(latents, video), None, Random("excerpt")) is None
+
+
+def test_what_cannot_be_differentiated_is_refused() -> None:
+    check_differentiable(Causal(3), reads(), 4)
+    check_differentiable(SimpleNamespace(), SimpleNamespace(learns_from_clips=False), None)  # nothing is decoded
+    for model, reward, said in (
+        (Causal(3), SimpleNamespace(learns_from_clips=False), "reads latents"),
+        (Causal(1), reads(), "one latent frame"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_differentiable(model, reward, 4)
+        check_differentiable(model, reward, None)
+
+
+def test_frames_are_those_of_rewards_and_sentinel_and_others_stay_black() -> None:
+    model = Causal(3)
+    model.decode_frames = lambda latents, frames: torch.full((len(latents), len(frames), 1, 1, 3), 7, dtype=torch.uint8)
+    needed = frames_needed(model, reads(3))
+    assert needed is not None
+    assert {0, 3, 8} <= set(needed)
+    assert frames_needed(model, reads()) is None  # one that looks at all
+    assert frames_needed(Causal(3), reads(3)) is None  # a model that makes whole clips
+    assert frames_needed(model, SimpleNamespace(reads_clips=False)) == []
+    clips = Clips(model, [1, 4], 3)
+    assert [len(clips.add(torch.zeros(count, 1, 3, 1, 1))) for count in (2, 1)] == [2, 1]
+    assert clips.videos.amax((2, 3, 4)).tolist() == [[0, 7, 0, 0, 7, 0, 0, 0, 0]] * 3
+    whole = Clips(model, None, 3)
+    assert whole.videos.shape == (0, 9, 1, 1, 3)
+    for level in (1, 2):
+        added = whole.add(torch.zeros(1), lambda latents, level=level: torch.full((1, 9, 1, 1, 3), level))
+        assert int(added.max()) == level
+    assert whole.videos[:, 0, 0, 0, 0].tolist() == [1, 2]
+
+
+# Scores -------------------------------------------------------------------------------------------------------------
+
+TITLES = SimpleNamespace(titles=["a", "b"], names=["a/x", "b/y"], max_failed_fraction=0.5)
+
+
+def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
+    nan = math.nan
+    one = Sheet(torch.tensor([[1.0, 0, 5, 2, 3], [0, 1, nan, nan, 4]]).double(), [1, 0], [Failure("a", 1, "p", "why")])
+    two = Sheet(torch.tensor([[0.0, 0, 7, 1, 6], [1, 1, 8, 0, 8]]).double(), [0, 2], [])
+    sheet = joined([one, two])
+    assert (sheet.failed, len(sheet.failures)) == ([1, 2], 1)
+    found = gathered(TITLES, sheet, World(), torch.float32)
+    assert (found.groups.tolist(), found.indices.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    torch.testing.assert_close(found.total, torch.tensor([7.0, nan, 5, 8]), equal_nan=True)
+    assert found.parts["b/y"].tolist() == [6, 4, 3, 8]
+    assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
+    assert "why" in found.report
+    whole = Sheet(two.rows, [0, 0], [])
+    assert gathered(TITLES, whole, World()).report == ""
+
+
+def test_of_given_clips_the_first_of_a_row_is_the_better_one() -> None:
+    pairs = preferred(2, 2)
+    assert (pairs.groups.tolist(), pairs.indices.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
+    assert pairs.total.tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert preferred(2, 1).total.tolist() == [1.0, 1.0]
+
+
+def test_rewards_that_compare_need_whole_groups() -> None:
+    def refused(groups: int, size: int, ranks: int = 1, sequence: int = 1) -> list[str]:
+        said: list[str] = []
+        shares = share_out([Member(g, i) for g in range(groups) for i in range(size)], 2, world_size=ranks)
+        world = World(size=ranks, layout=Layout(1, ranks, sequence))
+        check_groups(SimpleNamespace(refuse_comparing=said.append), shares, size, "So and so.", world)
+        return said
+
+    assert refused(4, 2) == refused(4, 2, ranks=2) == refused(3, 3, ranks=3) == []
+    assert refused(4, 1) == ["there is one clip a prompt. So and so."]
+    assert refused(3, 2, ranks=2) == ["2 ranks share 2 clips of a prompt. So and so."] * 2
+    assert refused(1, 2, sequence=2) == ["2 sequence-parallel processes share a group's clips. Set parallel.sp 1."]
+
+
+def test_an_evaluation_says_what_every_clip_scored() -> None:
+    nan = math.nan
+    prompts = [Prompt("a", seed=7), Prompt("b")]
+    scored = Scored(
+        torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, nan, 2.0, 6.0]),
+        {"x": torch.tensor([4.0, 5.0, nan, 6.0])}, {"r": 1}, "",
+    )  # fmt: skip
+    metrics = {
+        "eval/x": 5.0, "eval/total": 3.0, "eval/total_stderr": pytest.approx(math.sqrt(14 / 3) / math.sqrt(3)), "eval/failed": 1.0, "eval/failed/r": 1.0,
+    }  # fmt: skip
+    assert evaluate._means(scored) == metrics
+    rows = evaluate._rows(scored, prompts, 5, [Member(0, 1), Member(1, 0)])
+    assert [(row["prompt"], row["noise"], row["clip"]) for row in rows] == [
+        ("a", "7", None), ("a", "8", 0), ("b", "5/1/0", 1), ("b", "5/1/1", None),
+    ]  # fmt: skip
+    assert rows[1]["scores"] == {"total": None, "x": 5.0}
+    assert rows[2]["scores"] == {"total": 2.0, "x": None}
+
+
+# Snapshots ----------------------------------------------------------------------------------------------------------
+
+
+def weight(*values: float) -> dict[str, nn.Parameter]:
+    return {"w": nn.Parameter(torch.tensor(values))}
+
+
+def move(params: dict[str, nn.Parameter], *values: float) -> None:
+    params["w"].data.copy_(torch.tensor(values))
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_is_offloaded_waits_in_cpu_memory(offload: bool, make_config) -> None:
+    """On the meta device nothing is left of a tensor that stays there."""
+    params = {"w": nn.Parameter(torch.ones(1, device="meta"))}
+    if not offload:
+        assert Anchor(params, every=1, offload=offload).copies["w"].is_meta
+    config = make_config(rollout={"offload": offload, "storage": "bfloat16" if offload else "float32"})
+    model = SimpleNamespace(device=torch.device("cuda:7"))
+    found = Studio.storage.fget(SimpleNamespace(config=config, model=model))
+    assert found.device == torch.device("cpu" if offload else "cuda:7")
+    assert found.dtype == (torch.bfloat16 if offload else torch.float32)
+
+
+def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
+    params = weight(1.0, 2.0)
+    kept, ema = Snapshot(params), Ema(params, decay=0.75)
+    move(params, 5.0, 6.0)
+    with kept.applied():
+        assert params["w"].tolist() == [1.0, 2.0]
+    assert params["w"].tolist() == [5.0, 6.0]
+    ema.advance()
+    assert ema.copies["w"].tolist() == [2.0, 3.0]
+    kept.take_back(0.25)  # a quarter of the way is kept
+    assert params["w"].tolist() == [2.0, 3.0]
+    kept.renew()
+    assert kept.copies["w"].tolist() == [2.0, 3.0]
+    for lags in (False, True):
+        old = Old(params, lags=lags)
+        move(params, 4.0, 7.0)
+        old.begin()
+        assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
+        move(params, 6.0, 9.0)
+        old.end(0.75)
+        assert old.copies["w"].tolist() == ([3.0, 4.5] if lags else [4.0, 7.0])
+        move(params, 2.0, 3.0)
+
+
+def test_an_anchor_is_live_after_it_was_renewed_and_will_be_at_its_beat() -> None:
+    params = weight(0.0)
+    moving, fixed = Anchor(params, every=3), Anchor(params, every=None)
+    assert [moving.is_live(0, later) for later in range(5)] == [True, False, False, True, False]
+    assert [moving.is_live(2, later) for later in range(5)] == [False, True, False, False, True]
+    assert [fixed.is_live(0, later) for later in range(3)] == [True, False, False]
+    move(params, 1.0)
+    assert [(moving.advance(update), fixed.advance(update)) for update in (1, 2, 3)] == [(False, False)] * 2 + [
+        (True, False)
+    ]
+    assert (moving.renewed_at, float(moving.copies["w"]), fixed.renewed_at, float(fixed.copies["w"])) == (
+        3,
+        1.0,
+        0,
+        0.0,
+    )
+    assert (moving.is_live(3), moving.is_live(4), moving.is_live(2)) == (True, False, False)
+
+
+def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() -> None:
+    params = weight(0.0)
+    past, seen = Past(params), []
+    for due in range(4):
+        move(params, float(due))
+        found = past.promise(due, range(due + 1, due + 3))
+        seen.append({number: (since, float(one.copies["w"])) for number, (since, one) in found.items()})
+    assert seen[0] == {0: (0, 0.0), 1: (0, 0.0), 2: (0, 0.0)}
+    assert seen[1] == {1: (0, 0.0), 2: (0, 0.0), 3: (1, 1.0)}
+    assert seen[3] == {3: (1, 1.0), 4: (2, 2.0), 5: (3, 3.0)}
+    assert past.state_dict() == {"4": 2, "5": 3}
+    assert {name: float(value) for name, value in past.tensors().items()} == {"past/2/w": 2.0, "past/3/w": 3.0}
+    again = Past(params)
+    again.load_state_dict(past.state_dict())
+    assert (again.since, set(again.weights)) == (past.since, {2, 3})
+    past.forget()
+    assert (past.state_dict(), past.tensors()) == ({}, {})
+
+
+def test_a_reference_is_measured_over_a_stretch_rests_and_is_measured_anew() -> None:
+    """Limit 0.1, stretches of two: a share of 0.01 may double; one that falls keeps its peak, one of all of the gradient never rests."""
+    anchor = Anchor({}, every=None)
+    anchor.renewed_at = -1
+
+    def walk(shares: list[float], rates: list[float]) -> list[str]:
+        reference, needs = Reference(limit=0.1, stretch=2), []
+        for share, rate in zip(shares, rates):
+            (need,) = reference.needs(anchor, 9, 1, rate)
+            needs.append(need)
+            row = reference.note({"gradient/kl_share": share, "kl/lambda": rate, "kl/total": 1.0, "other": 2.0}, need)
+            assert row["kl/skipped"] == (need == "inert")
+            assert ("kl/total" in row, row["other"]) == (need == "pass", 2.0)
+        return needs
+
+    rest = ["pass"] * 2 + ["inert"] * 8
+    assert walk([0.01] * 12, [1.0] * 12) == [*rest, "pass", "pass"]
+    assert walk([0.01, 0.001] * 6, [1.0] * 12) == [*rest, "pass", "pass"]
+    assert (
+        walk([0.03, 0.001] + [0.001] * 4, [1.0] * 6) == ["pass"] * 4 + ["inert"] * 2
+    )  # the peak of the stretch, then the next one's
+    assert walk([1.0] * 6, [1.0] * 6) == ["pass"] * 6
+    assert walk([0.01] * 6, [1.0, 1.0, 1.9, 2.1, 1.0, 1.0]) == ["pass", "pass", "inert", "pass", "pass", "inert"]
+    assert walk([0.5] * 4, [0.0] * 4) == ["pass", "pass", "inert", "inert"]  # without a coefficient there is no KL
+    off = Reference()
+    assert off.note({"kl/total": 1.0}, "pass") == {"kl/total": 1.0}
+    live = Reference(limit=0.1, stretch=1)
+    assert live.note({"kl/lambda": 1.0, "gradient/kl_share": 0.5}, "live")["kl/skipped"] == 0.0
+    assert live.state_dict() == {"measured": 0, "peak": 0.0, "rest": 0}
+
+
+# Noise --------------------------------------------------------------------------------------------------------------
+
+
+def group_of(index: int = 0, number: int = 0, seed: int | None = None, **fields: object) -> Group:
+    schedule = Schedule(torch.tensor([1.0, 0.75, 0.5, 0.0]), (True, False, True))
+    return Group(**{"index": index, "number": number, "prompt": Prompt("a", seed=seed), "schedule": schedule, "offset": 2, "trained": ((0,), (2,)),
+                    "shared": True, **fields})  # fmt: skip
+
+
+def test_noise_is_another_where_a_part_of_its_key_is() -> None:
+    shape, keys, member = (3,), NoiseKeys(0, 5), Member(1, 2)
+    free = [
+        keys.start(group_of(1, 4), member, shape), NoiseKeys(1, 5).start(group_of(1, 4), member, shape), NoiseKeys(0, 6).start(group_of(1, 4), member, shape),
+        keys.start(group_of(1, 3), member, shape), keys.start(group_of(1, 4), Member(1, 0), shape), keys.start(group_of(1, 4, seed=5), member, shape),
+        keys.start(group_of(1, 4, seed=6), member, shape), keys.start(group_of(1, 4, seed=6), Member(1, 0), shape),
+    ]  # fmt: skip
+    assert len({tuple(one.tolist()) for one in free}) == len(free)
+    same = [
+        (free[0], keys.start(group_of(2, 4), Member(2, 2), shape)),  # branches of one prompt
+        (free[6], NoiseKeys(3, 8).start(group_of(0, 0, seed=6), member, shape)),  # a prompt's own seed
+        (free[4], NoiseKeys(0, 5, same_start=True).start(group_of(1, 4), member, shape)),
+    ]
+    assert all(torch.equal(*pair) for pair in same)
+    steps = [one.step([m], step, shape, kind) for one, m, step, kind in (
+        (keys, member, 3, "step"), (NoiseKeys(1, 5), member, 3, "step"), (NoiseKeys(0, 6), member, 3, "step"), (keys, Member(1, 3), 3, "step"),
+        (keys, Member(2, 2), 3, "step"), (keys, member, 4, "step"), (keys, member, 3, "fresh"),
+    )]  # fmt: skip
+    assert len({tuple(one[0].tolist()) for one in steps}) == len(steps)
+    pair = [Member(1, 0), Member(1, 2)]
+    apart, alike = keys.fresh(pair, 3, shape), NoiseKeys(0, 5, same_fresh=True).fresh(pair, 3, shape)
+    assert torch.equal(apart[1], steps[-1][0])
+    assert not torch.equal(apart[0], apart[1])
+    assert torch.equal(alike[0], alike[1])
+    assert torch.equal(alike[0], apart[0])
+
+
+# Plans --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
+    group = group_of()
+    assert (group.branch, group.label(2), group.sigma(2), group.guide(1)) == (1, 4, 0.5, "exact")
+    assert group_of(shared=False).branch == 0
+    assert group.noise() == {"sigmas": [1.0, 0.75, 0.5, 0.0], "stochastic": [True, False, True], "offset": 2}
+    levels = Levels(Schedule(torch.tensor([0.9, 0.3, 0.0])), (0, 2), KernelSpec(name="sage").build(), visited=True)
+    fresh = group_of(offset=0, levels=levels, guides=("exact", "alone", "exact"))
+    assert ([fresh.label(n) for n in (0, 1)], fresh.guide(1)) == ([0, 2], "alone")
+    assert fresh.sigma(1) == pytest.approx(0.3)
+    assert [fresh.reach(n) for n in (0, 1)] == [-0.25, -0.5]
+    for change in (
+        {"offset": 1},
+        {"trained": ((0,), (1,))},
+        {"shared": False},
+        {"schedule": Schedule(torch.tensor([1.0, 0.5, 0.0]))},
+        {"schedule": Schedule(group.schedule.sigmas)},
+    ):
+        assert group_of(**change).way != group.way == group_of(3, 3).way
+
+
+def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom() -> None:
+    members = [Member(g, i) for g in range(3) for i in range(2)]
+    plan = Plan(0, tuple(group_of(n, n) for n in range(3)), 2, {2: 1.0, 4: 1.0}, share_out(members, 2, apart=True))
+    assert (plan.skipped, plan.updates, plan.labels(1), plan.rounds) == (0, 2, [4], [3, 3])
+    some = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, chosen=(frozenset(members[:1]), frozenset(members[1:3])),
+                pairs=((members[0], members[1]),))  # fmt: skip
+    assert (some.skipped, some.rounds) == (1, [1, 2])
+    assert some.rivals == {members[0]: (1, members[1]), members[1]: (-1, members[0])}
+    assert [replay.members for replay in some.replays(0, 1)] == [tuple(members[:2]), tuple(members[2:4])]
+    nothing = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, chosen=(frozenset(), frozenset()))
+    assert (nothing.skipped, nothing.rounds) == (3, [1, 1])
+    assert [(one.counts, one.states) for one in nothing.turns(0, 0)] == [(False, plan.replayable(0, 0)[0])]
+    gauged = Plan(
+        0, tuple(group_of(n, n, gauge=Gauge(0, 2.0)) for n in range(3)), 2, {}, plan.shares, chosen=nothing.chosen
+    )
+    assert list(gauged.gauged(0).values()) == [[(0, 2.0)]] * 3
+    assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
+    given = Plan(0, plan.groups, 2, plan.equalizer, plan.shares, examples=True)
+    assert (plan.rollout_passes(0).total(), given.rollout_passes(0).total()) == (3 * (1 + 2), 0)
+
+
+# Losses -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None:
+    free, plain = TrustRegion(mode="none"), SurrogateConfig(clip_scale=0.5)
+    one = update.Objective(plain, free, 16)
+    assert (one.scale, one.clip, one.needs_v_old) == (4.0, 0.125, False)
+    by_gradient = ObjectiveSpec(kind="gradient", draw="last", levels=1)
+    assert update.Objective(plain, free, 16, by_gradient).scale == 1.0
+    assert update.Objective(SurrogateConfig(clip_range=0.3), free, 16).clip == 0.3
+    for surrogate, region, needs in (
+        (SurrogateConfig(centred=True), free, True),
+        (SurrogateConfig(kind="kl_mask"), free, True),
+        (plain, TrustRegion(mode="dual"), True),
+        (plain, TrustRegion(mode="fixed"), False),
+        (plain, TrustRegion(mode="dual", estimator="log_ratio"), False),
+    ):
+        assert update.Objective(surrogate, region, 16).needs_v_old == needs
+    weigher = update.Objective(plain, free, 4, ObjectiveSpec(kind="sft", weight="sigma"))
+    for surrogate, kl, inactive in (
+        (one.surrogate, None, [False, True]),
+        (SurrogateConfig(kind="kl_mask", kl_mask_scale=0.8), [0.04, 0.06], [False, True]),
+    ):
+        ratio = torch.tensor([1.12, 1.13]).log()
+        terms = update.Objective(surrogate, free, 16).surrogate_terms(
+            ratio, torch.ones(2), kl and torch.tensor(kl), torch.ones(())
+        )
+        assert terms.inactive.tolist() == inactive
+    v, target = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])
+    assert float(weigher.chosen_terms(v, target, 0.5).loss) == 0.5 * 2.5
+    assert float(weigher.excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
+
+
+def test_a_reward_is_followed_as_far_as_a_step_goes() -> None:
+    terms = update.gradient_terms(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.5], [-1.0, 1.0]]), -0.5)
+    assert (terms.loss.tolist(), terms.ratio, terms.inactive.tolist()) == ([1.0, 0.5], None, [False, False])
+
+
+def test_squares_by_member_are_those_of_each_members_own_gradient() -> None:
+    """Two rows for two members each; d log-prob / d v is sensitivity (x_next - mean) / (std D)."""
+    law = Gaussian(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor(0.5))
+    x_next = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 3.0]])
+    slope, sensitivity = torch.tensor([1.0, 2.0, 3.0, -1.0]), torch.tensor(4.0)
+    step = Step(law, torch.zeros(2, 2))
+    # noises (2, 0), (0, 2), (0, 0), (2, 2); slopes times 4 / 2
+    assert float(update._by_member(slope, step, x_next, sensitivity, None)) == 4 * 4 + 16 * 4 + 0 + 4 * 8
+    moved = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # noises (1, 0), (-1, 2), (0, -1), (2, 1)
+    assert float(update._by_member(slope, step, x_next, sensitivity, moved)) == 4 * 1 + 16 * 5 + 36 * 1 + 4 * 5
+    # The gradient of a row is shared out by the squares of its members' weights.
+    trust = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    assert float(update._shared_out(trust, torch.tensor([0.5, 0.5, 1.0, 3.0]))) == 25 * 0.5 + 1 * 10 / 16
+    assert float(update._shared_out(trust, torch.zeros(4))) == 0.0
+
+
+def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places() -> None:
+    kernel, schedule = KernelSpec(name="dance", eta=0.5).build(), Schedule(torch.tensor([1.0, 0.5, 0.0]), (True, True))
+    places = (slice(0, 1), slice(1, 3))
+    policy = Policy(SimpleNamespace(), kernel, schedule, None, places)  # type: ignore[arg-type]
+    x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    logs = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    record = Record(policy, (), x, x + 1, x + 2, logs)
+    item = update.Item(
+        record, 0, 0, torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.tensor([0.5, 0.25]), 1.0, v_anchor=x + 3
+    )
+    part = update.Part("sound", places[1], 1, 0.5)
+    seen, step = part.of(item, Step(policy.at(0, x, x).gaussian, x))
+    assert part.dims == 2
+    found = seen.record
+    assert (found.x.tolist(), found.x_next.tolist(), found.v_old.tolist()) == (
+        [[2, 3], [5, 6]],
+        [[3, 4], [6, 7]],
+        [[4, 5], [7, 8]],
+    )
+    assert (found.log_prob_old.tolist(), seen.v_anchor.tolist()) == (logs[:, 1].tolist(), [[5, 6], [8, 9]])
+    assert (seen.advantage.tolist(), seen.weight.tolist()) == ([-1.0, -2.0], [0.25, 0.125])
+    torch.testing.assert_close(step.gaussian.mean, policy.transition(0)(x, x).mean[:, 1:])
+    one = update.Part("sound", places[1], 1, 0.5).of(
+        update.Item(Record(policy, (), x, x, None, None), 0, 0, torch.tensor([3.0, 4.0]), item.weight, 1.0),
+        Step(step.gaussian, x),
+    )[0]
+    assert (one.advantage.tolist(), one.record.v_old, one.record.log_prob_old, one.v_anchor) == (
+        [3.0, 4.0],
+        None,
+        None,
+        None,
+    )
+    other = update.Part("rest", slice(0, 0), 0, 0.5)
+    gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
+    assert update.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
+    assert update.joined([x], [], x) is x
+
+
+class Known(SimpleNamespace):
+    """A model whose velocity is its weights, whatever it is asked."""
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: object, *, guidance: float | None = None) -> Tensor:
+        return self.weights * 1.0
+
+
+PLACES = (slice(0, 1), slice(1, 3))
+X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+def replayed(
+    places: tuple[slice, ...] = (), change: float = 0.1, **fields: object
+) -> tuple[Known, update.Item, Tensor]:
+    """A model, an item of two clips whose steps had these noises, and the noises."""
+    model = Known(weights=nn.Parameter(torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])))
+    policy = Policy(
+        model,
+        KernelSpec(name="dance", eta=0.5).build(),
+        Schedule(torch.tensor([1.0, 0.5, 0.0]), (True, True)),
+        None,
+        places,
+    )  # type: ignore[arg-type]
+    noise = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]])
+    with torch.no_grad():
+        law = policy.step(0, X, ()).gaussian
+        x_next = law.sample(noise)
+        record = Record(policy, (), X, x_next, model.weights.detach() - change, law.log_prob(x_next))
+    item = update.Item(record, 0, 7, torch.tensor([2.0, -1.0]), torch.tensor([0.25, 0.75]), 3.0)
+    return model, update.dataclasses.replace(item, **fields), noise
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "exponent"),
+    [(SurrogateConfig(clip_range=9.0), lambda kl, std: 0.0), (SurrogateConfig(clip_range=9.0, centred=True), lambda kl, std: kl),
+     (SurrogateConfig(clip_range=9.0, centred="scaled"), lambda kl, std: kl * std)],
+)  # fmt: skip
+def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(surrogate: SurrogateConfig, exponent) -> None:
+    _, item, noise = replayed()
+    objective = update.Objective(surrogate, TrustRegion(mode="none"), 3)
+    step, law = update.replay(item, torch.device("cpu")), item.record.policy.transition(0)
+    loss = update.loss_of(objective, item, step, kl_lambda=9.0)
+    kl = 0.5 * float(law.sensitivity) ** 2 * 0.1**2
+    ratio = math.exp(exponent(kl, float(law.std)))
+    assert loss.terms.ratio.tolist() == pytest.approx([ratio] * 2, rel=1e-5)
+    if surrogate.centred != "scaled":  # whose loss is divided by the std again
+        assert float(loss.value) == pytest.approx(-ratio * (0.25 * 2 - 0.75), rel=1e-5)
+    assert (loss.log_ratio.tolist(), loss.kl.total, loss.matching) == ([0.0, 0.0], None, {})
+    torch.testing.assert_close(loss.policy, 3 * loss.raw)
+    assert torch.equal(loss.total, loss.policy)
+    if not surrogate.centred:  # the gradient of a log-probability: b noise / (std D), times sqrt(D)
+        slope = -torch.tensor([0.25 * 2, -0.75])[:, None] * float(law.b / law.std) / math.sqrt(3)
+        torch.testing.assert_close(loss.raw, slope * noise)
+
+
+def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
+    """sqrt(D) lambda w sensitivity^2 (position (v - anchor) + velocity (v - old)) / D."""
+    model, item, _ = replayed(v_anchor=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))
+    region = TrustRegion(mode="dual", beta_position=1.5, beta_velocity=0.5)
+    objective = update.Objective(SurrogateConfig(), region, 3)
+    loss = update.loss_of(objective, item, update.replay(item, torch.device("cpu")), kl_lambda=0.5)
+    square = float(item.record.policy.transition(0).sensitivity) ** 2
+    pull = 1.5 * (model.weights.detach() - item.v_anchor) + 0.5 * 0.1
+    expected = 0.5 * item.weight[:, None] * square * pull / math.sqrt(3)
+    torch.testing.assert_close(loss.trust, expected)
+    torch.testing.assert_close(loss.total, loss.policy + expected)
+    assert float(loss.squares[1]) == pytest.approx(float(expected.square().sum()))
+    at = update.dataclasses.replace(item, at_anchor=True)
+    still = update.loss_of(objective, at, update.replay(at, torch.device("cpu")), kl_lambda=0.5)
+    assert not still.kl.position.any()
+
+
+def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
+    advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
+    model, item, noise = replayed(PLACES, advantage=advantage)
+    parts = [update.Part("a", PLACES[0], 0, 0.5), update.Part("b", PLACES[1], 1, 0.5)]
+    objective = update.Objective(SurrogateConfig(clip_range=9.0), TrustRegion(mode="none"), 3)
+    tally = update.accumulate(objective, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
+    law = item.record.policy.transition(0)
+    slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
+    expected = torch.cat([slope[:, :1] * noise[:, :1], slope[:, 1:] * noise[:, 1:] / math.sqrt(2)], 1)
+    torch.testing.assert_close(model.weights.grad, expected)
+    sent = float(expected.square().sum()) / 4
+    found = {kind: float(tally.sums[f"gradient/{kind}/007"]) for kind in update.KINDS}
+    assert found == pytest.approx({"raw": sent / 9, "equalized": sent, "sent": sent}, rel=1e-5)
+    assert (float(tally.sums["gradient/policy"]), float(tally.sums["gradient/kl"])) == (
+        pytest.approx(sent, rel=1e-5),
+        0.0,
+    )
+    losses = -3 * 0.5 * float((item.weight[:, None] * advantage).sum())
+    assert float(tally.sums["loss/policy"]) == pytest.approx(losses)
+    # The largest ratio of an update is that of all its items, of clips that count.
+    for first, second, largest in ((0.5, 0.1, 0.5), (0.1, 0.5, 0.5)):
+        logs = [
+            update.dataclasses.replace(item.record, log_prob_old=item.record.log_prob_old - gap)
+            for gap in (first, second)
+        ]
+        items = [update.dataclasses.replace(item, record=record) for record in logs]
+        items.append(
+            update.dataclasses.replace(
+                items[0],
+                weight=torch.zeros(2),
+                record=update.dataclasses.replace(logs[0], log_prob_old=logs[0].log_prob_old - 5),
+            )
+        )
+        ratio = update.accumulate(objective, items, torch.device("cpu"), kl_lambda=1.0, parts=parts).largest_log_ratio
+        assert float(ratio) == pytest.approx(largest, rel=1e-5)
+
+
+@pytest.mark.parametrize("places", [(), PLACES[1:]])
+def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(places: tuple[slice, ...]) -> None:
+    """Velocities are off by 0.1 in the first number and by 0.2 in the others; of two groups one is measured here, with weight 3."""
+    model, item, _ = replayed(places)
+    off = torch.tensor([[0.1, 0.2, 0.2], [0.1, 0.2, 0.2]])
+    record = update.dataclasses.replace(item.record, v_old=model.weights.detach() - off)
+    turn = SimpleNamespace(replay="it", counts=True)
+    turn.replay = SimpleNamespace(step=0)
+    idle = SimpleNamespace(replay=turn.replay, counts=False)
+    plan = SimpleNamespace(gauged=lambda rank: Rows([(1, 3.0)]), gauge_turns=lambda rank: [turn, idle], groups=[0, 0])
+    rollout = SimpleNamespace(record=lambda plan, turn: record)
+    ticks: list[int] = []
+    found = update.path_kl(plan, rollout, World(), torch.device("cpu"), lambda: ticks.append(1))  # type: ignore[arg-type]
+    square = float(item.record.policy.transition(0).sensitivity) ** 2
+    mean = 0.2**2 if places else (0.1**2 + 2 * 0.2**2) / 3
+    assert found == pytest.approx(3 * 0.5 * square * mean / 2, rel=1e-5)
+    assert len(ticks) == 2
+
+
+class Rows(list):
+    """What every replay measures."""
+
+    def __getitem__(self, replay: object) -> list[tuple[int, float]]:  # type: ignore[override]
+        return list(self)
+
+
+def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
+    specs = [RewardSpec(name="trainer_toys:bright", label=label, judges=judges, weights={"bright": weight}) for label, judges, weight in
+             (("seen", "video", 1.0), ("heard", "audio", -2.0), ("both", "", 0.5))]  # fmt: skip
+    reward = CompositeReward(specs)
+    names = ("seen/bright", "heard/bright", "both/bright")
+    assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
+    parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
+    scored = Scored(
+        torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 3.0, 2.0, 2.0]), parts, {}, ""
+    )
+    config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
+    line = SimpleNamespace(
+        config=config, reward=reward, parts=[SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
+    )
+    line._advantage = lambda *given: Trainer._advantage(line, *given)
+    # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
+    expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
+    torch.testing.assert_close(Trainer.advantages(line, scored), torch.tensor(expected))
+    config.rewards = []
+    assert Trainer.advantages(line, scored).tolist() == [-1.0, 1.0, 0.0, 0.0]
+    config.advantage, line.reward = (
+        AdvantageConfig(decoupled=True, clip=None),
+        SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0}),
+    )
+    both = Trainer.advantages(line, scored)
+    torch.testing.assert_close(both, torch.tensor([-1.0, 1.0, -2.0, 2.0]) * float(both[1]))
+
+
+def test_controllers_see_the_kl_its_share_and_the_number_of_updates() -> None:
+    seen: list[tuple[float, ...]] = []
+    state = SimpleNamespace(
+        ema=None,
+        updates=6,
+        iteration=3,
+        kl=SimpleNamespace(observe=lambda *given: seen.append(given)),
+        anchor=SimpleNamespace(advance=lambda n: n == 6),
+    )
+    metrics = {"kl/total": 0.5, "gradient/kl_share": 0.25}
+    Trainer._advance(SimpleNamespace(state=state), metrics)
+    assert (seen, metrics["anchor/renewed"]) == ([(0.5, 0.25)], 1.0)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
+    reward = SimpleNamespace(early=lambda fps: nullcontext(None), reads_clips=reads)
+    studio = SimpleNamespace(
+        reward=reward, model=SimpleNamespace(video=SimpleNamespace(fps=8.0)), clock=lambda name: nullcontext(), listen=lambda rollout, whole: None,
+        decode=lambda *given, whole: torch.zeros((1, 2, 8, 8, 3), dtype=torch.uint8), sheet=lambda *given: "sheet", latents=lambda rollout: None,
+    )  # fmt: skip
+    plan = SimpleNamespace(prompts=[])
+    assert (Studio.judge(studio, None, plan, whole=False).thumbnails is not None) == reads
+    assert Studio.judge(studio, None, plan).thumbnails is not None
+
+
+def test_passes_that_keep_ranks_in_step_are_exact_and_so_is_the_model_after_an_error() -> None:
+    calls: list[object] = []
+    plan = SimpleNamespace(trunks=lambda rank: [], idle_passes=lambda rank: Counter({1: 2}), network=lambda sigma: 0)
+    sampler = SimpleNamespace(plan=plan, rank=0, passes=SimpleNamespace(exact=lambda: calls.append("exact")))
+    sampler._idle = lambda network, passes: calls.append((network, passes))
+    Sampler._sample(sampler, [])
+    assert calls == ["exact", "exact", (1, 2), "exact"]
+    calls.clear()
+    with pytest.raises(ZeroDivisionError):
+        Sampler._sample(sampler, [SimpleNamespace(ready=lambda: 1 / 0)])
+    assert calls == ["exact"]
+
+
+def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_trainer) -> None:
+    one, other = (make_trainer(make_config(seed=seed)) for seed in (3, 4))
+    assert one.studio.sampler(plan_of(one, 2)).keys == NoiseKeys(3, 2)
+    assert one.state.stream.peek(20) != other.state.stream.peek(20)
+
+
+def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
+    spec = ObjectiveSpec(kind="nft", old_decay=0.8, old_ramp=4)
+    assert [spec.decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
+
+
+def test_evaluations_that_compare_look_at_the_prompts_that_there_are() -> None:
+    said: list[str] = []
+    reward = SimpleNamespace(refuse_comparing=said.append)
+    for prompts, ranks in ((3, 1), (4, 2), (3, 2)):
+        check = EvalConfig(prompts=6, per_prompt=2)
+        evaluate.check_evaluation(reward, prompts, check, 2, World(size=ranks, layout=Layout(1, ranks, 1)))
+        evaluate.check_evaluation(
+            reward, 9, EvalConfig(prompts=prompts, per_prompt=2), 2, World(size=ranks, layout=Layout(1, ranks, 1))
+        )
+    assert len(said) == 4
+    assert all("evaluate.prompts (3) to a multiple of the 2" in text for text in said)
+
+
+# Configuration ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fraction", "size", "found"),
+    [(1.0, 4, (4, 2, 4)), (0.5, 4, (2, 1, 2)), (0.01, 8, (2, 1, 1)), (1 / 3, 24, (8, 4, 8)), (1.0, 5, (5, 2, 5)), (0.75, 4, (3, 1, 3)), (1.0, 2, (2, 1, 2))],
+)  # fmt: skip
+def test_shares_of_a_group_are_clips_pairs_and_the_best(fraction: float, size: int, found: tuple) -> None:
+    batch = BatchConfig(group_size=size, trained_fraction=fraction)
+    assert (batch.trained, batch.pairs, batch.best) == found
+
+
+def test_evaluations_stand_at_their_beat_early_and_at_both_ends() -> None:
+    assert EvalConfig(every=3).points(7) == [0, 3, 6, 7]
+    assert EvalConfig(every=0).points(7) == [0, 7]
+    assert EvalConfig(every=3, early=[1, 3, 7, 8]).points(7) == [0, 1, 3, 6, 7]
+    assert [EvalConfig(steps=steps).steps_for(ModelSpec(path="a/b")) for steps in (5, None)] == [5, 40]
+    held = {"shapes": "shapes", "scenes": "scenes", "starter": "starter_eval", "rows.txt": None}
+    assert {name: DataConfig(prompts=name).held_out for name in held} == held
+    assert DataConfig(prompts="shapes", eval_prompts="rows.txt").held_out == "rows.txt"
