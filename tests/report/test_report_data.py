@@ -9,13 +9,12 @@ import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run
+from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
 from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
-from sage_grpo.report.picture import draw_run, side_by_side, slug, write_pairs
+from sage_grpo.report.picture import write_pairs
 from sage_grpo.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
 from sage_grpo.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.statistics import t_quantile
@@ -351,30 +350,6 @@ def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -
     assert 0 < int(words[:, :512].sum()) < int(words[:, 522:].sum())
 
 
-def test_a_prompt_becomes_part_of_a_name() -> None:
-    assert slug("A/../b: <c>") == "a-b-c"
-    assert slug("红色的圆" * 20) == "红色的圆" * 8  # 96 bytes of three for a letter
-    assert slug("ab" * 48) == "ab" * 24
-    assert slug("///") == "clip"
-
-
-def test_two_clips_in_one_frame() -> None:
-    """Enlarged to about the size that is asked for, the gap a fiftieth, words over the middle of each clip, and the shorter one stands still."""
-    held = side_by_side(clip(10, frames=2), clip(20, frames=5), short=128)
-    head, gap = held.shape[1] - 128, held.shape[2] - 256
-    assert (held.shape[0], gap, head) == (
-        5,
-        3 + 1,
-        14,
-    )  # one more column, white, because an odd number cannot be encoded
-    assert bool((held[4, -128:, :128] == held[1, -128:, :128]).all())
-    assert [int(held[0, -1, place, 0]) for place in (0, 127, 129, 131, 258)] == [10, 10, 255, 20, 20]
-    ink = [place for place in range(held.shape[2]) if int(held[0, :head, place].min()) < 100]
-    for first, last in ((0, 128), (131, 259)):
-        own = [place for place in ink if first <= place < last]
-        assert abs((min(own) + max(own)) / 2 - (first + 64)) < 4
-
-
 @pytest.mark.slow
 def test_a_report_that_fails_is_a_warning(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "run")
@@ -399,41 +374,6 @@ def test_a_finished_run_that_is_started_again_keeps_its_report(tmp_path: Path, m
         leave_report(folder)
         assert made == [pairs] * times
         os.utime(page, ns=(written, written))
-
-
-def test_a_picture_has_the_curves_and_the_clips(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib import pyplot as plt
-
-    kept: list[Any] = []
-    monkeypatch.setattr(plt, "close", kept.append)
-    assert draw_run(runs[0], tmp_path / "picture.png").stat().st_size > 10_000
-    (figure,) = kept
-    held, rollouts, kl, *clips = figure.get_axes()
-    assert [axis.get_title(loc="left") for axis in (held, rollouts, kl)] == [
-        "Held-out prompts", "Rollouts (exploring)", "Trust region",
-    ]  # fmt: skip
-    lines = {line.get_label(): [list(column) for column in line.get_data()] for line in held.lines}
-    means = [1.025, 1.025 + 0.5 * statistics.mean(GAINS), 1.025 + statistics.mean(GAINS)]
-    assert lines.keys() == {"total", "TA", "drift"}
-    assert lines["total"] == [[0, 2, 4], pytest.approx(means)]
-    (band,) = held.collections
-    low, high = band.get_paths()[0].get_extents().intervaly
-    assert (low, high) == (
-        pytest.approx(min(means) - 1.96 * 0.01, abs=1e-5),
-        pytest.approx(max(means) + 1.96 * 0.01, abs=1e-5),
-    )
-    assert [list(column) for column in rollouts.lines[0].get_data()] == [[1, 2, 3, 4], [1.01, 1.02, 1.03, 1.04]]
-    assert (kl.get_yscale(), held.get_yscale()) == ("log", "linear")
-    assert list(kl.lines[0].get_data()[1]) == pytest.approx([1e-4 * number for number in range(1, 5)])
-    assert len(clips) == 4
-    times = [f"{frame / FPS:.2f} s" for frame in (0, 2, 4, 5, 7)]
-    assert [text.get_text() for text in clips[0].texts] == ["base", "tuned", *times]
-    assert clips[1].get_title(loc="left") == PROMPTS[1]
-    shown = clips[0].images[0].get_array()
-    assert abs(int(shown[1, 1, 0]) - 30) < 8  # the shade of the base above, of the tuned clip below
-    assert abs(int(shown[-2, 1, 0]) - 160) < 8
 
 
 def test_damaged_files_are_passed_over_or_named(tmp_path: Path) -> None:
