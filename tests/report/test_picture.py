@@ -157,6 +157,23 @@ def test_two_clips_in_one_frame() -> None:
     assert bool((lettered(30, 20, {}) == 255).all())
 
 
+def test_base_is_left_and_tuned_is_right(monkeypatch, tmp_path: Path) -> None:
+    """And what an earlier end of the run has left goes, but nobody else's files."""
+    written: list[Any] = []
+    monkeypatch.setattr(picture, "read_video", lambda file: (file.name, 8.0 if file.name == "old" else 9.0))
+    monkeypatch.setattr(picture, "side_by_side", lambda left, right: (left, right))
+    monkeypatch.setattr(picture, "write_mp4", lambda file, clip, fps: written.append((file, clip, fps)) or file)
+    for name in ("07-gone.mp4", "mine.mp4", "00-a-cat.mp4"):
+        (tmp_path / name).write_bytes(b"")
+    pairs = [("A cat", Path("old"), Path("new"))]
+    run = SimpleNamespace(clips={0: [], 4: []}, pairs=lambda first, most: pairs * (first == 0) * (most == 8))
+    assert picture.write_pairs(run, tmp_path) == [tmp_path / "00-a-cat.mp4"]  # type: ignore[arg-type]
+    assert written == [(tmp_path / "00-a-cat.mp4", ("old", "new"), 8.0)]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["00-a-cat.mp4", "mine.mp4"]
+    for clips in ({0: []}, {2: [], 4: []}):
+        assert picture.write_pairs(SimpleNamespace(clips=clips), tmp_path) == []  # type: ignore[arg-type]
+
+
 def test_a_prompt_becomes_part_of_a_name() -> None:
     assert slug("A/../b: <c>") == "a-b-c"
     assert slug("红色的圆" * 20) == "红色的圆" * 8  # 96 bytes of three for a letter

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
+from sage_grpo.documents import DocumentError
 from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
 from sage_grpo.report.picture import write_pairs
 from sage_grpo.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
-from sage_grpo.report.summary import by_attribute, interval, table, verdict
+from sage_grpo.report.summary import _direction, by_attribute, interval, table, verdict
 from sage_grpo.statistics import t_quantile
 from sage_grpo.video import read_video
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
@@ -132,6 +133,9 @@ def test_there_is_a_verdict_only_where_there_is_something_to_compare(runs: list[
     assert verdict(replace(run, evaluations=run.evaluations[1:])) == []  # from iteration 2 on: no base
     alone = replace(run, clips={4: run.clips[4]})
     assert replace(run, clips={0: run.clips[0]}).pairs(0, 9) == alone.pairs(0, 9) == alone.pairs(4, 9) == []
+    for weights, sign in (((1.0, 2.0), 1), ((-1.0, -2.0), -1), ((-1.0, 2.0), 0), ((0.0, 2.0), 0), ((0.0, -1.0), 0)):
+        mixed = replace(run, config={"rewards": [{"weights": {"TA": weight}} for weight in weights]})
+        assert _direction([mixed], "TA") == sign
     lower = [{"weights": {"TA": -1.0, "MQ": 0.0}}]
     found = table([replace(run, config={**run.config, "rewards": lower}, evaluations=[
         {**row, "eval/MQ": 0.5, "eval/TA/size": 0.1} for row in run.evaluations
@@ -234,6 +238,12 @@ def test_a_run_without_an_index_still_has_its_figures_and_clips(tmp_path: Path) 
     folder = fake_run(tmp_path / "old")
     for file in (folder / "videos").glob("*.json"):
         file.unlink()
+    second = read_run(folder).clips[4][1]
+    assert (second.key, second.scores, second.file) == (
+        (PROMPTS[1], "1"),
+        {},
+        folder / "videos" / "heldout-000004-01.mp4",
+    )
     base, tuned = table([read_run(folder)])["rows"]
     assert tuned["gains"]["total"] == {"mean": pytest.approx(sum(GAINS) / 6), "half": None, "count": 1, "of": "prompts"}
     assert base["scores"]["total"]["half"] == pytest.approx(1.96 * 0.01, rel=1e-4)
@@ -306,6 +316,11 @@ def test_long_runs_have_as_many_points_as_a_screen() -> None:
     assert found["every"] == 10
     assert found["iteration"][-1] == 10 * MOST_POINTS
     assert found["values"]["reward/total"][0] == pytest.approx(4.5)
+    for count, every in ((MOST_POINTS, 1), (MOST_POINTS + 1, 2)):
+        some = series(many[:count])
+        assert (some["every"], some["iteration"][-1], len(some["iteration"])) == (every, count, -(-count // every))
+    odd = [{"iteration": 3, "a": None, "gradient/raw/000": 1.0}, {"iteration": 5, "a": math.nan, "b": 2}]
+    assert series(odd) == {"iteration": [3, 5], "every": 1, "values": {"a": [None, None], "b": [None, 2.0]}}
 
 
 def test_data_stay_data_inside_the_page(tmp_path: Path) -> None:
@@ -387,6 +402,12 @@ def test_damaged_files_are_passed_over_or_named(tmp_path: Path) -> None:
     assert sorted(run.clips) == [0, 2, 4]  # 2 from its list of prompts
     assert noise_picture(run) is None
     render(describe([run])[0])
+    index = json.loads((folder / "videos" / "heldout-000004.json").read_text())
+    for odd in ({"prompt": 1}, {"noise": None}, {"scores": []}, {"scores": {"total": "1"}}, {"clip": 3}):
+        rows = [{**index["rows"][0], **odd}]
+        (folder / "videos" / "heldout-000004.json").write_text(json.dumps({**index, "rows": rows}))
+        with pytest.raises(DocumentError, match=r"heldout-000004\.json: (a row|scores)"):
+            read_run(folder)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="is it the folder of a run"):
         read_run(tmp_path / "empty")
