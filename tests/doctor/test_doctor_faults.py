@@ -15,17 +15,16 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import functional as F
 
 from sage_grpo.crew.studio import Studio
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward
 from sage_grpo.doctor.check import Check, document
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.flow import kernels
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.models import ModelError, family, lora
+from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import Layout
@@ -78,48 +77,7 @@ def named(findings: Iterator[Check], name: str) -> str:
 # Sampling -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_wrong_guidance_in_the_rollout(sample, monkeypatch) -> None:
-    other = sample()
-    policy = other.trainer.studio.policy
-    monkeypatch.setattr(other.trainer.studio, "policy", lambda group: replace(policy(group), guidance=1.0))
-    finding = sampling.guidance(other, other.items())
-    assert status(finding, "guidance") == "fail"
-    assert "scale 3" in finding.value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["grid", "timestep"])
-def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> None:
-    model = sample().trainer.model
-    finding, _ = checkpoint.pipeline(model, "a cat", None)
-    assert status(finding, "pipeline") == "pass"
-    true = family.FamilyModel
-    if fault == "grid":
-        sigmas = true.stock_sigmas
-        monkeypatch.setattr(true, "stock_sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
-    else:
-        monkeypatch.setattr(true, "_timestep", lambda self, sigma: torch.as_tensor(sigma) * 1.0)
-    finding, _ = checkpoint.pipeline(model, "a cat", None)
-    assert status(finding, "pipeline") == "fail"
-
-
 # Conditioning -------------------------------------------------------------------------------------------------------
-
-
-def test_padding_that_is_attended(sample, monkeypatch) -> None:
-    model = sample().trainer.model
-    x = checkpoint.start(model)
-    assert status(checkpoint.padding(model, x, [None]), "padding") == "pass"
-    true = family.in_equal_batches
-
-    def padded(run: Any, x: Tensor, inputs: Any, device: torch.device) -> Tensor:
-        longest = max(len(row["text"]) for row in inputs)
-        rows = [{**row, "text": F.pad(row["text"], (0, 0, 0, longest - len(row["text"])))} for row in inputs]
-        return true(run, x, rows, device)
-
-    monkeypatch.setattr(family, "in_equal_batches", padded)
-    assert status(checkpoint.padding(model, x, [None]), "padding") == "fail"
 
 
 # Schedule -----------------------------------------------------------------------------------------------------------
