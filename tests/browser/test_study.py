@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from sage_grpo.study.making import open_study
-from studies import BRIGHTNESS, ask, call, serving, small_study, vote_for
+from studies import BRIGHTNESS, call, serving, small_study
 
 pytestmark = pytest.mark.slow
 
@@ -155,25 +154,3 @@ def test_what_is_seen_on_a_side_is_what_is_stored_for_it(open_page: Any, served:
         assert row["preferred"] == max(row["left"], row["right"], key=BRIGHTNESS.__getitem__)
     assert seen == set(TEXTS)  # any script is text, and HTML is harmless
     assert page.evaluate("window.hacked") is None
-
-
-def test_the_results_page_shows_the_figures_and_gives_the_csv(open_page: Any, served: Any) -> None:
-    state = ask(served[3], served[2][2])
-    while state["task"]:
-        vote = vote_for(state, ("left", "right")[state["done"] % 2], nonce=f"{state['done']:032x}")
-        state = json.loads(call(served[3], "POST", "/api/vote", token=served[2][2], body=vote)[1])
-    page = open_page(f"http://127.0.0.1:{served[3]}/results#{served[1]}")
-    page.wait_for_selector("#main:not([hidden])")
-    found = json.loads(call(served[3], "GET", "/api/results", token=served[1])[1])
-    assert page.locator(".dimension").count() == 3
-    cards = page.locator(".dimension").all_inner_texts()
-    for card, part in zip(cards, found["dimensions"]):
-        for pair in part["pairs"]:
-            assert f"{pair['first']} vs {pair['second']}" in card
-            assert f"{100 * pair['rate']:.1f}%" in card
-            assert f"{100 * pair['low']:.1f}–{100 * pair['high']:.1f}%" in card
-    assert page.locator("#raters tbody tr").count() == 3
-    with page.expect_download() as download:
-        page.click("#download")
-    assert download.value.suggested_filename == "votes.csv"
-    assert download.value.path().read_bytes() == call(served[3], "GET", "/api/votes.csv", token=served[1])[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from sage_grpo.doctor import DoctorSpec, examine
 from sage_grpo.doctor.check import ORDER, REMEDY, WHY, Check, show, worst
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.parallel.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import DataConfig
@@ -117,15 +116,6 @@ def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monk
     assert found["sampling"].status == "fail"
     assert "no more memory" in found["sampling"].value
     assert found["ratio"].status == "pass"
-
-
-def test_what_another_rank_found_is_told(monkeypatch) -> None:
-    bad = Check("x", "fail", "3")
-    good = replace(bad, status="pass")
-    monkeypatch.setattr(World, "texts", lambda self, text: [text, json.dumps([asdict(bad)])])
-    (told,) = examine.over_ranks([good], World())
-    assert (told.status, told.value) == ("fail", "rank 1: 3")
-    assert not examine.over_ranks([bad], World())
 
 
 def test_verdicts_are_ordered() -> None:

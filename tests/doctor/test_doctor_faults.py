@@ -9,42 +9,37 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn import functional as F
 
 from sage_grpo.crew.studio import Studio
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward
 from sage_grpo.doctor.check import Check, document
 from sage_grpo.doctor.sampling import Sample
 from sage_grpo.flow import kernels
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.models import ModelError, family, lora
-from sage_grpo.models.checkpoints.cache import EncodingCache
+from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
-from sage_grpo.probe.estimate import Estimate
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session.preflight import preflight
-from sage_grpo.training import update
 from sage_grpo.training.anchor import Anchor, Old
-from sage_grpo.training.config import OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.config import SurrogateConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.rollout import NoiseKeys, Storage
+from sage_grpo.training.rollout import Storage
 from sage_grpo.training.trainer import Trainer
 
 SMALL = DoctorSpec(prompts=2, members=2, probe=False)
@@ -82,112 +77,7 @@ def named(findings: Iterator[Check], name: str) -> str:
 # Sampling -----------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_guidance_in_replay(sample, monkeypatch) -> None:
-    healthy = sample()
-    assert status(sampling.guidance(healthy, healthy.items()), "guidance") == "pass"
-    true = update.replay
-
-    def unguided(item: update.Item, device: torch.device) -> Any:
-        return true(
-            replace(item, record=replace(item.record, policy=replace(item.record.policy, guidance=1.0))), device
-        )
-
-    monkeypatch.setattr(update, "replay", unguided)
-    assert status(sampling.guidance(healthy, healthy.items()), "guidance") == "fail"
-
-
-def test_wrong_guidance_in_the_rollout(sample, monkeypatch) -> None:
-    other = sample()
-    policy = other.trainer.studio.policy
-    monkeypatch.setattr(other.trainer.studio, "policy", lambda group: replace(policy(group), guidance=1.0))
-    finding = sampling.guidance(other, other.items())
-    assert status(finding, "guidance") == "fail"
-    assert "scale 3" in finding.value
-
-
-@pytest.mark.slow
-def test_guidance_that_is_sampled_but_not_trained(sample) -> None:
-    """Both are done right, and still what is trained is not what is sampled."""
-    finding = sampling.guidance(other := sample(model={"guidance_in_training": False}), other.items())
-    assert status(finding, "guidance") == "warn"
-    assert "scale 1;" in finding.value
-    assert "at scale 3" in finding.value
-    plain = sample(model={"guidance_in_training": False, "guidance_scale": 1.0})
-    assert status(sampling.guidance(plain, plain.items()), "guidance") == "pass"
-
-
-@pytest.mark.parametrize("what", ["start", "step"])
-def test_same_noise_for_every_prompt(sample, what: str, monkeypatch) -> None:
-    assert status(sampling.noise(sample()), "noise") == "pass"
-    assert status(sampling.noise(sample(rollout={"steps": 3, "same_noise": True})), "noise") == "pass"
-    start, step = NoiseKeys.start, NoiseKeys.step
-    if what == "start":
-        monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: start(self, replace(g, number=0), m, shape))
-    else:
-        monkeypatch.setattr(
-            NoiseKeys, "step", lambda self, ms, s, shape: step(self, [replace(m, group=0) for m in ms], s, shape)
-        )
-    assert status(sampling.noise(sample()), "noise") == "fail"
-
-
-def test_noise_of_the_wrong_size(sample, monkeypatch) -> None:
-    start = NoiseKeys.start
-    monkeypatch.setattr(NoiseKeys, "start", lambda self, g, m, shape: 1.5 * start(self, g, m, shape))
-    assert status(sampling.noise(sample()), "noise") == "fail"
-
-
-@pytest.mark.parametrize("fault", ["grid", pytest.param("timestep", marks=pytest.mark.slow)])
-def test_sampling_that_is_not_the_pipelines(sample, fault: str, monkeypatch) -> None:
-    model = sample().trainer.model
-    finding, _ = checkpoint.pipeline(model, "a cat", None)
-    assert status(finding, "pipeline") == "pass"
-    true = family.FamilyModel
-    if fault == "grid":
-        sigmas = true.stock_sigmas
-        monkeypatch.setattr(true, "stock_sigmas", lambda self, steps, shift=None: sigmas(self, steps, 1.0))
-    else:
-        monkeypatch.setattr(true, "_timestep", lambda self, sigma: torch.as_tensor(sigma) * 1.0)
-    finding, _ = checkpoint.pipeline(model, "a cat", None)
-    assert status(finding, "pipeline") == "fail"
-
-
 # Conditioning -------------------------------------------------------------------------------------------------------
-
-
-def test_padding_that_is_attended(sample, monkeypatch) -> None:
-    model = sample().trainer.model
-    x = checkpoint.start(model)
-    assert status(checkpoint.padding(model, x, [None]), "padding") == "pass"
-    true = family.in_equal_batches
-
-    def padded(run: Any, x: Tensor, inputs: Any, device: torch.device) -> Tensor:
-        longest = max(len(row["text"]) for row in inputs)
-        rows = [{**row, "text": F.pad(row["text"], (0, 0, 0, longest - len(row["text"])))} for row in inputs]
-        return true(run, x, rows, device)
-
-    monkeypatch.setattr(family, "in_equal_batches", padded)
-    assert status(checkpoint.padding(model, x, [None]), "padding") == "fail"
-
-
-def test_empty_tokenizer(sample, monkeypatch) -> None:
-    from transformers import Qwen2Tokenizer
-
-    model, texts = sample().trainer.model, ["a cat", "a red dog"]
-    assert status(checkpoint.tokenizer(model, texts), "tokenizer") == "pass"
-    empty = Qwen2Tokenizer(vocab={"<|endoftext|>": 0}, merges=[], unk_token="<|endoftext|>")
-    monkeypatch.setattr(model.pipe, "tokenizer", empty)
-    assert status(checkpoint.tokenizer(model, texts), "tokenizer") == "fail"
-
-
-def test_stale_encoding_cache(sample, monkeypatch) -> None:
-    model, texts = sample().trainer.model, ["a cat", "a bird"]
-    assert status(checkpoint.encodings(model, texts, [None, None]), "encodings") == "pass"
-    model._conditions.clear()
-    get = EncodingCache.get
-    monkeypatch.setattr(EncodingCache, "get", lambda self, parts, encode: get(self, ("same", ""), encode))
-    keep = model.encode(["a tree"])  # what the cache holds, of another prompt
-    assert status(checkpoint.encodings(model, texts, [None, None]), "encodings") == "fail"
-    assert keep
 
 
 # Schedule -----------------------------------------------------------------------------------------------------------
@@ -229,40 +119,6 @@ def test_replay_of_what_was_not_sampled(sample, monkeypatch) -> None:
 def _after_ratio(sample: Sample) -> Trainer:
     learning.ratio(sample, sample.items())
     return sample.trainer
-
-
-def _moved(sample: Sample) -> Check:
-    items = sample.items()
-    learning.ratio(sample, items)
-    before = learning.velocities(sample.trainer, items)
-    learning.update_moves(sample.trainer)
-    return learning.step_size(sample.trainer, items, before)
-
-
-def test_an_update_that_goes_too_far(sample) -> None:
-    """All weights changed, as they should: what counts is by how much. The learning rate is the one after the warm-up."""
-
-    def made(lr: float, **more: Any) -> Check:
-        return _moved(sample(kind="toy", optimizer=OptimizerConfig(lr=lr, weight_decay=0.0, **more)))
-
-    assert status(made(1e-3), "step size") == "pass"
-    assert status(made(1.0), "step size") == "fail"
-    assert status(made(1.0, warmup_updates=10_000), "step size") == "fail"
-    held = made(1.0, max_kl=0.1)
-    assert status(held, "step size") == "warn"
-    assert "max_kl" in held.value
-
-
-def test_how_far_an_update_went_is_measured(sample, monkeypatch) -> None:
-    """A step that scales the output layer by 1 + 1/4 moves every velocity by a quarter of itself."""
-    healthy = sample(kind="toy")
-    items = healthy.items()
-    before = learning.velocities(healthy.trainer, items)
-    assert learning.step_size(healthy.trainer, items, before).number == 0.0
-    monkeypatch.setattr(learning, "velocities", lambda trainer, items: [1.25 * v for v in before])
-    assert learning.step_size(healthy.trainer, items, before).number == pytest.approx(0.25, abs=1e-6)
-    monkeypatch.setattr(learning, "velocities", lambda trainer, items: [v * math.nan for v in before])
-    assert learning.step_size(healthy.trainer, items, before).status == "fail"
 
 
 @dataclass(frozen=True)
@@ -331,6 +187,7 @@ def _saved(sample: Sample) -> Check:
     return checkpoint.save(sample.trainer, checkpoint.start(model), model.encode(["a cat"]))
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_survive_saving(sample, monkeypatch) -> None:
     assert status(_saved(sample()), "save") == "pass"
     true = lora.save_lora
@@ -427,20 +284,6 @@ def test_a_batch_or_a_prompt_that_matters_more_than_chance_is_still_told() -> No
     assert status(reward.prompts(noisy_scoring(0.01)), "reward prompt") == "pass"
 
 
-def test_what_is_advised_about_equal_scores_depends_on_the_cause() -> None:
-    flat = torch.full((16,), 0.3).double()
-    constant = scoring(
-        **dict.fromkeys(("first", "again", "reversed", "single", "path"), flat), swapped=flat.expand(3, 16)
-    )
-    said = {wild: reward.spread(constant, eta=3.0, overshoots=wild) for wild in (True, False)}
-    assert {finding.status for finding in said.values()} == {"fail"}
-    assert "lower kernel.eta" in said[True].remedy
-    assert "lower" not in said[False].remedy
-    assert "explore more" in said[False].remedy
-    assert "eta" not in reward.spread(constant).remedy  # an objective that does not explore
-    assert status(reward.prompts(constant), "reward prompt") == "skip"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("eta", "advice"), [(3.0, "lower kernel.eta (3)"), (0.5, "explore more")])
 def test_exploring_too_much_is_not_answered_with_more(eta: float, advice: str, clips, monkeypatch) -> None:
@@ -477,26 +320,6 @@ def test_the_fit_of_statistics_pays_for_its_columns(monkeypatch) -> None:
     assert reward.within(scores.first, GROUPS) == pytest.approx(math.sqrt(float(y.square().sum()) / 12), abs=1e-12)
 
 
-@pytest.mark.parametrize(("branches", "independent"), [(1, 6 * 3), (2, 2 * 6 * 3)])
-def test_the_signal_counts_what_a_group_leaves_of_its_members(branches: int, independent: int, monkeypatch) -> None:
-    """sqrt(n R / D): a group of 4 has 3 independent differences."""
-    config = recipe("shapes/branch")
-    window = replace(config.rollout.window, branches=branches, at=None, weights=None)
-    config = replace(
-        config, batch=replace(config.batch, prompts=6, group_size=4), rollout=replace(config.rollout, window=window)
-    )
-    known = Estimate(value=0.25, low=0.2, high=0.3)
-    monkeypatch.setattr(sampling, "effect", lambda rewards, still: SimpleNamespace(linear=known, explored=known))
-    prober = SimpleNamespace(
-        config=config,
-        prompts=[1, 2],
-        model=SimpleNamespace(latent_shape=lambda: (4, 5, 2, 2)),
-        run=lambda plans, eta: SimpleNamespace(reward=torch.zeros(2, 2, 8)),
-    )
-    found = sampling.signal(prober, [], asked=True, forecast=0.0)
-    assert found.number == pytest.approx(math.sqrt(independent * 0.25 / 80), rel=1e-12)
-
-
 @pytest.mark.slow
 def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
     sample, videos = clips
@@ -512,15 +335,6 @@ def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
 
 
 # The machine and its files ------------------------------------------------------------------------------------------
-
-
-def test_old_library(monkeypatch) -> None:
-    assert status(machine.versions(), "versions") == "pass"
-    true = machine.version
-    monkeypatch.setattr(machine, "version", lambda name: "0.31.0" if name == "diffusers" else true(name))
-    finding = machine.versions()
-    assert status(finding, "versions") == "fail"
-    assert "diffusers 0.31.0" in finding.value
 
 
 def test_bfloat16_on_a_cpu() -> None:

@@ -172,12 +172,6 @@ def test_a_kl_to_the_policy_itself_is_told(
     assert learning.trust_region(SimpleNamespace(trainer=trainer), []).status == ("warn" if inert else "fail")
 
 
-def test_differences_between_prompts_are_means_over_groups() -> None:
-    mean, error = reward._advantage(torch.tensor([1.0, 1.0, 3.0, 3.0]), GROUPS)
-    assert (mean, error) == (2.0, pytest.approx(1.0))
-    assert reward._advantage(torch.ones(2), torch.zeros(2)) == (1.0, math.inf)
-
-
 @pytest.mark.parametrize(
     ("size", "spread", "flat"), [(1e6, 0.3, True), (1e6, 30.0, False), (1e-3, 3e-7, True), (1e-3, 1e-5, False)]
 )
@@ -187,26 +181,6 @@ def test_scores_are_flat_by_their_size_but_not_by_less_than_one(size: float, spr
         groups=GROUPS, swapped=first[None], **dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
     )
     assert reward.is_flat(scoring) == flat
-
-
-@pytest.mark.parametrize(("off", "status"), [(0.3, "pass"), (0.5, "warn"), (1.3, "warn"), (1.6, "fail")])
-def test_noise_of_a_reward_is_measured_by_two_calls_and_compared_with_the_spread(off: float, status: str) -> None:
-    """Clips of a prompt differ by a spread of 1; two calls by `off`, of which the noise of one is a share."""
-    first = torch.tensor([0.0, math.sqrt(2), 0.0, math.sqrt(2)], dtype=torch.float64)
-    same = dict.fromkeys(("first", "reversed", "single", "path"), first)
-    scoring = reward.Scoring(
-        groups=GROUPS, swapped=first[None], again=first + off * torch.tensor([1, -1, 1, -1]), **same
-    )
-    found = reward.spread(scoring)
-    assert (found.status, found.number) == (status, pytest.approx(1.0))
-    assert f"of which noise {off / math.sqrt(2):.2g}" in found.value
-    assert reward.repeats(scoring).number == pytest.approx(off)
-    limit = reward.NOISE * off
-    assert [reward._is_noise(torch.full((4,), size), scoring) for size in (0.0, 0.99 * limit, 1.01 * limit)] == [
-        False,
-        True,
-        False,
-    ]
 
 
 def test_what_is_trained_is_counted_by_modules() -> None:
@@ -239,15 +213,6 @@ def test_a_probe_branches_where_a_run_explores() -> None:
 )
 def test_clips_without_a_score(scores: list[float], allowed: float, status: str) -> None:
     assert reward.valid(torch.tensor(scores), allowed).status == status
-
-
-def test_few_clips_are_not_fitted() -> None:
-    first = keyed_noise((4,), "scores").double()
-    scoring = reward.Scoring(
-        groups=GROUPS, swapped=first[None], **dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
-    )
-    videos = torch.randint(0, 256, (4, 3, 4, 4, 3), dtype=torch.uint8)
-    assert reward.statistics(scoring, videos, 8.0).status == "skip"
 
 
 @pytest.mark.parametrize(

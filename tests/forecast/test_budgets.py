@@ -11,7 +11,6 @@ import torch
 
 from sage_grpo.forecast import hardware
 from sage_grpo.forecast.architecture import WAN, find_architecture
-from sage_grpo.forecast.budgets import SIZES, over_memory
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
@@ -38,19 +37,6 @@ def budgeted(name: str, memory: float | None, **update: object) -> TrainConfig:
 @pytest.mark.parametrize(("asked", "gib"), [(None, 100.0), (24.0, 24.0), (0.25, 25.0), (1.0, 1.0), (300.0, 100.0)])
 def test_a_number_is_gib_and_below_one_a_share_and_never_more_than_there_is(asked: float | None, gib: float) -> None:
     assert ModelSpec(memory=asked).budget(100.0) == gib
-
-
-def test_the_whole_peak_is_within_the_budget_and_more_memory_is_never_slower() -> None:
-    rows = over_memory(forecast(recipe("wan/sage"), H200))
-    assert [one.gib for one in rows[:-1]] == [size for size in SIZES if size < H200.gib]
-    assert rows[-1].gib == H200.gib
-    fitting = [one.fits for one in rows]
-    assert fitting == sorted(fitting)
-    assert not fitting[0], "or no size is too small for anything"
-    assert all(one.peak <= one.gib * GIB for one in rows if one.fits)
-    seconds = [one.iteration_seconds for one in rows if one.fits]
-    assert seconds == sorted(seconds, reverse=True)
-    assert len(set(seconds)) == len(seconds), "or memory buys nothing"
 
 
 @pytest.fixture

@@ -13,11 +13,9 @@ import diffusers
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from rich.console import Console
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sage_grpo.cli import main
 from sage_grpo.flow.windows import Window
 from sage_grpo.forecast import costs, hardware, measure, show
 from sage_grpo.forecast.architecture import SAVED_FULL, SAVED_LORA, WAN_VAE, _scaled, find_architecture
@@ -270,30 +268,6 @@ def _plan(plan: Plan) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_what_to_change_when_it_does_not_fit(capsys) -> None:
-    """What is printed can be typed, loses nothing on a narrow terminal, and gives the forecast of its row."""
-    now = forecast(recipe("hunyuan15_lora"), hardware.find("rtx4090"))
-    assert not now.fits
-    found, way = changes(now), way_to_fit(now)
-    assert found
-    Console(width=80).print(show.changes_table(now, found))
-    text = capsys.readouterr().out
-    assert all(word in text for one in found[:10] for word in one.option.split())
-    typed = next(one for one in found if not one.option.startswith("--gpus"))
-    words = ["plan", "hunyuan15_lora", "--gpu", "rtx4090", *typed.option.split(), "--json"]
-    assert main(words) == (0 if typed.after.fits else 1)
-    assert json.loads(capsys.readouterr().out)["peak_gib"] == pytest.approx(typed.after.peak / GIB)
-    for one in found[:2]:  # every row is the forecast of the changed configuration, and helps
-        again = forecast(one.after.config, now.hardware, gpus=one.after.layout.processes)
-        assert (again.peak, again.iteration_seconds) == (one.after.peak, one.after.iteration_seconds)
-    assert all(one.after.peak < now.peak for one in found)
-    fitting = [one.after.fits for one in found]
-    assert fitting == sorted(fitting, reverse=True)
-    peaks = [now.peak, *(one.after.peak for one in way)]
-    assert peaks == sorted(peaks, reverse=True)
-
-
-@pytest.mark.slow
 def test_what_fits_is_only_made_faster() -> None:
     now = forecast(recipe("wan/branch"), H200)
     assert now.fits
@@ -304,21 +278,6 @@ def test_what_fits_is_only_made_faster() -> None:
     assert "--model.compile true" in [one.option for one in changes(plain)]
     fixed = forecast(replace(plain.config, model=replace(plain.config.model, deterministic=True)), H200)
     assert "--model.compile true" not in [one.option for one in changes(fixed)]  # it is refused
-
-
-@pytest.mark.slow
-def test_the_command_on_a_file_and_mistakes(tmp_path, capsys) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("recipe: wan/sage\nbatch: {prompts: 3, group_size: 5}\n")
-    assert main(["plan", str(file), "--gpus", "4", "--gpu", "h200", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["arithmetic"]["clips"] == "3 prompts x 5 = 15 per iteration"
-    assert "15 clips over 4 ranks leave" in document["arithmetic"]["idle"]
-    assert "batch.prompts 4 divides evenly" in document["arithmetic"]["idle"]
-    assert main(["plan", "wan", "--gpu", "h2000"]) == 2
-    assert "Did you mean 'h200'?" in capsys.readouterr().err
-    assert main(["plan", "wan", "--gpus", "5", "--parallel.sp", "5"]) == 2
-    assert "12 attention heads: use a divisor" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -422,21 +381,6 @@ def test_a_measurement_runs_the_real_blocks(kind, checkpoint) -> None:
     assert min(device.rates.forward, device.rates.backward, device.rates.decode) > 0
     assert (device.rates.forward, device.rates.decode) != (1.0, 1.0)
     assert forecast(config, device, architecture=architecture).iteration_seconds > 0
-
-
-def test_a_run_starts_with_the_short_form(make_config, monkeypatch, capsys) -> None:
-    monkeypatch.undo()
-    from sage_grpo import session
-
-    session.run(make_config(iterations=1))
-    text = capsys.readouterr().out
-    assert (
-        " ".join(text.split()).count("evaluations per iteration (40 sampling, 16 reference, 32 replay), 11.0 per clip")
-        == 1
-    )
-    said = show.short(forecast(recipe("hunyuan15_lora/branch"), H200))
-    assert said[-1].startswith("fits: ")
-    assert "GPU-hours" in said[-2]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ import torch
 
 from sage_grpo.flow.windows import Window
 from sage_grpo.forecast.architecture import latent_elements
-from sage_grpo.forecast.changes import changes
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.hardware import find
-from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds, references
+from sage_grpo.forecast.passes import PHASES, Guiding, Passes, count, evaluations, kinds
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
@@ -24,7 +23,6 @@ from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, UpdateConfig
 from sage_grpo.training.plan import Plan, Turn
 from sage_grpo.worlds.world import WORLDS
-from trainer_helpers import plan_of
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
 
@@ -94,17 +92,6 @@ def test_every_recipe(target, method, make_config, make_trainer) -> None:
         data=small.data,
         evaluate=replace(base.evaluate, prompts=3, per_prompt=2, steps=2),
     )
-    check(config, make_trainer(config), evaluate=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "method"), [("hunyuan15_t2v", "sage"), ("wan22_t2v", "branch")])
-def test_real_architectures_from_their_config_files(kind, method, make_config, make_trainer) -> None:
-    """Guidance, experts and grid are read from the folder; wan22 has two networks."""
-    model = {"guidance_scale": None, "guidance_scale_2": 1.0 if "wan22" in kind else None}
-    batch = BatchConfig(prompts=2, group_size=4, micro_batch=2)  # one prompt in each: texts differ in length
-    config = make_config(kind=kind, model=model, rollout={"steps": 5}, batch=batch)
-    config = METHODS[method](replace(config, evaluate=EvalConfig(every=0, prompts=2, per_prompt=2, steps=2)))
     check(config, make_trainer(config), evaluate=True)
 
 
@@ -263,45 +250,11 @@ def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, chec
             assert said._kept(rank) == latent_elements(said.architecture) * (states + anchors + 4 * clips)
 
 
-def test_a_plan_of_many_clips_is_as_few_kinds_as_one_of_few() -> None:
-    """What is counted clip by clip takes minutes for thousands of them."""
-    base = recipe("wan/sage")
-
-    def number(prompts: int) -> int:
-        config = replace(base, batch=BatchConfig(prompts=prompts, group_size=4, micro_batch=3))
-        plan = forecast(config, find("h200")).plan
-        return len(kinds(plan, lambda sigma: 1)[0])
-
-    assert number(1024) <= number(16) <= 6
-
-
-def test_the_plan_is_the_one_that_training_executes(make_config, make_trainer) -> None:
-    """Windows that move: later iterations too."""
-    config = METHODS["mix_grpo"](make_config(model={"shift": 3.0}, rollout={"steps": 8}, iterations=8))
-    config = replace(config, rollout=replace(config.rollout, window=replace(config.rollout.window, every=1)))
-    trainer, said = make_trainer(config), forecast(config, find("h200"))
-    assert len(said.plans) == 8
-    assert len({sum(one.rows for one in plan.sampled(0)) for plan in said.plans}) > 1
-    for iteration, plan in enumerate(said.plans):
-        mine = plan_of(trainer, iteration)
-        assert [group.trained for group in plan.groups] == [group.trained for group in mine.groups]
-        assert list(plan.sampled(0)) == list(mine.sampled(0))
-
-
 def test_evaluations_of_a_run(make_config) -> None:
     for every, iterations, number in ((0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)):
         config = make_config(evaluate=EvalConfig(every=every, prompts=2), iterations=iterations)
         assert evaluations(config) == number
     assert evaluations(replace(config, data=DataConfig(prompts=config.data.prompts))) == 0
-
-
-@pytest.mark.slow
-def test_dpo_refers_to_the_anchor_and_to_the_other_clip() -> None:
-    """At the anchor no pass is needed, away from it the anchor's and one of the policy; the change to no anchor is not offered."""
-    config = recipe("shapes/dpo")
-    assert [references(config, iteration, 1) for iteration in (0, 1)] == [[0], [2]]
-    found = forecast(config, find("cpu"))
-    assert not [change for change in changes(found) if "trust_region" in change.option]
 
 
 def test_given_clips_are_neither_sampled_nor_decoded() -> None:

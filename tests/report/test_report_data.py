@@ -9,15 +9,15 @@ import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from report_zoo import FPS, FRAMES, GAINS, PROMPTS, clip, fake_run
+from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
+from sage_grpo.documents import DocumentError
 from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
-from sage_grpo.report.picture import draw_run, side_by_side, slug, write_pairs
+from sage_grpo.report.picture import write_pairs
 from sage_grpo.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
-from sage_grpo.report.summary import by_attribute, interval, table, verdict
+from sage_grpo.report.summary import _direction, by_attribute, interval, table, verdict
 from sage_grpo.statistics import t_quantile
 from sage_grpo.video import read_video
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
@@ -133,6 +133,9 @@ def test_there_is_a_verdict_only_where_there_is_something_to_compare(runs: list[
     assert verdict(replace(run, evaluations=run.evaluations[1:])) == []  # from iteration 2 on: no base
     alone = replace(run, clips={4: run.clips[4]})
     assert replace(run, clips={0: run.clips[0]}).pairs(0, 9) == alone.pairs(0, 9) == alone.pairs(4, 9) == []
+    for weights, sign in (((1.0, 2.0), 1), ((-1.0, -2.0), -1), ((-1.0, 2.0), 0), ((0.0, 2.0), 0), ((0.0, -1.0), 0)):
+        mixed = replace(run, config={"rewards": [{"weights": {"TA": weight}} for weight in weights]})
+        assert _direction([mixed], "TA") == sign
     lower = [{"weights": {"TA": -1.0, "MQ": 0.0}}]
     found = table([replace(run, config={**run.config, "rewards": lower}, evaluations=[
         {**row, "eval/MQ": 0.5, "eval/TA/size": 0.1} for row in run.evaluations
@@ -235,6 +238,12 @@ def test_a_run_without_an_index_still_has_its_figures_and_clips(tmp_path: Path) 
     folder = fake_run(tmp_path / "old")
     for file in (folder / "videos").glob("*.json"):
         file.unlink()
+    second = read_run(folder).clips[4][1]
+    assert (second.key, second.scores, second.file) == (
+        (PROMPTS[1], "1"),
+        {},
+        folder / "videos" / "heldout-000004-01.mp4",
+    )
     base, tuned = table([read_run(folder)])["rows"]
     assert tuned["gains"]["total"] == {"mean": pytest.approx(sum(GAINS) / 6), "half": None, "count": 1, "of": "prompts"}
     assert base["scores"]["total"]["half"] == pytest.approx(1.96 * 0.01, rel=1e-4)
@@ -307,6 +316,11 @@ def test_long_runs_have_as_many_points_as_a_screen() -> None:
     assert found["every"] == 10
     assert found["iteration"][-1] == 10 * MOST_POINTS
     assert found["values"]["reward/total"][0] == pytest.approx(4.5)
+    for count, every in ((MOST_POINTS, 1), (MOST_POINTS + 1, 2)):
+        some = series(many[:count])
+        assert (some["every"], some["iteration"][-1], len(some["iteration"])) == (every, count, -(-count // every))
+    odd = [{"iteration": 3, "a": None, "gradient/raw/000": 1.0}, {"iteration": 5, "a": math.nan, "b": 2}]
+    assert series(odd) == {"iteration": [3, 5], "every": 1, "values": {"a": [None, None], "b": [None, 2.0]}}
 
 
 def test_data_stay_data_inside_the_page(tmp_path: Path) -> None:
@@ -351,30 +365,6 @@ def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -
     assert 0 < int(words[:, :512].sum()) < int(words[:, 522:].sum())
 
 
-def test_a_prompt_becomes_part_of_a_name() -> None:
-    assert slug("A/../b: <c>") == "a-b-c"
-    assert slug("红色的圆" * 20) == "红色的圆" * 8  # 96 bytes of three for a letter
-    assert slug("ab" * 48) == "ab" * 24
-    assert slug("///") == "clip"
-
-
-def test_two_clips_in_one_frame() -> None:
-    """Enlarged to about the size that is asked for, the gap a fiftieth, words over the middle of each clip, and the shorter one stands still."""
-    held = side_by_side(clip(10, frames=2), clip(20, frames=5), short=128)
-    head, gap = held.shape[1] - 128, held.shape[2] - 256
-    assert (held.shape[0], gap, head) == (
-        5,
-        3 + 1,
-        14,
-    )  # one more column, white, because an odd number cannot be encoded
-    assert bool((held[4, -128:, :128] == held[1, -128:, :128]).all())
-    assert [int(held[0, -1, place, 0]) for place in (0, 127, 129, 131, 258)] == [10, 10, 255, 20, 20]
-    ink = [place for place in range(held.shape[2]) if int(held[0, :head, place].min()) < 100]
-    for first, last in ((0, 128), (131, 259)):
-        own = [place for place in ink if first <= place < last]
-        assert abs((min(own) + max(own)) / 2 - (first + 64)) < 4
-
-
 @pytest.mark.slow
 def test_a_report_that_fails_is_a_warning(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "run")
@@ -401,41 +391,6 @@ def test_a_finished_run_that_is_started_again_keeps_its_report(tmp_path: Path, m
         os.utime(page, ns=(written, written))
 
 
-def test_a_picture_has_the_curves_and_the_clips(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib import pyplot as plt
-
-    kept: list[Any] = []
-    monkeypatch.setattr(plt, "close", kept.append)
-    assert draw_run(runs[0], tmp_path / "picture.png").stat().st_size > 10_000
-    (figure,) = kept
-    held, rollouts, kl, *clips = figure.get_axes()
-    assert [axis.get_title(loc="left") for axis in (held, rollouts, kl)] == [
-        "Held-out prompts", "Rollouts (exploring)", "Trust region",
-    ]  # fmt: skip
-    lines = {line.get_label(): [list(column) for column in line.get_data()] for line in held.lines}
-    means = [1.025, 1.025 + 0.5 * statistics.mean(GAINS), 1.025 + statistics.mean(GAINS)]
-    assert lines.keys() == {"total", "TA", "drift"}
-    assert lines["total"] == [[0, 2, 4], pytest.approx(means)]
-    (band,) = held.collections
-    low, high = band.get_paths()[0].get_extents().intervaly
-    assert (low, high) == (
-        pytest.approx(min(means) - 1.96 * 0.01, abs=1e-5),
-        pytest.approx(max(means) + 1.96 * 0.01, abs=1e-5),
-    )
-    assert [list(column) for column in rollouts.lines[0].get_data()] == [[1, 2, 3, 4], [1.01, 1.02, 1.03, 1.04]]
-    assert (kl.get_yscale(), held.get_yscale()) == ("log", "linear")
-    assert list(kl.lines[0].get_data()[1]) == pytest.approx([1e-4 * number for number in range(1, 5)])
-    assert len(clips) == 4
-    times = [f"{frame / FPS:.2f} s" for frame in (0, 2, 4, 5, 7)]
-    assert [text.get_text() for text in clips[0].texts] == ["base", "tuned", *times]
-    assert clips[1].get_title(loc="left") == PROMPTS[1]
-    shown = clips[0].images[0].get_array()
-    assert abs(int(shown[1, 1, 0]) - 30) < 8  # the shade of the base above, of the tuned clip below
-    assert abs(int(shown[-2, 1, 0]) - 160) < 8
-
-
 def test_damaged_files_are_passed_over_or_named(tmp_path: Path) -> None:
     folder = fake_run(tmp_path / "run")
     (folder / "videos" / "heldout-000002.json").write_text("{")
@@ -447,6 +402,12 @@ def test_damaged_files_are_passed_over_or_named(tmp_path: Path) -> None:
     assert sorted(run.clips) == [0, 2, 4]  # 2 from its list of prompts
     assert noise_picture(run) is None
     render(describe([run])[0])
+    index = json.loads((folder / "videos" / "heldout-000004.json").read_text())
+    for odd in ({"prompt": 1}, {"noise": None}, {"scores": []}, {"scores": {"total": "1"}}, {"clip": 3}):
+        rows = [{**index["rows"][0], **odd}]
+        (folder / "videos" / "heldout-000004.json").write_text(json.dumps({**index, "rows": rows}))
+        with pytest.raises(DocumentError, match=r"heldout-000004\.json: (a row|scores)"):
+            read_run(folder)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="is it the folder of a run"):
         read_run(tmp_path / "empty")

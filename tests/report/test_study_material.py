@@ -14,7 +14,7 @@ import torch
 from sage_grpo.cli import main
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.inside import CONTROL, LeadsOut
-from sage_grpo.study.making import Plan, clip_file, copy_clip, find_clips, make, open_study
+from sage_grpo.study.making import Plan, _check, _design, clip_file, copy_clip, find_clips, make, open_study
 from sage_grpo.study.store import StudyError
 from sage_grpo.video import read_video, write_mp4
 from studies import created, folders, study
@@ -222,3 +222,25 @@ def test_a_name_in_the_database_is_one_of_a_copy(tmp_path: Path, name: str) -> N
     (clips / "link.mp4").symlink_to("0.mp4")
     assert clip_file(clips, "0.mp4") == clips / "0.mp4"
     assert clip_file(clips, name) is None
+
+
+def test_a_design_counts_its_comparisons_and_checks(tmp_path: Path) -> None:
+    plan = Plan(title="t", methods={name: tmp_path / name for name in "abc"}, prompts=PROMPTS * 5, checks=0.1, seed=7)
+    for more, against, checks in (({}, None, 4), ({"against": "b"}, 1, 3), ({"per_rater": 20}, None, 2)):
+        made = _design(replace(plan, **more))
+        assert (made.against, made.checks, made.seed, made.per_rater) == (against, checks, 7, more.get("per_rater"))
+        assert len(made.pool) == (checks + 1) // 2
+        assert made.pool == sorted(made.pool)
+    for bad, said in (
+        ({"methods": {"a": tmp_path}}, "compares two methods or more"),
+        ({"methods": {"a": tmp_path, "b": tmp_path / "x" / ".."}}, "are one folder"),
+        ({"against": "d"}, "there is no method 'd'"),
+        ({"per_rater": 46}, "at most 45"),
+        ({"against": "a", "per_rater": 31}, "at most 30"),
+        ({"prompts": [Prompt("x" * 8001)]}, "8001 characters, more than 8000"),
+        ({"dimensions": {" ": "?"}}, "is no name"),
+        ({"dimensions": {}}, "at least one dimension"),
+    ):
+        with pytest.raises(StudyError, match=said):
+            _check(replace(plan, **bad))
+    _check(replace(plan, per_rater=45, prompts=[*PROMPTS * 4, *PROMPTS[:2], Prompt("x" * 8000)]))

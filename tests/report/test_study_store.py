@@ -98,6 +98,7 @@ def test_one_vote_of_many_threads_counts(store: Store) -> None:
     assert (outcomes.count("True"), outcomes.count("False"), outcomes.count("other")) == (1, 3, 12)
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     file = tmp_path / "study.sqlite"
     with contextlib.closing(created(file, study(prompts=100))) as store:

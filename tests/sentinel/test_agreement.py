@@ -14,7 +14,7 @@ from watching import healthy_row, names
 
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.evidence import shortfall
-from sage_grpo.sentinel.figures import agreements, correlation
+from sage_grpo.sentinel.figures import agreements
 from sage_grpo.sentinel.sentinel import MOST_REMEMBERED, Finding, Sentinel, Witnesses
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, SentinelConfig
@@ -41,54 +41,7 @@ def test_agreement_is_within_groups_and_has_a_sign() -> None:
     assert agreed(total, [5.0, 5.1, 5.2, 0.3, 0.2, 0.1], groups)[MEAN] == pytest.approx(0.0)
 
 
-def test_agreement_is_of_ranks_with_its_standard_error() -> None:
-    """One outlier does not decide; equals share a rank. Never less than what chance alone scatters: 1 / (members - 1) a group."""
-    one = agreed([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 1e6], [0] * 4)
-    assert one[MEAN] == pytest.approx(1.0)
-    assert one[STDERR] == pytest.approx(1 / math.sqrt(3))
-    assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 0.0, 1.0])) == (
-        pytest.approx(math.sqrt(3) / 2),
-        0.5,
-    )
-    apart = agreed([1.0, 2.0, 3.0, 4.0] * 2, [1.0, 2.0, 3.0, 4.0, 4.0, 3.0, 2.0, 1.0], [0] * 4 + [1] * 4)
-    assert (apart[MEAN], apart[STDERR]) == (pytest.approx(0.0), pytest.approx(1.0))  # groups at -1 and 1
-
-
-def test_what_cannot_be_ranked_is_left_out() -> None:
-    """A witness that says the same of all clips of a group, or nothing of some."""
-    assert agreed([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [0, 0, 0]) == {}
-    some = agreed([1.0, 2.0, 3.0, 1.0, 2.0], [1.0, math.nan, 2.0, 7.0, 7.0], [0, 0, 0, 1, 1])
-    assert (some[MEAN], some[STDERR]) == (1.0, 1.0)
-
-
 # ---- rows
-
-
-def observed(levels: list[float], *, stderr: float = 0.2, scatter: float | None = None, seed: int = 0) -> list[Finding]:
-    draw, sentinel = random.Random(seed), Sentinel(SentinelConfig(), witnesses=WATCHED)
-    wide = stderr if scatter is None else scatter
-    return [
-        finding
-        for number, level in enumerate(levels, 1)
-        for finding in sentinel.observe(number, {MEAN: level + draw.gauss(0, wide), STDERR: stderr})
-    ]
-
-
-def test_a_witness_that_parts_is_told_and_not_acted_on() -> None:
-    levels = [0.5] * 10 + [0.0] * 20
-    found = observed(levels)
-    assert names(found) == ["parted"]
-    assert 13 <= found[0].iteration <= 25
-    assert not any(finding.act for finding in found)
-    assert not observed(levels, stderr=0.8, scatter=0.2)  # the same figures, of which little is known
-    assert not observed([0.0] * 10 + [0.5] * 20)  # it comes to agree
-    assert observed([0.8] * 10 + [0.3] * 20, stderr=0.05) == []  # less, but it still agrees
-
-
-@pytest.mark.parametrize("level", [0.8, 0.3, 0.05, 0.0])
-def test_a_steady_agreement_raises_nothing_however_low(level: float) -> None:
-    for seed in range(3):
-        assert not observed([level] * 60, seed=seed), seed
 
 
 # ---- held-out clips
@@ -172,41 +125,12 @@ def test_an_honest_witness_is_never_acted_on_and_hardly_ever_told(kind: str) -> 
     assert sum(bool(run) for run in found) <= (4 if kind == "saturates" else 2)
 
 
-def beside_a_total_that_stands(seed: int, *, falls: float = 0.0) -> list[Finding]:
-    """Sixty iterations, evaluated every five, with 64 clips that scatter as in `world`: the total stands from the first quarter on, and so does the witness, or falls."""
-    draw, sentinel, found = random.Random(seed), Sentinel(SentinelConfig(), witnesses=WATCHED), []
-    own, away = [draw.gauss(1.3, 0.3) for _ in range(64)], [0.0] * 64
-    for number in range(61):
-        level = 0.1 * (1 - math.exp(-number / 5)) - falls * max(0, number - 25)
-        if number % 5 == 0:
-            total = [0.5 * min(1.0, number / 15) + draw.gauss(0, 0.02) for _ in own]
-            found += sentinel.evaluated(number, {"total": total, "true": [a + level + b for a, b in zip(own, away)]})
-        away = [0.9 * noise + draw.gauss(0, 0.07) for noise in away]
-    return found
-
-
-def test_an_honest_witness_beside_a_total_that_stands_is_hardly_ever_told() -> None:
-    found = [[one for one in beside_a_total_that_stands(seed) if one.name == "witness_fell"] for seed in range(50)]
-    assert sum(bool(run) for run in found) <= 5  # it is 2
-    assert sum(any(finding.act for finding in run) for run in found) <= 1
-
-
 def test_a_hacked_reward_is_found_and_acted_on() -> None:
     for seed in range(10):
         found = watch("hacked", seed)
         assert found[0].name in ("decoupled", "parted", "hacking")
         assert found[0].iteration <= 20, seed
         assert [finding for finding in found if finding.act and finding.name == "hacking"], seed
-
-
-@pytest.mark.slow
-def test_both_looks_together_see_more_than_held_out_clips_alone() -> None:
-    both = [next(f.iteration for f in watch("hacked", seed) if f.name == "decoupled") for seed in range(10)]
-    alone = [
-        next((f.iteration for f in watch("hacked", seed, agreement=False) if f.name == "decoupled"), 99)
-        for seed in range(10)
-    ]
-    assert sum(both) < sum(alone)
 
 
 # ---- memory

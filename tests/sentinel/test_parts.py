@@ -75,20 +75,9 @@ def test_a_part_that_rose_and_then_falls_is_compared_with_its_best() -> None:
     assert found[0].iteration > 50
 
 
-def test_what_shall_fall_is_lost_when_it_rises() -> None:
-    """A part with a negative weight, such as drift."""
-    assert not found_in(rows_of(lambda number: -number / 50), two(-1.0))
-    assert found_in(rows_of(lambda number: number / 50), two(-1.0))
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_scatter_is_no_loss(seed: int) -> None:
     assert not found_in(rows_of(lambda number: 0.5, scatter=0.3, seed=seed, count=300), two())
-
-
-def test_a_reward_of_one_part_has_none_to_hide() -> None:
-    alone = Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": 1.0})
-    assert not found_in(rows_of(lambda number: -number), alone)
 
 
 def test_only_what_counts_is_a_part() -> None:
@@ -173,13 +162,6 @@ def test_what_is_not_sure_at_once_is_told_at_the_second_evaluation() -> None:
     back.load_state_dict(json.loads(json.dumps(sentinel.state_dict())))
     assert not back.evaluated(20, first)
     assert not back.evaluated(30, later), "two in a row, not two in all"
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_scatter_of_held_out_parts_is_no_loss(seed: int) -> None:
-    names = [f"part{number}" for number in range(9)]
-    points = [dict.fromkeys(names, 0.5)] * 16
-    assert not evaluations(judged_by(*names), *points, seed=seed, noise=0.3)
 
 
 def test_clips_of_a_prompt_are_one_observation() -> None:

@@ -11,7 +11,6 @@ import pytest
 from watching import clips, curves, healthy_row, names, recorded, replay, watched
 
 from sage_grpo.rl.pace import Pace
-from sage_grpo.sentinel.evidence import change
 from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.training.config import SentinelConfig
 
@@ -131,74 +130,12 @@ def test_hacking_is_a_witness_that_falls_while_the_total_rises() -> None:
     assert not evaluations(*both_stand)
 
 
-def test_a_witness_that_falls_while_the_total_stands_is_told_and_acted_on() -> None:
-    """A learned reward that stopped rising while the truth fell by a quarter: neither `hacking` nor `held_out_fell` sees it."""
-    truth = (1.0, 1.2, 1.25, 1.24, 1.15, 1.0)
-    stood = [{"total": 0.4 if n < 2 else 0.9, "true": true} for n, true in enumerate(truth)]
-    found = evaluations(*stood)
-    assert [(finding.name, finding.iteration, finding.act) for finding in found] == [
-        ("witness_fell", 40, False),
-        ("witness_fell", 50, True),
-    ]
-    assert "the held-out total has not risen since" in found[0].text
-    rose = [{"total": 0.4 + 0.1 * n, "true": true} for n, true in enumerate(truth)]
-    assert "witness_fell" not in names(evaluations(*rose))  # that is `hacking`
-    both = [{"total": 0.2 + true, "true": true} for true in truth]
-    assert set(names(evaluations(*both))) == {"held_out_fell", "witness_fell"}
-    assert not evaluations(*stood[:4], scatter=0.005)  # beyond chance, but less than `sentinel.lost` of the gain
-    assert not evaluations(*stood, scatter=1.0)  # within the scatter of clips
-
-
-def test_a_witness_that_stops_following_is_told_and_not_acted_on() -> None:
-    """The first half of the total's rise lifts it by 0.4, the second by nothing."""
-    stalled = [{"total": 0.2 + 0.1 * n, "true": true} for n, true in enumerate((1.0, 1.2, 1.4, 1.398, 1.398))]
-    found = evaluations(*stalled)
-    assert [(finding.name, finding.iteration, finding.act) for finding in found] == [("decoupled", 40, False)]
-
-
-def test_a_witness_that_falls_from_the_start_is_hacking() -> None:
-    found = evaluations(*[{"total": 0.2 + 0.1 * n, "true": 1.0 - 0.05 * n} for n in range(3)])
-    assert names(found) == ["hacking"]
-    assert found[0].iteration == 10
-
-
-def test_what_is_within_the_scatter_of_clips_is_no_loss() -> None:
-    """The same means: the paired difference decides."""
-    points = [{"total": total} for total in (1.0, 1.2, 1.15)]
-    assert names(evaluations(*points, scatter=0.05)) == ["held_out_fell"]
-    assert not evaluations(*points, scatter=0.5)
-
-
-def test_a_statistic_that_leaves_the_clips_of_the_start_is_told_while_the_total_rises() -> None:
-    for away in (1.5, -1.5):  # to either side
-        levels = (0.0, away / 8, away)
-        rising = [{"total": 0.2 + 0.1 * n, "blur": blur} for n, blur in enumerate(levels)]
-        assert names(evaluations(*rising, statistics=("blur",))) == ["video_drift"]
-        standing = [{"total": 0.2, "blur": blur} for blur in levels]
-        assert not evaluations(*standing, statistics=("blur",))
-
-
-def test_a_statistic_of_one_clip_has_no_range_to_leave() -> None:
-    for first, now in (([1.0, None], [9.0, 9.0]), ([1.0, 2.0], [None, None])):
-        sentinel = Sentinel(SentinelConfig(), witnesses=Witnesses(scores={}, statistics=("blur",)))
-        assert not sentinel.evaluated(0, {"total": [0.0, 0.1], "blur": first})
-        assert not sentinel.evaluated(10, {"total": [1.0, 1.1], "blur": now})
-
-
 @pytest.mark.parametrize("what", ["NaN", "no reward at all"])
 def test_what_is_remembered_of_odd_figures_is_json(what: str) -> None:
     sentinel, _ = broken(FAULTS[what][1])
     last = sentinel.state_dict()["recent"][-1]
     assert [last[name] for name in FAULTS[what][1](last)] == [None]
     json.dumps(sentinel.state_dict(), allow_nan=False)
-
-
-def test_paired_differences_count_the_clips_that_have_both_scores() -> None:
-    by = change([1.0, None, 3.0, 5.0], [2.0, 9.0, None, 7.0])
-    assert (by.by, by.stderr) == (1.5, pytest.approx(0.5))
-    assert not change([1.0], [9.0]).surely(0.1)  # one pair has no standard error
-    signs = [change([1.0, 1.0], [after, after]).sigmas for after in (2.0, 0.0, 1.0)]
-    assert signs == [math.inf, -math.inf, 0.0]
 
 
 # ---- real runs
@@ -212,24 +149,9 @@ def test_held_out_curves_of_healthy_runs_raise_nothing(file: str) -> None:
         assert not found, (seed, found)
 
 
-def test_runs_that_fell_back_are_noticed() -> None:
-    """sage, seed 6: 1.443 after 30 iterations, 1.297 after 135, near the start's 1.283; cps, seed 7."""
-    for method, wanted in (("sage", 6), ("cps", 7)):
-        curve = dict(curves("methods_h200.jsonl", method))[wanted]
-        found = evaluations(*[{"total": total} for _, total in sorted(curve.items())], scatter=0.05)
-        assert names(found) == ["held_out_fell"], method
-
-
 def test_recorded_healthy_runs_raise_nothing() -> None:
     for run in recorded("healthy"):
         assert not replay(run), run["seed"]
-
-
-def test_a_reward_that_goes_constant_is_found_within_patience() -> None:
-    for run in recorded("constant"):
-        found = replay(run)
-        first = next(row["iteration"] for row in run["rows"] if row.get("reward/group_std", 1.0) < 1e-6)
-        assert (found[0].name, found[0].iteration) == ("spread_vanished", first + 2)
 
 
 # ---- state

@@ -18,7 +18,6 @@ import trainer_toys
 from sage_grpo.folder.journal import read_events
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.evidence import by_prompt, change, weighted
-from sage_grpo.sentinel.parts import RewardParts
 from sage_grpo.sentinel.sentinel import Sentinel, Witnesses
 from sage_grpo.sentinel.signs import EXPLODED, SIGNS, Past, robust
 from sage_grpo.session import run as train
@@ -235,18 +234,6 @@ def test_how_sure_a_lost_part_must_be(sigmas: float, falling: bool, at_once: boo
     assert bool(sentinel.evaluated(1, later)) == at_once
     assert sentinel.falling == falling
     assert bool(sentinel.evaluated(2, later)) == twice
-
-
-def test_the_best_of_a_part_has_a_scatter_of_its_own() -> None:
-    """A window that scattered is a best one cannot be far below: both standard errors count."""
-    parts = RewardParts({"a": 1.0, "b": 1.0}, 20)
-    before = [{"reward/a": 1.0 + (-1) ** place, "reward/b": 1.0} for place in range(20)]
-    for number in range(1, 21):
-        assert not parts.observe(before[:number])
-    error = math.sqrt((20 / 19) / 20)
-    for factor, told in ((4.9, False), (5.1, True)):
-        now = [{"reward/a": 1.0 - factor * error, "reward/b": 1.0}] * 20
-        assert bool(parts.observe(now)) == told
 
 
 def test_sums_and_means_leave_out_what_could_not_be_scored() -> None:

@@ -103,13 +103,6 @@ def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(
     assert (" ".join(begin.split()) in " ".join(capsys.readouterr().out.split())) == bool(text)
 
 
-def test_off_leaves_no_trace(far) -> None:
-    config = far("off")
-    run(config)
-    assert not told(config)
-    assert not [name for row in rows(config) for name in row if name.startswith("sentinel/")]
-
-
 @pytest.mark.slow
 def test_the_step_size_is_lowered_by_a_factor_that_is_saved(far, tmp_path: Path) -> None:
     config = far("lower_lr", lr_factor=0.25)

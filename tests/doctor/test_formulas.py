@@ -1,0 +1,476 @@
+"""Every check on made-up figures: each input is told apart from the others, and each verdict turns at its limit, to either side."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from sage_grpo.data.groups import Member
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.doctor.check import Check, show_summary
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.flow.schedule import Schedule
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.world import World
+from sage_grpo.probe.estimate import Estimate
+from sage_grpo.recipes import recipe
+
+FLOAT = torch.float64
+TWO, FOUR = torch.tensor([0, 0, 1, 1]), torch.arange(4).repeat_interleave(2)
+UNIT = torch.tensor([0.0, math.sqrt(2)] * 4, dtype=FLOAT)
+"""Scores of four prompts with two clips each: their spread within groups is 1."""
+
+
+def scored(groups: Tensor = FOUR, first: Tensor = UNIT, **other: Tensor) -> reward.Scoring:
+    same = dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
+    return reward.Scoring(**{"groups": groups, **same, "swapped": first[None] - 1.0, **other})  # type: ignore[arg-type]
+
+
+# ---- rewards
+
+
+def test_every_scoring_asks_for_its_own_clips_and_prompts() -> None:
+    calls = []
+
+    def score(which: Tensor, asked: list[int]) -> Tensor:
+        calls.append((which.tolist(), list(asked)))
+        return 10.0 * which + torch.tensor(asked) + 0.1 * len(which)
+
+    found = reward.measure(score, torch.tensor([5, 3, 7]), path := torch.tensor([9.0, 9.0, math.nan]))
+    every = [0, 1, 2]
+    assert calls[:2] == [(every, [7, 5, 3]), (every, [3, 7, 5])]
+    assert calls[2:5] == [(every, [5, 3, 7]), (every, [5, 3, 7]), ([2, 1, 0], [7, 3, 5])]
+    assert calls[5:] == [([0], [5]), ([1], [3]), ([2], [7])]
+    assert found.reversed.tolist() == pytest.approx(found.first.tolist())
+    assert found.single.tolist() == pytest.approx([5.1, 13.1, 27.1])
+    assert found.path is path
+    assert reward.measure(score, torch.tensor([4, 4]), path).swapped.shape == (0, 2)
+    kept = replace(found, first=torch.tensor([1.0, math.nan, 2.0])).finite()
+    assert (kept.groups.tolist(), kept.swapped.shape) == ([5, 7], (2, 2))
+
+
+def shifted(*by: float) -> Tensor:
+    """Scores with other prompts, group by group."""
+    return (UNIT + torch.tensor(by, dtype=FLOAT).repeat_interleave(2))[None]
+
+
+@pytest.mark.parametrize(
+    ("swapped", "status", "value"),
+    [
+        (shifted(-1, -1, -1, -1), "pass", "with another prompt scores change by up to 1 of the spread; own prompts score +1 higher"),
+        (shifted(1, 1, 1, 1), "fail", "clips score 1 +- 0 higher with the prompts of other clips"),
+        # The means of groups have a standard deviation of 1.155, so their mean has a standard error of 0.577.
+        (shifted(0.1, 2.1, 0.1, 2.1), "pass", "with another prompt scores change by up to 2.1 of the spread; own prompts score -1.1 higher"),
+        (shifted(0.2, 2.2, 0.2, 2.2), "warn", "clips score 1.2 +- 0.58 higher with the prompts of other clips"),
+        (shifted(1.3, 3.3, 1.3, 3.3), "warn", "clips score 2.3 +- 0.58 higher with the prompts of other clips"),
+        (shifted(1.4, 3.4, 1.4, 3.4), "fail", "clips score 2.4 +- 0.58 higher with the prompts of other clips"),
+        (torch.cat([shifted(-1, -1, -1, -1), shifted(1, 1, 1, 1)]), "fail", "clips score 1 +- 0 higher with the prompts of other clips"),
+        (shifted(9e-4, 0, 0, 0), "warn", "scores are the same with another clip's prompt"),
+        (shifted(-2e-3, 0, 0, 0), "pass", "with another prompt scores change by up to 0.002 of the spread; own prompts score +0.0005 higher"),
+        (UNIT[None][:0], "skip", "one prompt only"),
+    ],
+)  # fmt: skip
+def test_prompts_of_other_clips(swapped: Tensor, status: str, value: str) -> None:
+    found = reward.prompts(scored(swapped=swapped))
+    assert (found.name, found.status, found.value) == ("reward prompt", status, value)
+
+
+@pytest.mark.parametrize(
+    ("check", "column", "off", "status"),
+    [
+        (reward.prompts, "path", 0.49, "pass"), (reward.prompts, "path", 0.51, "fail"), (reward.prompts, "path", math.nan, "fail"),
+        (reward.repeats, "again", 0.009, "pass"), (reward.repeats, "again", -0.011, "warn"), (reward.repeats, "again", 1.1, "fail"),
+        (reward.batch, "reversed", 0.049, "pass"), (reward.batch, "reversed", 0.051, "warn"), (reward.batch, "reversed", -0.51, "fail"),
+        (reward.batch, "single", 0.049, "pass"), (reward.batch, "single", -0.051, "warn"), (reward.batch, "single", 0.51, "fail"),
+    ],
+)  # fmt: skip
+def test_a_scoring_that_differs_is_told_in_units_of_the_spread(check, column: str, off: float, status: str) -> None:
+    found = check(scored(**{column: UNIT + off * torch.eye(8, dtype=FLOAT)[3]}))
+    assert found.status == status
+    if status != "pass" and math.isfinite(off):
+        assert found.number == pytest.approx(abs(off))
+        assert f"{abs(off):.2g}" in found.value
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "options", "status", "value", "remedy"),
+    [
+        (UNIT, UNIT, {"eta": 0.5}, "pass", "std within groups 1, of which noise 0", "take a reward that tells clips of one prompt apart, or raise batch.group_size; or explore more than with kernel.eta 0.5 (`sage-grpo probe` compares etas)"),
+        (UNIT, UNIT, {}, "pass", "std within groups 1, of which noise 0", "take a reward that tells clips of one prompt apart, or raise batch.group_size"),
+        (0 * UNIT, 0 * UNIT, {"eta": 3.0, "overshoots": True}, "fail", "std within groups 0, of which noise 0", "lower kernel.eta (3) until `stability` passes: these clips hold more noise than video, which no reward can rank"),
+        (UNIT, UNIT + 0.5, {"eta": 0.5}, "warn", "std within groups 1, of which noise 0.35", "mend the reward's noise first (reward repeats), or score every clip several times and average"),
+        (UNIT, UNIT + 1.5, {}, "fail", "std within groups 1, of which noise 1.1", "mend the reward's noise first (reward repeats), or score every clip several times and average"),
+    ],
+)  # fmt: skip
+def test_a_spread_is_compared_with_its_noise(first, again, options, status, value, remedy) -> None:
+    found = reward.spread(scored(first=first, again=again), **options)
+    assert (found.status, found.value, found.remedy) == (status, value, remedy)
+    noisy, off = scored(again=UNIT - 0.5), torch.full((8,), 1.0)
+    assert [reward._is_noise(size * off, noisy) for size in (0.0, 0.99, -1.0, 1.01)] == [False, True, True, False]
+    assert reward._advantage(torch.ones(2), torch.zeros(2)) == (1.0, math.inf)
+
+
+@pytest.mark.parametrize(("noise", "status", "share"), [(0.0, "warn", 1.0), (3.0, "pass", 0.0)])
+def test_a_reward_that_is_brightness_is_told(noise: float, status: str, share: float) -> None:
+    levels = torch.tensor([10, 90, 40, 200, 60, 120, 30, 70], dtype=torch.uint8)
+    videos = levels.view(8, 1, 1, 1, 1).expand(8, 3, 4, 4, 3).contiguous()
+    first = levels.double() / 100 + noise * keyed_noise((8,), "noise").double()
+    found = reward.statistics(scored(TWO.repeat_interleave(2), first), videos, 8.0)
+    assert found.value.startswith("brightness explain ")
+    assert (found.status, found.number > 0.9) == (status, share == 1.0)
+    some = (TWO.repeat_interleave(2)[:7], first[:7])
+    assert reward.statistics(scored(*some), videos[:7], 8.0).status == status, "four degrees of freedom are left"
+    few = reward.statistics(scored(some[0][:6], first[:6]), videos[:6], 8.0)
+    assert (few.status, few.value) == ("skip", "6 clips of 2 prompts are too few for a fit")
+
+
+# ---- the machine
+
+
+def test_libraries_are_compared_number_by_number(monkeypatch) -> None:
+    there = {"torch": "2.10.1", "diffusers": "0.36.0", "transformers": "4.9.9", "peft": "1.0"}
+    wanted = ["torch>=2.9", "diffusers>=0.36.0", "transformers>=4.57.1", "peft>=9; extra == 'x'", "numpy"]
+    monkeypatch.setattr(machine, "version", lambda name: there[name])
+    monkeypatch.setattr(machine, "requires", lambda name: wanted)
+    found = machine.versions()
+    assert (found.status, found.remedy) == ("fail", "pip install -U 'transformers>=4.57.1'")
+    assert found.value == "torch 2.10.1, diffusers 0.36.0, transformers 4.9.9 (needs 4.57.1), peft 1.0"
+    there["transformers"] = "4.57.1"
+    assert machine.versions().status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("free", "dtype", "able", "status"),
+    [(40, "bfloat16", True, "pass"), (39, "bfloat16", True, "warn"), (60, "bfloat16", False, "fail"), (60, "float32", False, "pass")],
+)  # fmt: skip
+def test_half_of_a_gpu_is_to_be_free(free: int, dtype: str, able: bool, status: str, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "card")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: able)
+    found = machine.device(ModelSpec(device="cpu", dtype=dtype), torch.device("cuda"))
+    assert (found.status, found.number) == (status, free / 80)
+    assert found.value.startswith(f"card, {free} of 80 GiB free, {dtype}")
+
+
+def test_what_a_kernel_does_on_a_grid() -> None:
+    schedule = Schedule(torch.tensor([1.0, 0.5, 0.25, 0.0]), (True, True, False))
+
+    def kernel(*stds: float) -> Any:
+        left = iter(stds)
+        return lambda sigma, after: SimpleNamespace(std=torch.tensor(next(left)))
+
+    found = machine.variance(kernel(0.5, 0.25, 9.0), schedule)
+    assert (found.status, found.value) == ("pass", "std 0.25 to 0.5 over 2 steps")
+    assert machine.variance(kernel(0.0, 0.5, 0.5), schedule).status == "pass"
+    bad = machine.variance(kernel(0.5, math.nan, -1.0), schedule)
+    assert (bad.status, bad.value) == ("fail", "not a number at step(s) [1, 2]")
+    assert machine.variance(kernel(0.5, 0.5, math.inf), schedule).status == "fail"
+    still = machine.variance(kernel(0.0, 0.0, 0.0), replace(schedule, stochastic=(False,) * 3))
+    assert (still.status, still.value) == ("fail", "no step explores")
+    well = KernelSpec(name="sage_exact", eta=0.7).build()
+    end, stable = machine.last_step(well, schedule, "more"), machine.stability(well, schedule)
+    assert (end.status, end.value) == ("pass", "noise with std 0 stays in the video; more")
+    assert stable.status == "pass"
+    assert stable.value.startswith(f"final variance {stable.number:.3f} (1 is right), off the data ")
+    assert stable.number == pytest.approx(0.35624, abs=1e-5)
+
+
+def test_a_plan_says_which_steps_are_trained() -> None:
+    found = machine.plan(replace(recipe("shapes/branch"), seed=1), 1)
+    assert found.status == "pass"
+    assert found.value.endswith("trained in 1 update(s)")
+
+
+# ---- the checkpoint
+
+
+def test_tokens_are_known_and_differ(monkeypatch) -> None:
+    table: dict[str, dict[str, tuple[list[int], int | None]]] = {}
+    monkeypatch.setattr(checkpoint, "token_ids", lambda model, text: table[text])
+
+    def told(one: list[int], other: list[int], unknown: int | None = 9) -> Check:
+        table.update(
+            {"a": {"clip": (one, unknown)}, "b": {"clip": (other, unknown)}, checkpoint.SHORT: {"clip": ([], 0)}}
+        )
+        return checkpoint.tokenizer(None, ["a", "b"])  # type: ignore[arg-type]
+
+    for ids, status, value in (
+        (([1, 2, 3, 4], [1, 2, 3, 4, 5, 9]), "pass", "clip 5 tokens a prompt, 1 unknown"),
+        (([1, 9, 3, 4], [1, 2, 3, 4, 5, 9]), "pass", "clip 5 tokens a prompt, 2 unknown"),
+        (([1, 9, 9, 4], [1, 2, 3, 4, 5, 9]), "fail", "clip does not know 3 of 10 tokens"),
+        (([1, 2], [1, 2]), "fail", "clip gives different prompts the same tokens"),
+        (([1, 2], []), "fail", "clip finds no token in 'b'"),
+        (([9, 9], [9], None), "pass", "clip 2 tokens a prompt, 0 unknown"),
+    ):
+        found = told(*ids)  # type: ignore[arg-type]
+        assert (found.status, found.value) == (status, value)
+
+
+def condition(value: float, length: int = 4) -> Any:
+    return SimpleNamespace(tensors={"text": torch.full((length,), value)})
+
+
+def model_of(**more: Any) -> Any:
+    """A model whose velocity is the value of its condition everywhere."""
+
+    def velocity(x: Tensor, sigma: Tensor, given: list[Any], guidance: float | None = None) -> Tensor:
+        assert float(sigma) == pytest.approx(0.7)
+        return torch.stack([torch.full_like(row, float(one.tensors["text"][0])) for row, one in zip(x, given)])
+
+    spec = SimpleNamespace(dtype="float32", lora=None)
+    own = {"velocity": velocity, "spec": spec, "dtype": torch.float32, "device": "cpu", "latent_shape": lambda: (2, 3)}
+    return SimpleNamespace(**own | {"encode": lambda texts, images: [condition(1.0), condition(2.0, 9)]} | more)
+
+
+LIMITS = {"encodings": (2e-4, 2e-3), "pipeline": (2e-4, 8e-4), "padding": (2e-4, 2e-3), "save": (5e-5, 2e-4)}
+
+
+@pytest.mark.parametrize("name", ["encodings", "pipeline", "padding"])
+def test_what_differs_is_graded_by_the_precision(name: str, monkeypatch) -> None:
+    def told(gap: float) -> Check:
+        found = condition(1.0 + gap).tensors
+        model = model_of(_cache=SimpleNamespace(folder="cache"))
+        if name == "encodings":
+            monkeypatch.setattr(checkpoint, "fresh_encoding", lambda model, text, image: condition(float(text)).tensors)
+            model.encode = lambda texts, images: [condition(float(text) * (1 + gap * (text == "2"))) for text in texts]
+            return checkpoint.encodings(model, ["1", "2"], [None, None])
+        if name == "pipeline":
+            monkeypatch.setattr(checkpoint, "stock_latents", lambda model, text, image, x, steps: torch.ones(4) * steps)
+            monkeypatch.setattr(checkpoint, "our_latents", lambda model, condition, x, steps: found["text"] * steps)
+            model.encode = lambda texts, images: [condition(1.0)]
+            check, wanted = checkpoint.pipeline(model, "a cat", None)
+            assert wanted.tolist() == [2.0] * 4
+            return check
+        plain = model.velocity
+        model.velocity = lambda x, sigma, given: plain(x, sigma, given) * (1 + gap * (len(x) == 2))
+        return checkpoint.padding(model, torch.zeros(1, 2, 3), [None])
+
+    warn, fail = LIMITS[name]
+    found = [(told(gap).status, told(gap).name) for gap in (0.0, 0.9 * warn, 1.1 * warn, 0.9 * fail, 1.1 * fail)]
+    assert found == [(status, name) for status in ("pass", "pass", "warn", "warn", "fail")]
+    assert told(1.0).number == pytest.approx(1.0)
+    assert "differ" in told(1.0).value
+    assert told(1.0).value.endswith("by 1")
+
+
+def test_encodings_with_other_names_differ_by_everything() -> None:
+    assert checkpoint._gap({"a": torch.ones(1)}, {"b": torch.ones(1)}) == math.inf
+    assert checkpoint._gap(*({"a": torch.ones(1), "b": torch.tensor([b])} for b in (3.0, 2.0))) == 0.5
+
+
+# ---- sampling
+
+
+def test_starts_are_shared_by_seed_prompt_and_member() -> None:
+    def group(number: int, seed: int | None = None) -> Any:
+        return SimpleNamespace(number=number, prompt=Prompt("a", seed=seed))
+
+    first, second = Member(0, 0), Member(1, 1)
+    for one, other, two, same, share in (
+        (group(0), group(0), first, False, True),
+        (group(0), group(0), second, False, False),
+        (group(0), group(0), second, True, True),
+        (group(0), group(1), first, True, False),
+        (group(0, 7), group(1, 7), first, False, True),
+        (group(0, 7), group(0, 8), first, True, False),
+        (group(0, 7), group(1), first, True, False),
+        (group(0), group(1, 7), first, True, False),
+    ):
+        assert sampling._share_start(one, other, first, two, same) is share
+
+
+def noises(start: Any = None, step: Any = None, same: bool = False) -> Check:
+    """The check of noises on two prompts with two clips each, of which two steps are looked at."""
+    members = [Member(group, index) for group in range(2) for index in range(2)]
+    keys = SimpleNamespace(
+        start=start or (lambda group, member, shape: keyed_noise(shape, group.number, 0 if same else member.index)),
+        step=step or (lambda ms, label, shape: keyed_noise((1, *shape), "step", ms[0].group, ms[0].index, label)),
+    )
+    groups = [SimpleNamespace(number=number, prompt=Prompt("a")) for number in range(2)]
+    return sampling.noise(SimpleNamespace(
+        sampler=SimpleNamespace(keys=keys), members=members, group=lambda member: groups[member.group],
+        trainer=SimpleNamespace(model=SimpleNamespace(latent_shape=lambda: (50, 80)), config=SimpleNamespace(rollout=SimpleNamespace(same_noise=same))),
+        plan=SimpleNamespace(updates=2, labels=lambda update: [7, 3] if update else [3, 5]),
+    ))  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_noises_are_normal_and_alike_only_where_they_should_be() -> None:
+    for same in (False, True):
+        well = noises(same=same)
+        assert (well.status, well.number) == ("pass", pytest.approx(1.0, abs=0.02))
+        assert well.value == f"4 starts and 8 explorations: std {well.number:.3f}, different where they should be"
+    one = noises(start=lambda group, member, shape: keyed_noise(shape, member.index))
+    assert (one.status, one.value) == (
+        "fail",
+        "clip 0 of prompt 0 and clip 0 of prompt 1 start from the same noise; clip 1 of prompt 0 and clip 1 of prompt 1 start from the same noise",
+    )
+    own = noises(start=lambda group, member, shape: keyed_noise(shape, group.number, member.index), same=True)
+    assert own.value.startswith("clip 0 of prompt 0 and clip 1 of prompt 0 start from different noise; ")
+    steps = noises(step=lambda ms, label, shape: keyed_noise((1, *shape), "step", ms[0].group, ms[0].index))
+    assert steps.value.startswith(
+        "clip 0 of prompt 0 at step 3 and clip 0 of prompt 0 at step 5 explore with the same noise; "
+    )
+    assert steps.value.endswith("; 2 more")
+    for size, status in ((1.02, "pass"), (0.98, "pass"), (1.1, "fail"), (0.9, "fail")):
+        wide = noises(
+            start=lambda group, member, shape: size * keyed_noise(shape, group.number, member.index),  # noqa: B023
+            step=lambda ms, label, shape: size * keyed_noise((1, *shape), "s", ms[0].group, ms[0].index, label),  # noqa: B023
+        )
+        assert wide.status == status
+        assert wide.value.endswith(
+            "different where they should be" if status == "pass" else f"its std is {wide.number:.3f}, not 1"
+        )
+
+
+def probed(
+    explored: float,
+    linear: float,
+    asked: bool | None = True,
+    forecast: float = 0.0,
+    prompts: int = 2,
+    branches: int = 1,
+) -> Check:
+    config = recipe("shapes/branch")
+    window = replace(config.rollout.window, branches=branches, at=None, weights=None)
+    batch = replace(config.batch, prompts=6, group_size=4)
+    prober = SimpleNamespace(
+        config=replace(config, batch=batch, rollout=replace(config.rollout, window=window)), prompts=[1] * prompts,
+        model=SimpleNamespace(latent_shape=lambda: (2, 3)), run=lambda plans, eta: SimpleNamespace(reward=torch.zeros(2, 2, 8)),
+    )  # fmt: skip
+    known = SimpleNamespace(
+        linear=Estimate(value=linear, low=-0.5, high=2.0), explored=Estimate(value=0.05, low=0.0, high=explored)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "effect", lambda rewards, still: known)
+        return sampling.signal(prober, [], asked=asked, forecast=forecast)  # type: ignore[arg-type]
+
+
+def test_a_signal_is_the_root_of_clips_by_dimensions() -> None:
+    found = probed(0.1, 0.75)
+    assert (found.status, found.number) == ("pass", 1.5)
+    assert found.value == "1.5 with 6 x 4 clips; exploration makes 5% of the reward's variance, R 0.75 (-0.50 to 2.00)"
+    assert probed(0.1, 0.75, branches=2).number == pytest.approx(1.5 * math.sqrt(2)), "three independent clips of four"
+    assert [probed(0.09, 1.0).status, probed(0.1, -1.0).number] == ["warn", 0.0]
+    skipped = [probed(1.0, 1.0, False), probed(1.0, 1.0, prompts=1), probed(1.0, 1.0, None, 180.0)]
+    assert [(one.status, one.value) for one in skipped] == [
+        ("skip", "doctor.probe is false"),
+        ("skip", "an interval needs two prompts"),
+        ("skip", "about 3 minutes: ask for it with --doctor.probe true"),
+    ]
+    assert probed(1.0, 1.0, None, 120.0).status == probed(1.0, 1.0, True, 180.0).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "off", "status", "said"),
+    [
+        (3.0, 3.0, 0.0, "pass", "scale 3; update and a pass at that scale differ by 0"),
+        (3.0, 3.0, 9e-5, "pass", "update"), (3.0, 3.0, 2e-4, "warn", "update"), (3.0, 3.0, 0.02, "fail", "update"),
+        (None, 3.0, 0.0, "pass", "scale 3; update and a pass at that scale differ by 0"),
+        (1.0, 3.0, 0.0, "warn", "scale 1; update and a pass at that scale differ by 0; but evaluation and generate sample at scale 3"),
+    ],
+)  # fmt: skip
+def test_a_replay_is_compared_with_a_pass_at_the_scale_that_was_asked_for(
+    asked, own, off, status, said, monkeypatch
+) -> None:
+    seen = []
+
+    def velocity(x: Tensor, sigma: float, conditions: object, guidance: float | None) -> Tensor:
+        seen.append((sigma, conditions, guidance))
+        return torch.ones(2)
+
+    model = SimpleNamespace(guidance_scale=own, device="cpu", velocity=velocity)
+    trainer = SimpleNamespace(model=model, config=SimpleNamespace(model=SimpleNamespace(training_guidance=asked)))
+    policy = SimpleNamespace(schedule=SimpleNamespace(pair=lambda step: (0.1 * step, 0.0)))
+    items = [
+        SimpleNamespace(step=step, record=SimpleNamespace(x=torch.zeros(2), conditions=f"c{step}", policy=policy, log_prob_old=None))
+        for step in (4, 5, 6)
+    ]  # fmt: skip
+    replayed = {4: torch.ones(2), 6: torch.ones(2) * (1 + off)}
+    monkeypatch.setattr(sampling.update, "replay", lambda item, device: SimpleNamespace(velocity=replayed[item.step]))
+    found = sampling.guidance(SimpleNamespace(trainer=trainer), items)  # type: ignore[arg-type]
+    assert seen == [(pytest.approx(0.4), "c4", asked), (pytest.approx(0.6), "c6", asked)], "the first and the last"
+    assert (found.status, found.number) == (status, pytest.approx(off, rel=1e-2))
+    assert found.value == said or (off and said in found.value)
+
+
+def test_a_rollouts_gap_is_in_its_log_probabilities() -> None:
+    law = SimpleNamespace(log_prob=lambda x: x.sum(1), expand=lambda count: law)
+    policy = SimpleNamespace(at=lambda step, x, v: SimpleNamespace(gaussian=law))
+    record = SimpleNamespace(
+        policy=policy, x_next=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), log_prob_old=torch.tensor([3.0, 7.5])
+    )
+    item = SimpleNamespace(step=1, record=record)
+    assert sampling._rollout_gap(item, torch.zeros(2), torch.zeros(2)) == 0.5  # type: ignore[arg-type]
+    record.log_prob_old = torch.tensor([3.25, 7.0])
+    assert sampling._rollout_gap(item, torch.zeros(2), torch.zeros(2)) == 0.25  # type: ignore[arg-type]
+
+
+# ---- learning and the whole
+
+
+@pytest.mark.parametrize(
+    ("by", "held", "status"),
+    [(0.0, None, "pass"), (0.39, None, "pass"), (0.41, None, "warn"), (-0.41, 1.0, "warn"), (1.1, None, "fail"), (1.1, 1.0, "warn"), (math.inf, 1.0, "fail"), (math.nan, None, "fail")],
+)  # fmt: skip
+def test_how_far_one_update_may_go(by: float, held: float | None, status: str, monkeypatch) -> None:
+    monkeypatch.setattr(learning, "velocities", lambda trainer, items: [torch.ones(2), torch.full((2,), 1 + by)])
+    trainer = SimpleNamespace(config=SimpleNamespace(optimizer=SimpleNamespace(lr=0.5, max_kl=held)))
+    found = learning.step_size(trainer, [], [torch.ones(2)] * 2)  # type: ignore[arg-type]
+    size = abs(by) if math.isfinite(by) else math.inf
+    taken = ", which optimizer.max_kl takes back in part" if held and status != "pass" else ""
+    assert (found.status, found.number) == (status, pytest.approx(size))
+    assert found.value == f"one update at learning rate 0.5 moved the velocities by {size:.2g} of their size{taken}"
+
+
+def test_weights_are_watched_whose_gradient_is_not_lost_beside_the_others() -> None:
+    p = nn.Parameter(torch.zeros(5000))
+    assert not learning._pushed(p).any()
+    p.grad = torch.ones(5000)
+    p.grad[:2] = torch.tensor([0.009, -0.011])
+    found = learning._pushed(p)
+    assert (len(found), found[:3].tolist()) == (4096, [False, True, True])
+    names = {"a.q.lora_A.w": 0, "a.q.lora_B.w": 0, "a.k.weight": 0, "a.k.bias": 0, "norm.weight": 0}
+    assert learning._modules(names) == {"a.q", "a.k", "norm"}
+
+
+def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> None:
+    lists = [
+        [("x", "pass"), ("y", "warn")],
+        [("x", "skip"), ("y", "warn"), ("z", "warn")],
+        [("x", "warn"), ("z", "pass")],
+    ]
+    found = [[Check(name, status, "3") for name, status in rows] for rows in lists]  # type: ignore[arg-type]
+    texts = [json.dumps([asdict(one) for one in rows]) for rows in found]
+    monkeypatch.setattr(World, "texts", lambda self, text: [text, *texts[1:]])
+    told = examine.over_ranks(found[0], World())
+    assert [(one.name, one.status, one.value) for one in told] == [
+        ("z", "warn", "rank 1: 3"),
+        ("x", "warn", "rank 2: 3"),
+    ]
+
+
+def test_a_check_up_is_a_small_run_that_trains_every_step() -> None:
+    config = replace(recipe("shapes/sage"), batch=replace(recipe("shapes/sage").batch, micro_batch=3))
+    config = replace(config, update=replace(config.update, step_fraction=0.5))
+    for members, micro in ((2, 2), (5, 3)):
+        made = examine.small(config, DoctorSpec(prompts=3, members=members))
+        assert (made.batch.prompts, made.batch.group_size, made.batch.micro_batch) == (3, members, micro)
+        assert (made.update.step_fraction, made.data.encode_ahead, made.evaluate.prompts) == (1.0, 1, 1)
+    same, other, last = Prompt("a"), Prompt("b"), Prompt("c")
+    assert examine._different([same, same, other, last]) == [same, other]
+    assert examine._different([same, same]) == [same]
+
+
+def test_verdicts_are_counted_from_good_to_bad(capsys) -> None:
+    show_summary([Check("x", status, "") for status in ("fail", "pass", "warn", "pass")], Console(width=99))  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "2 pass, 1 warn, 1 fail\n"
