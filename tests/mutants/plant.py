@@ -55,6 +55,7 @@ COPIED = [
     "tests",
     "docs",
     "benchmarks",
+    "examples",
     "pyproject.toml",
     "README.md",
     "CHANGELOG.md",
