@@ -118,14 +118,15 @@ class Ray:
 @pytest.fixture
 def connecting(monkeypatch):
     monkeypatch.setattr(cluster.os, "cpu_count", lambda: 4)
-    before = signal.getsignal(signal.SIGTERM)
+    given = signal.signal(signal.SIGTERM, before := lambda number, frame: None)
 
     def connect(ray: Ray, *given: Any) -> Any:
         monkeypatch.setattr(cluster, "find_ray", lambda address: ray)
         return cluster.connected(*given)
 
     yield connect
-    assert signal.getsignal(signal.SIGTERM) is before
+    found = signal.signal(signal.SIGTERM, given)
+    assert found is before, "Ray takes the signal for itself"
 
 
 def test_a_cluster_that_others_could_reach_is_not_used(connecting) -> None:

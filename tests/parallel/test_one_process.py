@@ -142,6 +142,8 @@ def group(monkeypatch):
     assert watched == [True]
     yield made
     made.close()
+    assert made.heartbeat._stop.is_set()
+    assert not any(thread.is_alive() for thread in made.heartbeat._threads)
 
 
 class Net(nn.Module):
@@ -181,6 +183,8 @@ def test_a_sharded_network_is_the_network(group) -> None:
     whole = engine.whole({name: p.grad for name, p in network.blocks.named_parameters()})
     for name, p in plain.blocks.named_parameters():
         torch.testing.assert_close(whole[name], p.grad * 0.5 / norm, rtol=1e-5, atol=1e-7)
+    kept = {"w": network.kept}
+    assert engine.whole(kept)["w"].data_ptr() != network.kept.data_ptr(), "a copy"
     assert replace(engine, world=World(rank=1)).whole({"w": network.blocks[0].weight}) == {}
     assert disagreeing(dict(network.named_parameters()), group) == []
     with torch.no_grad():
@@ -192,9 +196,11 @@ def test_a_sharded_network_is_the_network(group) -> None:
 def test_weights_are_gathered_as_they_are_computed_with_and_gradients_reduced_in_float32(group) -> None:
     network, seen = Net(), []
     network.blocks[1].register_forward_pre_hook(lambda block, given: seen.append((block.weight.dtype, given[0].dtype)))
-    shard([(network, network.blocks)], ParallelSpec(reshard=False), group, compute=torch.bfloat16)
+    shard([(network, network.blocks)], ParallelSpec(reshard=False, cpu_offload=True), group, compute=torch.bfloat16)
+    with torch.no_grad():
+        network(torch.ones(2, 3, dtype=torch.bfloat16))
     y = network(torch.ones(2, 3, dtype=torch.bfloat16))[0]
-    assert seen == [(torch.bfloat16, torch.bfloat16)]
+    assert seen == [(torch.bfloat16, torch.bfloat16)] * 2
     state = network.blocks[1]._get_fsdp_state()._fsdp_param_group
     assert state._sharded_state.name == "UNSHARDED", "reshard is off"
     y.sum().backward()
