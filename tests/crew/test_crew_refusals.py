@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -79,10 +80,12 @@ def test_what_only_the_start_knows(config, monkeypatch) -> None:
 
 def test_without_the_package_the_extra_is_named(config, monkeypatch) -> None:
     for name in ("RAY_USAGE_STATS_ENABLED", cluster.LOOPBACK):
-        monkeypatch.setenv(name, "0")
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r'pip install "sage-grpo\[ray\]"'):
         preflight(config)
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == os.environ[cluster.LOOPBACK] == "0"
 
 
 class Ray:
