@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +14,23 @@ import torch
 from in_process import employing
 from torch import nn
 
-from sage_grpo.crew import on_ray, studio
-from sage_grpo.crew.foreman import LARGEST
+from sage_grpo.crew import foreman, on_ray, studio
+from sage_grpo.crew.foreman import LARGEST, Order
+from sage_grpo.crew.hands import Told
 from sage_grpo.crew.jobs import CrewError, Result, checked, packed, unpack
 from sage_grpo.crew.studio import Studio
 from sage_grpo.crew.worker import Worker
 from sage_grpo.data.groups import Member, MicroBatch
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.lora import LoraSpec
+from sage_grpo.models.policy import Policy
 from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.parallel.world import World
+from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.rollout import Kept, Rollout
+from sage_grpo.training.rollout import Kept, Rollout, Storage
 from sage_grpo.training.scoring import Judged
+from sage_grpo.training.update import Objective
 from sage_grpo.types import Sound, VideoSpec
 
 
@@ -101,35 +106,55 @@ def test_whoever_listens_gets_the_sound(whole: bool, hears: bool, heard: bool, m
 
 
 @pytest.mark.parametrize(
-    ("whole", "small", "asked"), [(True, False, None), (False, False, [0, 3]), (False, True, None)]
+    ("whole", "small", "needed", "asked", "entered"),
+    [
+        ({}, False, [0, 3], None, 1),
+        ({"whole": False}, False, [0, 3], [0, 3], 1),
+        ({"whole": False}, False, [], [], 0),
+        ({"whole": False}, True, [0, 3], None, 0),
+    ],
 )
 def test_only_frames_that_somebody_reads_are_decoded_and_another_decoder_makes_whole_clips(
-    whole: bool, small: bool, asked: list[int] | None, monkeypatch
+    whole: dict[str, bool], small: bool, needed: list[int], asked: list[int] | None, entered: int, monkeypatch
 ) -> None:
     seen: list[Any] = []
+    early: list[Any] = []
+    ticks: list[Any] = []
 
     class Clips:
         videos = torch.zeros(0)
 
         def __init__(self, model: object, frames: object, count: int) -> None:
-            seen.append((frames, count))
+            seen.append((model, frames, count))
 
-        def add(self, latents: torch.Tensor, decoder: object) -> None:
-            seen.append(decoder)
+        def add(self, latents: torch.Tensor, decoder: object) -> str:
+            seen.append((latents is mine[0][1], decoder))
+            return "decoded"
+
+    @contextmanager
+    def decoding():
+        ticks.append("in")
+        yield
 
     monkeypatch.setattr(studio, "Clips", Clips)
-    monkeypatch.setattr(studio, "frames_needed", lambda model, reward: [0, 3])
-    mine = [(MicroBatch((Member(0, 0), Member(0, 1))), torch.zeros(2, 3))]
+    monkeypatch.setattr(studio, "frames_needed", lambda model, reward: needed if (model, reward) == ("m", "r") else 0)
+    mine = [(MicroBatch((Member(1, 0), Member(0, 1))), torch.zeros(2, 3))]
     place = SimpleNamespace(
         _mine=lambda rollout: mine,
-        clock=SimpleNamespace(ticker=lambda number: lambda: None),
+        clock=SimpleNamespace(ticker=lambda number: lambda: ticks.append(number)),
         small="small" if small else None,
-        model=None,
-        reward=None,
-        vae=SimpleNamespace(decoding=nullcontext),
+        model="m",
+        reward="r",
+        vae=SimpleNamespace(decoding=decoding),
     )
-    Studio.decode(place, Rollout(), whole=whole)
-    assert seen == [(asked, 2), place.small]
+    prompts = [Prompt("a", metadata={"n": 1}), Prompt("b")]
+    sink = SimpleNamespace(add=lambda *given: early.append(given))
+    assert Studio.decode(place, Rollout(), sink, prompts, **whole) is Clips.videos
+    assert seen == [("m", asked, 2), (True, place.small)]
+    assert ticks == ["in"] * entered + [1]
+    ((decoded, texts, metadata, latents),) = early
+    assert (decoded, texts, latents is mine[0][1]) == ("decoded", ["b", "a"], True)
+    assert metadata[1] == {"n": 1} != metadata[0]
 
 
 def test_latents_and_sound_reach_the_rewards_as_themselves(config, monkeypatch) -> None:
@@ -157,6 +182,182 @@ def test_clips_and_their_sound_travel_where_somebody_looks_at_them(whole: bool) 
     assert shown.thumbnails is judged.thumbnails
 
 
+def test_a_replay_of_one_clip_has_the_law_of_its_group(monkeypatch) -> None:
+    """At fresh noise levels theirs; prompts that share passes are asked once."""
+    levels = SimpleNamespace(kernel="fresh kernel", schedule="fresh levels")
+    plan = SimpleNamespace(groups=[None, SimpleNamespace(levels=levels), SimpleNamespace(levels=None)])
+    policy = Policy("model", "kernel", "schedule", 1.0)
+    place = SimpleNamespace(policy=lambda group: policy)
+    conditions = {1: "one", 2: "two"}
+    for first, law in ((1, ("fresh kernel", "fresh levels")), (2, ("kernel", "schedule"))):
+        for shared, rows in ((True, 1), (False, 2)):
+            replay = SimpleNamespace(members=[Member(first, 0), Member(first, 1)], shared=shared)
+            found, asked = Studio.replayed(place, plan, replay, conditions)
+            assert (found.kernel, found.schedule) == law
+            assert asked == (conditions[first],) * rows
+    assert Studio.replayed(place, plan, SimpleNamespace(members=[Member(1, 4)], shared=False), conditions)[1] == (
+        "one",
+    )
+
+
+def test_a_studio_refuses_what_its_plan_or_model_cannot_do(config, make_trainer, monkeypatch) -> None:
+    known, seen = make_trainer(replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec()))).studio, []
+    monkeypatch.setattr(studio.Planner, "check", lambda planner: seen.append(planner))
+    monkeypatch.setattr(studio, "check_cheap", lambda *given, split: seen.append((*given, split)))
+    for group in (None, "the other ranks of this clip"):
+        one = Studio(known.config, known.model, known.reward, world=World(sequence_group=group))
+        assert seen == [one.planner, (known.config, known.model, one.planner, group is not None)]
+        assert one.encoder is None
+        seen.clear()
+    kept = replace(known.config.rollout, storage="bfloat16", offload=True)
+    for mode in ("none", "dual"):
+        known.config = replace(known.config, rollout=kept, trust_region=TrustRegion(mode=mode))
+        needed = Objective(known.config.surrogate, known.config.trust_region, 9).needs_v_old
+        assert known.storage == Storage(torch.bfloat16, torch.device("cpu"), needed)
+
+
+class Fake:
+    """Workers of which nothing is computed; a foreman with a clock that stands still."""
+
+    def __init__(self, monkeypatch, *names: str, world: World | None = None) -> None:
+        self.names, self.started, self.told, self.gone, self.now, self.hoped = list(names), [], [], [], 100.0, ""
+        self.slept: list[float] = []
+        self.waited: list[float] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.slept.append)
+        monkeypatch.setattr(foreman, "time", clock)
+        place = SimpleNamespace(world=world or World())
+        self.foreman = foreman.Foreman(place, {}, self, RaySpec(limit=0.25, patience=50.0), 0.5)
+
+    def ready(self) -> list[str]:
+        return self.names
+
+    def hope(self) -> str:
+        return self.hoped
+
+    def start(self, worker: str, job: Any) -> None:
+        self.started.append((worker, job.part))
+
+    def wait(self, seconds: float) -> list[Told]:
+        self.waited.append(seconds)
+        told, self.told = self.told, []
+        return told
+
+    def dismiss(self, worker: str) -> None:
+        self.gone.append(worker)
+        self.names.remove(worker)
+
+    def order(self, parts: int) -> Order:
+        jobs = [SimpleNamespace(iteration=4, part=part) for part in range(parts)]
+        made = Order(SimpleNamespace(iteration=4), jobs, {}, 3, None)
+        self.foreman._orders[4] = made
+        self.foreman._queue.extend(jobs)
+        return made
+
+
+def test_jobs_go_to_who_waits_longest_and_come_back_first_where_they_failed(monkeypatch) -> None:
+    crew = Fake(monkeypatch, "a", "b")
+    order = crew.order(3)
+    crew.foreman._free = {"b": 90.0, "a": 97.0}
+    crew.foreman._round(0.5)
+    assert crew.started == [("b", 0), ("a", 1)]
+    assert (crew.foreman._idle, crew.foreman._free, crew.waited) == (13.0, {}, [0.5])
+    crew.now, crew.told = 110.0, [Told("b", error="no memory"), Told("a", result="done"), Told("stranger", result="x")]
+    crew.foreman._round(0.5)
+    assert order.results == {1: ("a", "done")}
+    assert (order.failed, crew.foreman._lost, order.done) == ({0: 1}, 0, False)
+    assert [job.part for job in crew.foreman._queue] == [0, 2], "first what failed"
+    crew.told = [Told("a", error="gone", lost=True)]
+    crew.foreman._round(0.5)
+    assert crew.started[2:] == [("a", 0), ("b", 2)]
+    assert (order.failed[0], crew.foreman._lost, [job.part for job in crew.foreman._queue]) == (1, 1, [0])
+    for times in (2, 3):
+        crew.told = [Told("a", error=f"again {times}")]
+        crew.foreman._work(0.5)
+    assert crew.foreman._error == ("Part 1 of iteration 5 failed 3 times on workers, the last time on a:\nagain 3")
+
+
+def test_a_run_without_workers_ends_after_its_patience_or_without_hope(monkeypatch) -> None:
+    crew = Fake(monkeypatch)
+    crew.order(1)
+    crew.now = 150.0
+    crew.foreman._round(0.5)
+    crew.now = 150.1
+    with pytest.raises(CrewError, match="none was there for 50 seconds"):
+        crew.foreman._round(0.5)
+    crew.foreman._queue.clear()
+    crew.foreman._round(0.5)  # nothing is asked: it is not waited for
+    crew.foreman._queue.append(None)
+    crew.foreman._round(0.5)
+    crew.hoped = "all were refused"
+    with pytest.raises(CrewError, match="clips: all were refused"):
+        crew.foreman._round(0.5)
+
+
+def test_workers_go_on_while_the_trainer_does_something_else(monkeypatch) -> None:
+    crew, rounds = Fake(monkeypatch), []
+
+    def work(seconds: float) -> None:
+        rounds.append(seconds)
+        crew.foreman._running = {"a": None} if len(rounds) == 1 else {}
+        crew.foreman._error = "ends" if len(rounds) == 2 else ""
+
+    crew.foreman._work = work
+    crew.foreman._between()
+    assert rounds == [foreman.WAIT / 10] * 2
+    assert crew.slept == [foreman.WAIT / 100, foreman.WAIT / 5]
+    crew.foreman._error = ""
+    crew.foreman._closed.set()
+    crew.foreman._between()
+    assert len(rounds) == 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """As much of a replay as a check needs."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Asks(World):
+    """Beside another process that has three workers."""
+
+    def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
+        return torch.cat([values, torch.tensor([3])])
+
+
+def test_the_largest_difference_counts_and_a_worker_beyond_the_limit_goes(monkeypatch) -> None:
+    """By the last part of each; a process with fewer workers repeats its last one, so that all run as many passes."""
+    crew = Fake(monkeypatch, "a", "b", world=Asks())
+    order, asked, proof = crew.order(3), [], torch.tensor([1.0, 1.0])
+    for part, (worker, stored) in enumerate([("a", [9.0, 9.0]), ("b", None), ("a", [1.0, 3.0])]):
+        record = SimpleNamespace(log_prob_old=None if stored is None else torch.tensor(stored))
+        kept = SimpleNamespace(record=lambda *law, record=record: record)
+        order.results[part] = worker, SimpleNamespace(records={Step(7): kept}, proof=proof)
+    crew.foreman.studio.replayed = lambda plan, one, conditions: (one, conditions)
+    monkeypatch.setattr(foreman, "checked", lambda plan, records: next(iter(records)))
+    monkeypatch.setattr(
+        foreman, "log_prob", lambda record, step: asked.append((record, step)) or torch.tensor([1.125, 1.0])
+    )
+    assert crew.foreman._measure(order) == {"b": 0.125, "a": 2.0}
+    assert [step for _, step in asked] == [7, 7, 7]
+    assert asked[1][0] is asked[2][0]
+    crew.foreman.studio.world = World()
+    crew.foreman._running = {"a": order.jobs[0]}
+    with pytest.warns(UserWarning, match="a is refused: .* differs by 2 from that of the replay, and 0.12 is allowed"):
+        assert crew.foreman._refuse(order)
+    assert (crew.gone, crew.foreman._refused, crew.foreman._error) == (["a"], 1, "")
+    assert order.results.keys() == {1}, "0.125 is allowed"
+    assert sorted(job.part for job in list(crew.foreman._queue)[:3]) == [0, 0, 2], "before all others"
+    assert crew.foreman.gaps == {"b": 0.125, "a": 2.0}
+    assert not crew.foreman._refuse(order)
+    monkeypatch.setattr(foreman, "log_prob", lambda record, step: torch.tensor([float("nan"), 1.0]))
+    crew.hoped = "all were refused"
+    with pytest.warns(UserWarning, match="b is refused"):
+        assert crew.foreman._refuse(order)
+    assert crew.foreman._error.startswith("Every worker was refused: the log-probability of a step that b sampled")
+
+
 class Cluster:
     """As much of Ray as workers need: what was asked, and calls that are done when they are waited for."""
 
@@ -169,6 +370,7 @@ class Cluster:
         self.options_: dict[str, float] = {}
         self.killed: list[str] = []
         self.stored: list[bytes] = []
+        self.asked: list[Any] = []
         self._names = itertools.count()
 
     def remote(self, kind: type) -> Any:
@@ -179,7 +381,7 @@ class Cluster:
         return SimpleNamespace(options=options)
 
     def _actor(self, name: str) -> Any:
-        call = SimpleNamespace(remote=lambda *given: (name, *map(id, given)))
+        call = SimpleNamespace(remote=lambda *given: self.asked.append(given) or (name, *map(id, given)))
         return SimpleNamespace(name=name, ready=call, make=call)
 
     def put(self, weights: bytes) -> int:
@@ -221,6 +423,7 @@ def test_workers_on_a_cluster_come_work_fail_and_are_replaced(config, make_train
     assert list(hands._weights) == [2]
     job = SimpleNamespace(version=2)
     hands.start("worker 2", job)
+    assert ray.asked[-1] == (job, 3), "the third weights"
     (told,) = hands.wait(1.0)
     assert (told.worker, told.lost, told.result.seconds) == ("worker 2", False, 1.0)
 
@@ -240,4 +443,11 @@ def test_workers_on_a_cluster_come_work_fail_and_are_replaced(config, make_train
         (told,) = hands.wait(1.0)
     assert "worker 4 could not start: The actor died" in hands.hope()
     assert not hands._actors, "it would not start a second time either"
-    hands.close()
+    others = on_ray.RayHands(
+        replace(config, rollout=replace(config.rollout, ray=replace(spec, workers=4, gpus=None))), place, 1, 2
+    )
+    assert (list(others._actors), ray.options_["num_gpus"]) == (["worker 2", "worker 4"], 0.0)
+    assert others.hope() == ""
+    killed = len(ray.killed)
+    others.close()
+    assert (len(ray.killed) - killed, others.hope()) == (2, "all were refused")

@@ -122,12 +122,6 @@ def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, mon
     assert trainer.crew.row["crew/gap"] == 0.0
 
 
-def test_who_waits_for_the_trainers_updates_is_idle(config, monkeypatch) -> None:
-    trainer = employing(monkeypatch, on_ray(config), "a", "b")
-    first, second = trainer.step(), trainer.step()
-    assert second["crew/idle_s"] > 2 * first["time/update"] > 0
-
-
 def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
     draw = random.Random(0)
     trainer = employing(
@@ -161,22 +155,6 @@ def test_a_difference_within_the_limit_is_told_and_kept(config, monkeypatch) -> 
     trainer.step()
     assert trainer.crew.row["crew/gap"] == pytest.approx(0.05, rel=1e-3)
     assert trainer.crew.gaps.keys() == {"a"}
-
-
-def test_a_job_that_always_fails_ends_the_run_with_its_error(config, monkeypatch) -> None:
-    trainer = employing(monkeypatch, on_ray(config), "a", fate=lambda worker, job: "fails" * (job.part == 1))
-    with pytest.raises(CrewError, match=r"(?s)Part 2 of iteration 1 failed 3 times.*out of memory"):
-        trainer.step()
-
-
-@pytest.mark.parametrize("patience", [600.0, 0.01])
-def test_without_any_worker_the_run_ends(config, monkeypatch, patience) -> None:
-    trainer = employing(monkeypatch, on_ray(config, patience=patience), "a", fate=lambda worker, job: "dies")
-    trainer.crew.hands.replaces = False
-    if patience < 1:
-        monkeypatch.setattr(trainer.crew.hands, "hope", lambda: "")
-    with pytest.raises(CrewError, match=r"no worker to sample clips: (all are gone|none was there for 0.01 seconds)"):
-        trainer.step()
 
 
 def test_one_that_joins_late_gets_work(config, alone, monkeypatch) -> None:

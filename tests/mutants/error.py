@@ -1,14 +1,123 @@
-"""One planted error."""
+"""Planted errors: one change of a syntax tree each, and the tests that must see it. Tables in `errors/` list some:
+
+    - what: the error in one line
+      in: sentinel/sentinel.py::Sentinel._before      # file under src/sage_grpo, and symbol
+      from: Python that stands in that symbol once # an expression or statements, however they are formatted
+      to: what stands there instead                # `pass` takes statements away
+      tests: sentinel/test_sentinel.py::test_name     # under tests/; or a list
+      which: 2 of 3                                # only where it stands there several times
+      hangs: true                                  # only where running into the time limit counts as noticed
+
+Every value is text (`to: 1` needs no quotes); what YAML reads otherwise (`[`, `{`, `: `) goes into a block after `|-`.
+"""
 
 from __future__ import annotations
 
+import ast
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from mutants import pattern
+import yaml
 
 PACKAGE = "src/sage_grpo"
+FIELDS = {"what", "in", "from", "to", "tests"}
+
+
+class DoesNotFit(Exception):
+    """An entry that names what is not there."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A node of a syntax tree, or the first of some statements of a block."""
+
+    above: ast.AST
+    field: str
+    index: int | None
+    symbols: tuple[str, ...]
+    """Qualified names of what holds it, the innermost last."""
+    line: int
+    """Where its statement begins."""
+    inside: bool
+    """It belongs to what a function does."""
+
+    def nodes(self, count: int = 1) -> list[ast.AST]:
+        """What stands there."""
+        value = getattr(self.above, self.field)
+        return [value] if self.index is None else value[self.index : self.index + count]
+
+    @property
+    def node(self) -> ast.AST:
+        """The first of them."""
+        return self.nodes()[0]
+
+    def put(self, count: int, new: list[ast.AST]) -> None:
+        """Change the tree."""
+        if self.index is None:
+            setattr(self.above, self.field, new[0])
+        else:
+            getattr(self.above, self.field)[self.index : self.index + count] = new
+
+
+def walk(tree: ast.AST) -> list[Place]:
+    """All nodes below one, each before those below it. Symbols are functions and classes, and what is assigned in the module or in a class."""
+    found: list[Place] = []
+
+    def look(node: ast.AST, symbols: tuple[str, ...], scope: str | None, line: int, inside: bool) -> None:
+        for field, value in ast.iter_fields(node):
+            within = inside or (field == "body" and isinstance(node, ast.FunctionDef))
+            for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if isinstance(child, ast.AST):
+                    own, deeper = symbols, scope
+                    if scope is not None and (names := _defined(child)):
+                        own = (*symbols, *(scope + name for name in names))
+                        deeper = f"{own[-1]}." if isinstance(child, ast.ClassDef) else None
+                    first = child.lineno if isinstance(child, ast.stmt) else line
+                    found.append(Place(node, field, index, own, first, within))
+                    look(child, own, deeper, first, within)
+
+    look(tree, (), "", 1, False)
+    return found
+
+
+def _defined(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@lru_cache(maxsize=8)
+def places(source: str) -> list[Place]:
+    """All nodes of a source; they are shared, and not to be changed."""
+    return walk(ast.parse(source))
+
+
+@lru_cache(maxsize=4096)
+def code(text: str) -> tuple[ast.AST, ...] | ast.expr:
+    """Python: an expression where it is one, else statements."""
+    body = ast.parse(textwrap.dedent(text).strip("\n")).body
+    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else tuple(body)
+
+
+def same(one: object, other: object) -> bool:
+    """Two trees mean the same program; a name may be read in one and set in the other."""
+    if type(one) is not type(other):
+        return isinstance(one, ast.expr_context) and isinstance(other, ast.expr_context)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))  # type: ignore[arg-type]
+    if isinstance(one, ast.AST):
+        return all(same(getattr(one, name, None), getattr(other, name, None)) for name in one._fields)
+    return one == other
+
+
+def meaning(text: str) -> str:
+    """The same for all ways to format it."""
+    found = code(text)
+    return ast.dump(found) if isinstance(found, ast.AST) else "\n".join(map(ast.dump, found))
 
 
 @dataclass(frozen=True)
@@ -22,19 +131,15 @@ class PlantedError:
     symbol: str
     """The function, method (`Class.method`) or assigned name that holds it; empty: the module."""
     old: str
-    """Python that stands there once (see pattern.py); in a file that is not Python a text that stands there once."""
     new: str
-    """What stands there instead."""
-    tests: tuple[str, ...]
-    """Node ids under tests/, the most specific first; the first that fails is enough."""
+    tests: tuple[str, ...] = ()
+    """Node ids under tests/."""
     hangs: bool = False
-    """Whether running into the time limit counts as noticed."""
+    """Running into a time limit counts as noticed."""
     which: str = ""
-    """Where the pattern fits several times: "2 of 3"."""
-    table: str = ""
-    """The file that lists it."""
-    cpu_limit: int = 0
-    """Seconds of a core that its tests may take; 0: no limit but the tool's."""
+    """Where `old` fits several times: "2 of 3"."""
+    drawn: bool = False
+    """It is a generated one."""
 
     @property
     def place(self) -> str:
@@ -45,91 +150,68 @@ class PlantedError:
         """Why it cannot be planted in the tree at `root`, or None."""
         try:
             self.located(root)
-        except DoesNotFit as error:
-            return f"{self.table}: {self.what}: {error}"
+        except (DoesNotFit, SyntaxError) as error:
+            return f"{self.what}: {error}"
         return None
 
     def planted(self, root: Path) -> tuple[Path, str]:
         """The file under `root`, and its text with the error in it."""
-        path, source, spot = self.located(root)
-        changed = (
-            source.replace(self.old, self.new) if spot is None else pattern.replaced(source, spot, self.old, self.new)
-        )
-        return path.relative_to(root), changed
+        path, source, number = self.located(root)
+        tree, (old, new) = ast.parse(source), self.sides()
+        walk(tree)[number].put(len(old), new)
+        return path.relative_to(root), ast.unparse(tree)
 
-    def located(self, root: Path) -> tuple[Path, str, pattern.Spot | None]:
-        """Its file, what stands in it, and where the error goes (None: a text, not Python)."""
-        path, spot = self._found(root)
-        source = path.read_text(encoding="utf-8")
-        try:
-            changes = self.old != self.new if spot is None else pattern.change(source, spot, self.old, self.new).changes
-        except SyntaxError as error:
-            raise DoesNotFit(f"{self.place} cannot hold {_short(self.new)} there: {error.msg}") from error
-        if not changes:
+    def located(self, root: Path) -> tuple[Path, str, int]:
+        """Its file, what stands in it, and the number of its place there."""
+        if meaning(self.old) == meaning(self.new):
             raise DoesNotFit(f"nothing would change in {self.place}")
-        return path, source, spot
-
-    def _found(self, root: Path) -> tuple[Path, pattern.Spot | None]:
-        own = root / PACKAGE / self.file
-        if not self.file.endswith(".py"):
-            count = own.read_text(encoding="utf-8").count(self.old) if own.is_file() else 0
-            if count != 1:
-                raise DoesNotFit(f"{self.file} holds the text {count} times instead of once: {_short(self.old)}")
-            return own, None
-        for text in (self.old, self.new):
-            try:
-                pattern.code(text)
-            except SyntaxError as error:
-                raise DoesNotFit(f"not Python ({error.msg}): {_short(text)}") from error
-        spots = self._spots(own)
-        if spots is None:
-            own, spots = self._moved(root)
-        return own, self._chosen(spots, own, root)
-
-    def _spots(self, path: Path) -> list[pattern.Spot] | None:
+        path = root / PACKAGE / self.file
         source = path.read_text(encoding="utf-8") if path.is_file() else ""
-        return pattern.places(source, self.symbol, self.old) if source else None
+        if self.symbol and not any(self.symbol in place.symbols for place in places(source)):
+            every = ((path, path.read_text(encoding="utf-8")) for path in sorted((root / PACKAGE).rglob("*.py")))
+            name = self.symbol.rpartition(".")[2]
+            moved = [(path, text) for path, text in every if name in text and self.matches(text)]
+            if len(moved) != 1:
+                raise DoesNotFit(f"{self.place} is gone; it fits into {[path.name for path, _ in moved]}")
+            ((path, source),) = moved
+        found, (number, _, count) = self.matches(source), self.which.partition(" of ")
+        if len(found) != int(count or 1):
+            raise DoesNotFit(f"{self.place} holds it {len(found)} times instead of {count or 'once'}: {self.old}")
+        return path, source, found[int(number or 1) - 1]
 
-    def _moved(self, root: Path) -> tuple[Path, list[pattern.Spot]]:
-        """The only file that has the symbol, or the only one of several where the pattern fits."""
-        known = [(path, spots) for path in package_files(root) if (spots := self._spots(path)) is not None]
-        fitting = [pair for pair in known if pair[1]] if len(known) > 1 else known
-        if len(fitting) != 1:
-            names = ", ".join(path.relative_to(root / PACKAGE).as_posix() for path, _ in fitting or known) or "no file"
-            raise DoesNotFit(
-                f"{self.symbol or 'the module'} is not in {self.file} any more but in {names}{self._elsewhere(root)}"
+    def matches(self, source: str) -> list[int]:
+        """Where it fits within its symbol."""
+        old, _ = self.sides()
+        return [
+            number
+            for number, place in enumerate(places(source))
+            if (not self.symbol or self.symbol in place.symbols) and same(place.nodes(len(old)), old)
+        ]
+
+    def sides(self) -> tuple[list[ast.AST], list[ast.AST]]:
+        """Both are an expression or both are statements."""
+        old, new = code(self.old), code(self.new)
+        if isinstance(old, ast.expr) and isinstance(new, ast.expr):
+            return [old], [new]
+        return tuple([ast.Expr(side)] if isinstance(side, ast.expr) else list(side) for side in (old, new))  # type: ignore[return-value]
+
+
+def read(path: Path) -> Iterator[PlantedError]:
+    """The errors of one table."""
+    for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):  # every value is text
+        tests = entry["tests"] if isinstance(entry.get("tests"), list) else [entry.get("tests")]
+        values = [value for name, value in entry.items() if name != "tests"]
+        if set(entry) - {"which", "hangs"} != FIELDS or not all(isinstance(one, str) for one in [*tests, *values]):
+            raise ValueError(
+                f"{path.name}: {entry} must have the texts {sorted(FIELDS)}, and may have which and hangs. Code with [, {{ "
+                "or ': ' goes into a block after |-"
             )
-        return fitting[0]
-
-    def _chosen(self, spots: list[pattern.Spot], path: Path, root: Path) -> pattern.Spot:
-        number, _, count = self.which.partition(" of ")
-        if len(spots) != int(count or 1):
-            where = "" if spots else self._elsewhere(root)
-            raise DoesNotFit(
-                f"{self.place} holds it {len(spots)} times instead of {count or 'once'}: {_short(self.old)}{where}"
-            )
-        return spots[int(number or 1) - 1]
-
-    def _elsewhere(self, root: Path) -> str:
-        """Where the pattern stands now, for the one who brings the entry up to date."""
-        found = []
-        for path in package_files(root):
-            source = path.read_text(encoding="utf-8")
-            names = pattern.symbols(source) if pattern.places(source, "", self.old) else ()
-            file = path.relative_to(root / PACKAGE).as_posix()
-            found += [f"{file}::{name}" for name in names if pattern.places(source, name, self.old)]
-        return f" (it stands in {', '.join(found[:4])})" if found else ""
+        file, _, symbol = entry["in"].partition("::")
+        options = {"hangs": "hangs" in entry, "which": entry.get("which", "")}
+        yield PlantedError(entry["what"], file, symbol, entry["from"], entry["to"], tuple(tests), **options)
 
 
-class DoesNotFit(Exception):
-    """An entry that names what is not there."""
-
-
-@lru_cache(maxsize=8)
-def package_files(root: Path) -> tuple[Path, ...]:
-    """The package's Python files."""
-    return tuple(sorted((root / PACKAGE).rglob("*.py")))
-
-
-def _short(text: str) -> str:
-    return repr(text.strip().splitlines()[0]) if text.strip() else "nothing"
+def listed() -> tuple[PlantedError, ...]:
+    """The errors of all tables."""
+    tables = sorted(Path(__file__).with_name("errors").glob("*.yaml"))
+    return tuple(error for path in tables for error in read(path))

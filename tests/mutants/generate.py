@@ -1,8 +1,7 @@
 """Errors that a rule can make: every comparison, operation, number, flag, function with a twin and pair of arguments of the package, changed once.
 
-`generated.yaml` lists the changed programs that are no errors, each with its reason. reach.py finds the tests.
-Operators of our own: mutmut (3.8) and cosmic-ray (8.7) bring runners that start the tests anew for every error, and libcst and textual
-or sqlalchemy and aiohttp with them; of a library this needs the forty lines of rules only.
+`generated.yaml` lists the changed programs that are no errors, each with its reason. reach.py finds the tests. mutmut (3.8) and cosmic-ray (8.7)
+start the tests anew for every error; of a library this needs the rules only.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from mutants import pattern
-from mutants.error import PACKAGE, PlantedError
+from mutants.error import PACKAGE, PlantedError, meaning, places
 
 FILE = Path(__file__).with_name("generated.yaml")
-LIMIT = 120
-"""Seconds of a core for the tests of one error: a loop that does not end is noticed by that."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -71,13 +66,7 @@ class Equivalent:
         """Whether it is that one; where the symbol stands does not matter, nor how the code is written."""
         if self.symbol != error.symbol or self.which not in ("", error.which):
             return False
-        return _meaning(self.old) == _meaning(error.old) and _meaning(self.new) == _meaning(error.new)
-
-
-@lru_cache(maxsize=4096)
-def _meaning(text: str) -> str:
-    found = pattern.code(text)
-    return "\n".join(map(ast.dump, found)) if isinstance(found, list) else ast.dump(found)
+        return meaning(self.old) == meaning(error.old) and meaning(self.new) == meaning(error.new)
 
 
 def read(path: Path = FILE) -> tuple[Equivalent, ...]:
@@ -85,9 +74,7 @@ def read(path: Path = FILE) -> tuple[Equivalent, ...]:
     equivalent = []
     for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):
         if set(entry) - {"which"} != {"in", "from", "to", "why"} or not entry["why"]:
-            raise ValueError(
-                f"{path.name}: an equivalent needs in, from, to and why (and which of several), not {entry}."
-            )
+            raise ValueError(f"{path.name}: {entry} must have in, from, to and why, and may have which.")
         file, _, symbol = entry["in"].partition("::")
         equivalent.append(Equivalent(file, symbol, entry["from"], entry["to"], entry.get("which", ""), entry["why"]))
     return tuple(equivalent)
@@ -125,35 +112,34 @@ class Change:
 
     path: Path
     source: str
-    way: tuple[pattern.Step, ...]
+    number: int
+    """Of the node's place."""
+    symbol: str
     node: ast.AST
     new: ast.AST
 
     def error(self, root: Path) -> PlantedError:
-        """The error that it is, with the symbol that holds it; `root` is the package's folder."""
-        name, old = pattern.holder(pattern.symbols(self.source), self.way), ast.unparse(self.node)
-        new = ast.unparse(ast.fix_missing_locations(self.new))
-        spots = pattern.places(self.source, name, old) or []
-        here = pattern.Spot((*self.way, ("value", None)) if isinstance(self.node, ast.Expr) else self.way)
-        which = f"{spots.index(here) + 1} of {len(spots)}" if len(spots) > 1 else ""
-        what = f"generated: {old} -> {new}{f' ({which})' if which else ''}"
-        file = self.path.relative_to(root).as_posix()
-        return PlantedError(what, file, name, old, new, (), True, which, FILE.name, LIMIT)
+        """The error that it is; `root` is the package's folder."""
+        old, new = ast.unparse(self.node), ast.unparse(ast.fix_missing_locations(self.new))
+        what, file = f"generated: {old} -> {new}", self.path.relative_to(root).as_posix()
+        error = PlantedError(what, file, self.symbol, old, new, hangs=True, drawn=True)
+        found = error.matches(self.source)
+        which = f"{found.index(self.number) + 1} of {len(found)}" if len(found) > 1 else ""
+        return replace(error, what=f"{what} ({which})" if which else what, which=which)
 
 
 def changes_of(source: str, path: Path) -> list[Change]:
-    """All changes of one file."""
-    tree = pattern.parsed(source)
-    return [Change(path, source, way, node, new) for way, node in _looked_at(tree, ()) for new in changed(node)]
-
-
-def _looked_at(node: ast.AST, way: tuple[pattern.Step, ...]) -> Iterator[tuple[tuple[pattern.Step, ...], ast.AST]]:
-    """Nodes that are computed with: no annotations, decorators, texts, what an exception or a warning says, nor the defaults of a
-    configuration, which are choices."""
-    yield way, node
-    for step, child in pattern.children(node):
-        if step[0] not in ("annotation", "returns", "decorator_list", "bases") and not _is_said(child, node):
-            yield from _looked_at(child, (*way, step))
+    """All changes of one file: of nodes that are computed with, not of annotations, decorators, texts, what an exception or a warning says,
+    nor the defaults of a configuration, which are choices."""
+    made, skipped = [], set()
+    for number, place in enumerate(places(source)):
+        said = place.field in ("annotation", "returns", "decorator_list", "bases") or _is_said(place.node, place.above)
+        if said or place.above in skipped:
+            skipped.add(place.node)
+            continue
+        symbol = place.symbols[-1] if place.symbols else ""
+        made += [Change(path, source, number, symbol, place.node, new) for new in changed(place.node)]
+    return made
 
 
 def _is_said(node: ast.AST, above: ast.AST) -> bool:
@@ -230,7 +216,7 @@ def _call(node: ast.Call) -> Iterator[ast.expr]:
             yield _with(node, keywords=[*node.keywords[:number], other, *node.keywords[number + 1 :]])
     for number, (one, other) in enumerate(itertools.pairwise(node.args)):
         kinds = name not in SYMMETRIC and not isinstance(one, ast.Starred) and not isinstance(other, ast.Starred)
-        if kinds and not pattern.same(one, other):
+        if kinds and ast.dump(one) != ast.dump(other):
             yield _with(node, args=[*node.args[:number], other, one, *node.args[number + 2 :]])
 
 

@@ -6,25 +6,23 @@ test of that file. Code that runs on import belongs to every test that runs any 
 
 from __future__ import annotations
 
-import ast
 import json
 import signal
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from mutants import pattern
-from mutants.error import PACKAGE, PlantedError
+from mutants.error import PACKAGE, PlantedError, places
 
 BUDGET = 30.0
 """Seconds of tests that one error gets."""
 LONGEST = 60.0
 """A test that takes longer on the tree as it is, is not used."""
-OTHERS = ("mutants", "parallel", "browser", "e2e", "typed")
+OTHERS = ("mutants", "browser", "e2e", "typed")
 """Folders whose tests compute in other processes."""
 
 
@@ -57,7 +55,7 @@ class Reach:
 
     def tests(self, error: PlantedError, root: Path) -> tuple[str, ...]:
         """The tests for a generated error, the quickest first, as many as the budget allows; on import those of its room come first."""
-        names, near = self._of(error, root), f"tests/{error.file.partition('/')[0]}/"
+        names, near = self.of(error, root), f"tests/{error.file.partition('/')[0]}/"
         if "" in names:
             files = {name.partition("::")[0] for names in self.lines[error.file].values() for name in names}
             names = {name for name in self.seconds if name.startswith(near) or name.partition("::")[0] in files}
@@ -71,43 +69,25 @@ class Reach:
             chosen.append(name.removeprefix("tests/"))
         return tuple(chosen)
 
-    def on_import(self, error: PlantedError, root: Path) -> bool:
-        """Whether its code runs when the package is imported, so that changing a loaded function would be too late."""
-        return "" in self._of(error, root)
-
-    def _of(self, error: PlantedError, root: Path) -> set[str]:
-        rows = self.lines.get(error.file, {})
-        return set().union(*(rows.get(line, ()) for line in _lines(error, root)))
-
-    def aim(self, errors: Iterable[PlantedError], root: Path) -> Iterator[PlantedError]:
-        """The errors with their tests."""
-        for error in errors:
-            yield replace(error, tests=self.tests(error, root))
-
-
-def _lines(error: PlantedError, root: Path) -> range:
-    """From the beginning of the statement, whose later lines may have no event of their own, to the end of what changes."""
-    _, source, spot = error.located(root)
-    assert spot is not None
-    tree: ast.AST = pattern.parsed(source)
-    first = last = 1
-    for step in spot.way:
-        tree = pattern.child(tree, step)
-        first = tree.lineno if isinstance(tree, ast.stmt) else first
-        last = getattr(tree, "end_lineno", None) or last
-    return range(first, last + 1)
+    def of(self, error: PlantedError, root: Path) -> set[str]:
+        """The tests of all lines of its statement, up to the end of what changes."""
+        _, source, number = error.located(root)
+        place, rows = places(source)[number], self.lines.get(error.file, {})
+        last = getattr(place.node, "end_lineno", place.line)
+        return set().union(*(rows.get(line, ()) for line in range(place.line, last + 1)))
 
 
 class Measure:
-    """A plugin for pytest that measures which lines each test runs, and writes a Reach."""
+    """A plugin for pytest that measures seconds of tests, and with `lines` which lines each runs, and writes a Reach."""
 
-    def __init__(self, folder: Path, output: Path, slow: bool) -> None:
+    def __init__(self, folder: Path, output: Path, *, lines: bool, slow: bool) -> None:
         """slow: also the slow tests."""
-        import coverage
+        self.package, self.output, self.slow, self.coverage = folder / PACKAGE, output, slow, None
+        if lines:
+            import coverage
 
-        self.package, self.output, self.slow = folder / PACKAGE, output, slow
-        self.coverage: Any = coverage.Coverage(data_file=None, config_file=False, source=[str(self.package)])
-        self.coverage.start()  # before the package is imported: what runs then has the empty context
+            self.coverage: Any = coverage.Coverage(data_file=None, config_file=False, source=[str(self.package)])
+            self.coverage.start()  # before the package is imported: what runs then has the empty context
         self.seconds: dict[str, float] = {}
         self.failed: set[str] = set()
         self.test = ""
@@ -115,6 +95,10 @@ class Measure:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """After conftest.py has said which tests are slow."""
         items[:] = [item for item in items if self.slow or not item.get_closest_marker("slow")]
+
+    def _context(self, name: str) -> None:
+        if self.coverage is not None:
+            self.coverage.switch_context(name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -124,27 +108,27 @@ class Measure:
             raise TimeoutError(f"longer than {LONGEST} s")
 
         self.test = item.nodeid
-        self.coverage.switch_context(item.nodeid)
+        self._context(self.test)
         before = signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, LONGEST)
+        signal.setitimer(signal.ITIMER_REAL, LONGEST if self.coverage is not None else 0)
         try:
             return (yield)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            self.coverage.switch_context("")
+            self._context("")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
         """What a shared fixture runs belongs to the file."""
         shared = fixturedef.scope != "function"
         if shared:
-            self.coverage.switch_context(self.test.partition("::")[0])
+            self._context(self.test.partition("::")[0])
         try:
             return (yield)
         finally:
             if shared:
-                self.coverage.switch_context(self.test)
+                self._context(self.test)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
@@ -153,16 +137,16 @@ class Measure:
 
     def pytest_sessionfinish(self) -> None:
         """Write what was measured."""
-        self.coverage.stop()
         seconds = {name: value for name, value in self.seconds.items() if name not in self.failed}
         reach, files = Reach(seconds), {}
         for name in seconds:
             files.setdefault(name.partition("::")[0], []).append(name)
-        data = self.coverage.get_data()
-        for file in data.measured_files():
-            rows = {
-                line: {name for one in contexts for name in files.get(one, [one]) if not name or name in seconds}
-                for line, contexts in data.contexts_by_lineno(file).items()
-            }
-            reach.lines[Path(file).relative_to(self.package).as_posix()] = rows
+        if self.coverage is not None:
+            self.coverage.stop()
+            data = self.coverage.get_data()
+            for file in data.measured_files():
+                reach.lines[Path(file).relative_to(self.package).as_posix()] = {
+                    line: {name for one in contexts for name in files.get(one, [one]) if not name or name in seconds}
+                    for line, contexts in data.contexts_by_lineno(file).items()
+                }
         reach.write(self.output)

@@ -16,8 +16,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import distributed as dist
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from crew.in_process import InProcess
 from double import in_double
@@ -265,25 +263,6 @@ def go_back(world: World, config: c.TrainConfig) -> dict[str, Any]:
     }
 
 
-@in_double
-def count_reductions(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[str, Any]]:
-    """How often gradients are reduced in one iteration of each run, and the weights after it."""
-    calls, reduce, found = [], _fsdp_param_group.foreach_reduce, []
-
-    def counting(*arguments, **options):
-        calls.append(1)
-        return reduce(*arguments, **options)
-
-    for config in configs:
-        trainer = Trainer(config, build(config, world), world)
-        Recorder(trainer)
-        with mock.patch.object(_fsdp_param_group, "foreach_reduce", counting):
-            trainer.step()
-        found.append({"calls": len(calls), "state": whole(trainer)})
-        calls.clear()
-    return found
-
-
 def lose_a_rank(world: World, config: c.TrainConfig | None, patience: float) -> str:
     """Rank 1 dies in the middle of an update, or without a run hangs in its work; returns the message that the others end with."""
 
@@ -436,37 +415,6 @@ def failing_reward(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[
 
 
 @in_double
-def attend(world: World, tokens: int, text: int, heads: int) -> dict[str, Any]:
-    """A joint attention layer with weights that all ranks have, whole or split; its output and gradients."""
-    from sage_grpo.parallel.context import SequenceParallel
-
-    x, context = keyed_noise((2, tokens, 3 * heads), "x"), keyed_noise((2, text, 3 * heads), "text")
-    weight = keyed_noise((3 * 3 * heads, 3 * heads), "weight").requires_grad_()
-    text_weight = keyed_noise((3 * 3 * heads, 3 * heads), "text weight").requires_grad_()
-    out = keyed_noise((3 * heads, 2), "out").requires_grad_()
-    split = None if world.sequence_group is None else SequenceParallel(world.sequence_group)
-    counts = []
-    if split is not None:
-        counts = [a + b for a, b in zip(split.counts(tokens), split.counts(text))]
-        x, context = split.split(x), split.split(context)
-
-    def attention(query, key, value):
-        return torch.nn.functional.scaled_dot_product_attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        ).transpose(1, 2)
-
-    joint = torch.cat([x @ weight.T, context @ text_weight.T], dim=1).unflatten(2, (heads, -1)).chunk(3, dim=-1)
-    attended = attention(*joint) if split is None else split.attend(attention, *joint, counts)
-    y = attended.flatten(2)[:, : x.shape[1]] @ out
-    y = y if split is None else split.merge(y, tokens)
-    (y * keyed_noise(tuple(y.shape), "gradient")).sum().backward()
-    gradients = torch.cat([weight.grad.flatten(), text_weight.grad.flatten(), out.grad.flatten()])
-    if split is not None:
-        dist.all_reduce(gradients, group=world.sequence_group)
-    return {"y": y.detach().numpy(), "gradients": gradients.numpy()}
-
-
-@in_double
 def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
     """Velocities at high and low noise, a gradient, and the tokens that every network's first block sees, of checkpoints of several kinds."""
     import tiny
@@ -493,17 +441,3 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
 
 def _tokens(seen: list[int], block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
     seen.append((named["hidden_states"] if "hidden_states" in named else given[0]).shape[1])
-
-
-def velocities_and_gradients(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[str, Any]]:
-    """One backward pass of each network in its own precision."""
-    found = []
-    for config in configs:
-        trainer = Trainer(config, build(config, world), world)
-        model = trainer.model
-        x = keyed_noise((1, *model.latent_shape()), "x")
-        v = model.velocity(x, torch.tensor(0.7), model.encode(["a cat"]))
-        (v * keyed_noise(tuple(v.shape), "gradient")).sum().backward()
-        gradients = trainer.engine.whole({name: p.grad for name, p in model.trainable().items()})
-        found.append({"v": v.detach().numpy(), "gradients": {name: g.numpy() for name, g in gradients.items()}})
-    return found

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sage_grpo import cli
@@ -16,11 +20,26 @@ from sage_grpo.parallel import elastic
 
 
 @pytest.mark.parametrize(
-    ("exits", "starts", "status"),
-    [([2, 0], 1, 2), ([1, 0], 2, 0), ([-9, 1, 0], 3, 0), ([1, 1, 1, 0], 3, 1), ([1, 2, 0], 2, 2)],
+    ("exits", "ignored", "status", "said"),
+    [
+        ([2, 0], False, 2, []),
+        ([1, 0], True, 0, ["rank 1 failed first (exit status 1)|All start again (2 more)."]),
+        (
+            [-9, 1, 1],
+            False,
+            1,
+            [
+                "rank 1 failed first (signal 9)|All start again (2 more).",
+                "rank 1 failed first (exit status 1)|All start again (1 more).",
+                "rank 1 failed first (exit status 1)|The same command continues from the last checkpoint.",
+            ],
+        ),
+        ([1, 2, 0], False, 2, ["rank 1 failed first (exit status 1)|All start again (2 more)."]),
+        ([signal.SIGTERM], False, 143, []),
+    ],
 )
 def test_what_failed_is_tried_again_and_what_was_refused_is_not(
-    exits: list[int], starts: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exits: list[int], ignored: bool, status: int, said: list[str], monkeypatch, capsys
 ) -> None:
     configs = []
 
@@ -29,20 +48,28 @@ def test_what_failed_is_tried_again_and_what_was_refused_is_not(
         exitcode = exits[len(configs) - 1]
 
         def run(*words: str) -> None:
+            assert (program, words) == (sys.executable, ("-u", "-m", "module", "train"))
+            if isinstance(exitcode, signal.Signals):
+                raise SignalException("stopped", exitcode)
             if exitcode:
-                raise ChildFailedError("python", {0: ProcessFailure(0, 1, exitcode, "")})
+                raise ChildFailedError("python", {0: ProcessFailure(1, 77, exitcode, "")})
 
         return run
 
     monkeypatch.setattr(elastic, "elastic_launch", launch)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(elastic.os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(signal, "getsignal", lambda one: signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
     assert elastic.run_module("module", ["train"], processes=2, max_restarts=2) == status
-    assert len(configs) == starts
-    assert {config.max_restarts for config in configs} == {0}
-    said = capsys.readouterr().err
-    assert said.count("All start again") == starts - 1
-    assert ("continues from the last checkpoint" in said) == (status == 1)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("3", "120")
+    assert len(configs) == len(said) + (status != 1)
+    assert {(one.min_nodes, one.max_nodes, one.nproc_per_node, one.max_restarts) for one in configs} == {(1, 1, 2, 0)}
+    assert {one.signals_to_handle for one in configs} == {f"SIGTERM,SIGINT,{'' if ignored else 'SIGHUP,'}SIGQUIT"}
+    assert len({one.run_id for one in configs}) == len(configs)
+    lines = [f"sage-grpo launch: {one.replace('|', '; its output above says why. ')}" for one in said]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_what_follows_the_command_is_left_alone() -> None:

@@ -19,6 +19,8 @@ from sage_grpo.parallel.world import World
 def test_a_layout_uses_every_process_once(replicate: int, shard: int, sp: int) -> None:
     layout = lay_out(ParallelSpec(dp_replicate=replicate, sp=sp), replicate * shard * sp)
     assert layout == Layout(replicate, shard, sp)
+    assert layout == lay_out(ParallelSpec(dp_replicate=replicate, dp_shard=shard, sp=sp), replicate * shard * sp)
+    assert (layout.data, layout.weight_shards) == (replicate * shard, shard * sp)
     worlds = [
         World(rank=r, size=layout.data, sequence_rank=s, layout=layout) for r in range(layout.data) for s in range(sp)
     ]
