@@ -24,27 +24,18 @@ SURROGATES = {
     "scaled": SurrogateConfig(clip_range=1e-3, centred="scaled"),
 }
 FAILING = RewardSpec(name="trainer_toys:bright_but", options={"bad": [1, 6]}, batch_size=0, try_out=False)
-STRONG = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=3.0)
 
 
 def branching(make_config, *, share: bool, updates: int = 1, window: Window | None = None, **fields):
-    rollout = {
-        "steps": 5,
-        "same_noise": True,
-        "share": share,
-        "window": window or Window(kind="drawn", at=[1, 2]),
-        **fields.pop("rollout", {}),
+    window = window or Window(kind="drawn", at=[1, 2])
+    given = {
+        "rollout": {"steps": 5, "same_noise": True, "share": share, "window": window, **fields.pop("rollout", {})},
+        "kernel": KernelSpec(name="sage_exact", eta=math.sqrt(2)),
+        "update": UpdateConfig(updates_per_rollout=updates, repeat=True),
+        "kl": KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=3.0),
+        "optimizer": OptimizerConfig(lr=3e-3, eps=1e-4, weight_decay=0.0),
     }
-    return make_config(
-        rollout=rollout,
-        **{
-            "kernel": KernelSpec(name="sage_exact", eta=math.sqrt(2)),
-            "update": UpdateConfig(updates_per_rollout=updates, repeat=True),
-            "kl": STRONG,
-            "optimizer": OptimizerConfig(lr=3e-3, eps=1e-4, weight_decay=0.0),
-            **fields,
-        },
-    )
+    return make_config(**given | fields)
 
 
 def watch(trainer, iterations: int) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, float]]]:
@@ -71,11 +62,9 @@ def assert_same_run(shared, plain) -> None:
     ("surrogate", "kernel", "updates"),
     [
         ("clip", "sage_exact", 3),
-        ("mask", "flow", 3),
-        ("scaled", "cps", 3),
-        ("centred", "dance", 3),
-        ("clip", "sage", 1),
-        ("scaled", "sage_exact", 1),
+        ("mask", "flow", 2),
+        ("scaled", "cps", 2),
+        ("centred", "dance", 1),
     ],
 )
 @pytest.mark.usefixtures("in_double")
@@ -98,8 +87,9 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_co
         assert any(log["ratio/largest_log"] > 1e-4 for log in runs[0][1])
 
 
-@pytest.mark.parametrize("mode", ["none", "dual", "stepwise"])
-@pytest.mark.parametrize("estimator", ["closed_form", "log_ratio"])
+@pytest.mark.parametrize(
+    ("mode", "estimator"), [("none", "closed_form"), ("dual", "closed_form"), ("stepwise", "log_ratio")]
+)
 @pytest.mark.usefixtures("in_double")
 def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config, make_trainer) -> None:
     """The same noise, losses, metrics and weights, whether a pass holds one group or all that go the same way."""
@@ -107,10 +97,14 @@ def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config,
     for micro in (1, 8):
         batch = BatchConfig(prompts=4, group_size=4, micro_batch=micro)
         config = branching(
-            make_config, share=True, updates=2, window=Window(kind="drawn", at=[1, 2]), batch=batch,
-            trust_region=TrustRegion(mode=mode, estimator=estimator), surrogate=SurrogateConfig(centred=mode == "none"),
+            make_config,
+            share=True,
+            updates=2,
+            batch=batch,
+            trust_region=TrustRegion(mode=mode, estimator=estimator),
+            surrogate=SurrogateConfig(centred=mode == "none"),
             optimizer=OptimizerConfig(lr=3e-3, eps=1e-4, weight_decay=0.0, max_kl=1e4),
-        )  # fmt: skip
+        )
         trainer = make_trainer(config)
         plan = plan_of(trainer)
         assert max(replay.rows for replay in plan.replays(0, 0)) == (1 if micro == 1 else 2)

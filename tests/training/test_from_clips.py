@@ -23,7 +23,6 @@ from trainer_helpers import of_method, plan_of, same, weights_of
 from trainer_zoo.toy import ToyModel
 
 STRENGTH, STEPS = 0.6, 4
-WITHOUT_RATIO = ("nft", "dpo", "rft", "refl", "draft", "adjoint")
 
 
 @pytest.fixture
@@ -83,24 +82,19 @@ def test_sources_differ_and_matter(config, make_trainer) -> None:
     assert torch.equal(one.tensors["text"], trainer.model.encode([prompts[0].text])[0].tensors["text"])
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["sage", *(pytest.param(m, marks=pytest.mark.slow) for m in ("branch", "mix_grpo", "nft", "rft", "draft"))],
-)
+@pytest.mark.parametrize("method", ["sage", pytest.param("nft", marks=pytest.mark.slow)])
 def test_the_first_ratio_is_exactly_one(method: str, config, make_trainer) -> None:
     trainer = make_trainer(of_method(method, config))
     before = weights_of(trainer)
-    metrics = trainer.step()
-    assert metrics.get("ratio/first_log", 0.0 if method in WITHOUT_RATIO else None) == 0.0
+    assert trainer.step().get("ratio/first_log") == (0.0 if method == "sage" else None)
     assert not same(before, weights_of(trainer))
 
 
-@pytest.mark.parametrize("solver", [pytest.param("euler", marks=pytest.mark.slow), "checkpoint"])
-def test_an_evaluation_shows_what_generate_makes(solver: str, config, make_trainer) -> None:
+def test_an_evaluation_shows_what_generate_makes(config, make_trainer) -> None:
     trainer = make_trainer(config)
-    chosen = replace(config.evaluate, solver=solver)
+    chosen = replace(config.evaluate, solver="checkpoint")
     found = evaluation.evaluate(trainer.model, trainer.reward, trainer.held_out, chosen, micro_batch=2)
-    options = GenerateSpec(prompts=config.data.prompts, steps=3, solver=solver, progress=False)
+    options = GenerateSpec(prompts=config.data.prompts, steps=3, solver="checkpoint", progress=False)
     clips = torch.cat([videos for _, videos, _ in sample(options, trainer.model, clips_of(options))])
     assert torch.equal(found.clips, clips)
     others = [replace(a, source_video=b.source_video) for a, b in zip(trainer.held_out, trainer.held_out[::-1])]

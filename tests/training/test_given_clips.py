@@ -1,61 +1,71 @@
-"""Clips that are given: read, brought into the run's format, encoded once, and learned in place of rollouts."""
+"""Clips that are given: read, brought into the run's formats, encoded once, and learned in place of rollouts."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import tiny
-from sage_grpo.data.examples import load_examples
-from sage_grpo.data.formats import fitted, frames_at
+from sage_grpo.configure import ConfigError
+from sage_grpo.data.examples import format_of, load_examples
+from sage_grpo.data.formats import CARD, fitted, frames_at, usable
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.recipes.methods import METHODS
-from sage_grpo.training.config import BatchConfig
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.session import run as train
+from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.decoding import LATENTS, Encoder
-from sage_grpo.training.inputs import build
+from sage_grpo.training.inputs import Given, build
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.types import Sound, VideoSpec
+from sage_grpo.types import Conditioning, Sound, VideoSpec
 from sage_grpo.video import write_mp4
-from trainer_helpers import same, weights_of
-from trainer_zoo.toy import ToyModel
+from trainer_helpers import assert_resumes_to_the_bit, of_method, same, weights_of
+from trainer_zoo.toy import WORDS, ToyModel
 
-WORDS = ("a cat", "a red dog", "a bird", "the sea")
 FORMAT = VideoSpec(frames=2, height=8, width=8, fps=8.0)
 
 
-def clip(grey: int, frames: int = 3) -> torch.Tensor:
-    noise = torch.randint(-8, 8, (frames, 8, 8, 3), generator=torch.Generator().manual_seed(grey))
+def clip(grey: int, frames: int = 3, height: int = 8, width: int = 8) -> Tensor:
+    noise = torch.randint(-8, 8, (frames, height, width, 3), generator=torch.Generator().manual_seed(grey))
     return (grey + noise).to(torch.uint8)
+
+
+def pairs_of(folder: Path, sizes: dict[str, tuple[int, ...]]) -> Path:
+    """A list of prompts, each with a bright clip that is preferred and a dark one."""
+    lines = []
+    for place, (words, size) in enumerate(sizes.items()):
+        row = {"prompt": words, "win": f"win{place}.mp4", "lose": f"lose{place}.mp4"}
+        write_mp4(folder / row["win"], clip(200 - place, *size), 8.0)
+        write_mp4(folder / row["lose"], clip(60 + place, *size), 8.0)
+        lines.append(json.dumps(row))
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder / "pairs.jsonl"
 
 
 @pytest.fixture
 def pairs(tmp_path) -> Path:
-    """Four prompts, each with a bright clip that is preferred and a dark one."""
-    lines = []
-    for place, words in enumerate(WORDS):
-        for name, grey in (("win", 200 - place), ("lose", 60 + place)):
-            write_mp4(tmp_path / f"{name}{place}.mp4", clip(grey), 8.0)
-        lines.append({"prompt": words, "win": f"win{place}.mp4", "lose": f"lose{place}.mp4"})
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    return tmp_path / "pairs.jsonl"
+    return pairs_of(tmp_path, dict.fromkeys(("a cat", "a red dog", "a bird", "the sea"), (3, 8, 8)))
+
+
+def learning(make_config, file: Path, method: str = "dpo", *, prompts: int = 2, **data):
+    """The configuration of a run on these clips."""
+    config = of_method(method, make_config(batch=BatchConfig(prompts=prompts, group_size=4, micro_batch=2)))
+    objective = replace(config.objective, levels=2, draw="schedule", beta=50.0)
+    return replace(config, data=replace(config.data, clips=str(file), **data), objective=objective, rewards=[])
 
 
 @pytest.fixture
 def offline(make_config, pairs):
-    """Makes the configuration of a run on these clips."""
-
-    def make(method: str = "dpo", **fields):
-        config = METHODS[method](make_config(batch=BatchConfig(prompts=2, group_size=4, micro_batch=1)))
-        data = replace(config.data, clips=str(pairs))
-        objective = replace(config.objective, levels=2, draw="schedule", beta=50.0)
-        return replace(config, **{"data": data, "objective": objective, "rewards": [], **fields})
-
-    return make
+    return lambda method="dpo": learning(make_config, pairs, method)
 
 
 def made(config) -> Trainer:
@@ -73,24 +83,19 @@ def test_the_better_clip_is_predicted_ever_better_than_the_worse(offline) -> Non
 
 
 def test_latents_are_encoded_once_and_by_content(offline, pairs, monkeypatch) -> None:
-    config = offline()
-    first = made(config)
-    for _ in range(4):
-        first.step()
-    weights = weights_of(first)
-    files = sorted((Path(config.out) / LATENTS).rglob("*.safetensors"))
-    assert len(files) == 8
-    again = made(config)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(again.model), "to_latents", lambda *_: pytest.fail("encoded again"))
+    def learned() -> dict[str, Tensor]:
+        trainer = made(offline())
         for _ in range(4):
-            again.step()
-    assert same(weights, weights_of(again))
+            trainer.step()
+        return weights_of(trainer)
+
+    weights = learned()
+    assert len(list((Path(offline().out) / LATENTS).rglob("*.safetensors"))) == 8
+    with monkeypatch.context() as patch:
+        patch.setattr(ToyModel, "to_latents", lambda *_: pytest.fail("encoded again"))
+        assert same(weights, learned())
     write_mp4(pairs.parent / "win0.mp4", clip(150), 8.0)  # other content under the same name
-    other = made(config)
-    for _ in range(4):
-        other.step()
-    assert not same(weights, weights_of(other))
+    assert not same(weights, learned())
 
 
 def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs) -> None:
@@ -112,14 +117,14 @@ def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"prompt": "a", "win": "win0.mp4"}, "win and lose, or clip"),
-        ({"prompt": "a", "clip": "win0.mp4"}, "learns from pairs"),
-        ({"prompt": "a", "win": "win0.mp4", "lose": "none.mp4"}, "there is no clip"),
-        ({"prompt": "a", "win": 3, "lose": "lose0.mp4"}, "must be the path of a clip"),
+        ({"win": "win0.mp4"}, "win and lose, or clip"),
+        ({"clip": "win0.mp4"}, "learns from pairs"),
+        ({"win": "win0.mp4", "lose": "none.mp4"}, "there is no clip"),
+        ({"win": 3, "lose": "lose0.mp4"}, "must be the path of a clip"),
     ],
 )
 def test_rows_that_cannot_be_meant_are_refused(row: dict, words: str, pairs) -> None:
-    pairs.write_text(json.dumps(row))
+    pairs.write_text(json.dumps({"prompt": "a", **row}))
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         load_examples(pairs, pairs=True)
 
@@ -138,13 +143,9 @@ def test_a_folder_has_one_list_and_sft_takes_either_kind(pairs) -> None:
         load_examples("clips.txt", pairs=True)
 
 
-def test_frames_follow_the_rhythm_of_the_format() -> None:
-    assert frames_at(8.0, FORMAT) == [0, 1]
-    assert frames_at(24.0, replace(FORMAT, frames=4)) == [0, 3, 6, 9]
-    assert frames_at(12.0, replace(FORMAT, frames=4)) == [0, 2, 3, 5]
-
-
-def test_a_clip_is_cut_from_its_middle_and_keeps_its_proportions() -> None:
+def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -> None:
+    four = replace(FORMAT, frames=4)
+    assert [frames_at(fps, four) for fps in (8.0, 12.0, 24.0)] == [[0, 1, 2, 3], [0, 2, 3, 5], [0, 3, 6, 9]]
     wide = torch.zeros(2, 16, 64, 3, dtype=torch.uint8)
     wide[:, :, 24:40] = 255  # the middle square is white
     assert int(fitted(wide, 8.0, FORMAT)[:, :, 1:-1].min()) > 240
@@ -152,6 +153,9 @@ def test_a_clip_is_cut_from_its_middle_and_keeps_its_proportions() -> None:
     assert torch.equal(fitted(own, 8.0, FORMAT), own)
     with pytest.raises(ValueError, match="too short"):
         fitted(own[:1], 8.0, FORMAT)
+
+
+# Sound --------------------------------------------------------------------------------------------------------------
 
 
 class Hearing(ToyModel):
@@ -178,8 +182,7 @@ def test_a_sound_reaches_the_model_at_its_rate(tmp_path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dpo", "rft"])
-def test_clips_with_a_sound_are_learned_with_it(method: str, make_config, tmp_path) -> None:
+def test_clips_with_a_sound_are_learned_with_it(make_config, tmp_path) -> None:
     """LTX-2: the better clip sounds and the worse one is silent, because its file has no sound."""
     shown = torch.stack([tiny.image(frame, 32, 32) for frame in range(5)])
     sound = Sound(0.5 * torch.sin(torch.arange(8000) / 20)[None], 8000)
@@ -187,19 +190,140 @@ def test_clips_with_a_sound_are_learned_with_it(method: str, make_config, tmp_pa
     write_mp4(tmp_path / "lose.mp4", shown, 8.0)
     row = {"prompt": "a cat", "win": "win.mp4", "lose": "lose.mp4"}
     (tmp_path / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 2))
+    config = learning(make_config, tmp_path / "pairs.jsonl", eval_prompts=None)
     small = {"frames": 5, "height": 32, "width": 32, "guidance_scale": 1.0}
-    config = METHODS[method](make_config(kind="ltx2", model=small, batch=BatchConfig(prompts=2, micro_batch=2)))
-    objective = replace(config.objective, levels=2, draw="schedule")
-    data = replace(config.data, clips=str(tmp_path / "pairs.jsonl"), eval_prompts=None)
-    trainer = made(replace(config, data=data, objective=objective, rewards=[]))
+    trainer = made(replace(config, model=make_config(kind="ltx2", model=small).model))
     before = weights_of(trainer)
-    if method == "dpo":
-        with pytest.warns(UserWarning, match=r"lose\.mp4 has no sound: its clip is learned as a silent one"):
-            trainer.step()
-    else:
+    with pytest.warns(UserWarning, match=r"lose\.mp4 has no sound: its clip is learned as a silent one"):
         trainer.step()
     assert not same(before, weights_of(trainer))
-    parts = trainer.model.parts.split(trainer.studio.encoder(tmp_path / "win.mp4")[None])
-    silent = trainer.model.parts.split(trainer.studio.encoder(tmp_path / "lose.mp4")[None])
+    parts, silent = (
+        trainer.model.parts.split(trainer.studio.encoder(tmp_path / name)[None]) for name in ("win.mp4", "lose.mp4")
+    )
     assert torch.equal(parts["video"], silent["video"])
     assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2
+
+
+# Formats: each row is learned in the one that shows most of it, by the same weights, and nothing else changes ---------
+
+OWN, TALL, SHORT = "4x8x8", "2x12x4", "2x8x8"
+SIZES = {"square": (6, 8, 8), "tall": (6, 12, 4), "brief": (3, 8, 8), "taller": (6, 16, 4)}
+"""Frames, height and width of the clips of four rows."""
+
+
+class AnySize(ToyModel):
+    """A toy that looks at one latent at a time, so that clips may have any size."""
+
+    def __init__(self, spec, video: VideoSpec = VideoSpec(frames=4, height=8, width=8, fps=8.0)) -> None:  # noqa: B008
+        super().__init__(spec)
+        torch.manual_seed(0)
+        self.network, self.video = nn.Linear(3 + WORDS + 1, 3), video
+
+    def blocks(self) -> list[nn.Module]:
+        return [self.network]
+
+    def latent_shape(self) -> tuple[int, ...]:
+        return 3, self.video.frames, self.video.height // 2, self.video.width // 2
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance=None) -> Tensor:
+        assert tuple(x.shape[1:]) == self.latent_shape()
+        words = torch.stack([condition.tensors["words"] for condition in conditions])
+        told = torch.cat([words, torch.as_tensor(sigma).to(x).expand(len(x), 1)], 1)
+        seen = x.movedim(1, -1)
+        told = told[:, None, None, None].expand(*seen.shape[:-1], -1)
+        return self.network(torch.cat([seen, told], -1)).movedim(-1, 1)
+
+    def in_format(self, video: VideoSpec) -> AnySize:
+        if video.height % 2:
+            raise ModelError(f"model.height must be a multiple of 2 here, got {video.height}.")
+        other = copy.copy(self)
+        other.video = video
+        return other
+
+
+@pytest.fixture
+def several(make_config, tmp_path):
+    """Makes the configuration of a run on clips of every size in three formats."""
+    file = pairs_of(tmp_path, SIZES)
+    return lambda method="dpo": learning(make_config, file, method, prompts=4, formats=[TALL, SHORT])
+
+
+def built(config):
+    return build(config, given=Given(model=AnySize(config.model)))
+
+
+def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
+    assert_resumes_to_the_bit(lambda config: Trainer(config, built(config)), several("rft"), tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("size", "fps", "expected"),
+    [
+        ((8, 16, 16), 8, OWN),  # as long and as square
+        ((8, 16, 8), 8, OWN),  # half of the picture for twice as long
+        ((8, 16, 4), 8, TALL),  # a quarter of the picture
+        ((3, 16, 16), 8, SHORT),  # too short for the longer one
+        ((12, 16, 16), 24, OWN),  # every third frame
+        ((9, 16, 16), 24, SHORT),
+    ],
+)
+def test_a_row_has_the_format_that_shows_most_of_it(size: tuple, fps: float, expected: str, tmp_path) -> None:
+    formats = [format_of(text, 8.0) for text in (OWN, TALL, SHORT)]
+    write_mp4(tmp_path / "a.mp4", clip(90, *size), fps)
+    (tmp_path / "clips.jsonl").touch()
+    found = usable(str(tmp_path / "clips.jsonl"), [Prompt("a", clips=(tmp_path / "a.mp4",))], formats)
+    assert (found.prompts[0].format or formats[0]) == format_of(expected, 8.0)
+
+
+def test_of_formats_that_show_as_much_the_nearest_in_size_is_taken(tmp_path) -> None:
+    formats = [format_of(text, 8.0) for text in ("2x16x16", "2x8x8", "2x4x4")]
+    (tmp_path / "clips.jsonl").touch()
+    prompts = []
+    for side in (18, 10, 4):
+        write_mp4(tmp_path / f"{side}.mp4", clip(90, 2, side, side), 8.0)
+        prompts.append(Prompt("a", clips=(tmp_path / f"{side}.mp4",)))
+    found = usable(str(tmp_path / "clips.jsonl"), prompts, formats)
+    assert [prompt.format for prompt in found.prompts] == [None, *formats[1:]]
+
+
+def test_the_card_says_which_formats_there_are_and_what_they_show(several, tmp_path) -> None:
+    write_mp4(tmp_path / "lose2.mp4", clip(60, 1, 8, 8), 8.0)
+    config = several()
+    found = built(config).examples
+    assert "3 rows with 6 clips (2 as 4x8x8, 4 as 2x12x4, 0 as 2x8x8); 1 rows are left out" in found.summary
+    own, tall = found.card(AnySize(config.model).video)["formats"]
+    assert (own["frames"], own["clips"], own["shown"]) == (4, 2, pytest.approx(4 / 6))
+    # all of the picture and a third of the frames; and of the taller clips three quarters of that
+    assert (tall["height"], tall["clips"], tall["least_shown"]) == (12, 4, pytest.approx(1 / 4))
+    assert tall["shown"] == pytest.approx((1 / 3 + 1 / 4) / 2)
+
+
+def test_a_run_writes_the_card_and_encodes_each_clip_once_in_its_format(several) -> None:
+    config = replace(several(), iterations=2)
+    train(config, given=Given(model=AnySize(config.model)))
+    card = json.loads((Path(config.out) / CARD).read_text())
+    assert [row["clips"] for row in card["formats"]] == [2, 4, 2]
+    assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8
+    alone = replace(config, data=replace(config.data, formats=[]))
+    Trainer(alone, built(alone)).step()  # the same files in another format are other latents
+    assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8 + 4
+
+
+def test_what_a_run_cannot_do_is_refused(several) -> None:
+    config = several()
+    for formats, sp, words in (
+        (["2x16x16"], 1, r"2x16x16, whose clips have 384 latents and the model's own 192: memory"),
+        (["2x7x8"], 1, "data.formats 2x7x8: model.height must be a multiple of 2"),
+        ([TALL], 2, r"parallel\.sp 2: ranks share the tokens"),
+    ):
+        data = replace(config.data, formats=formats)
+        with pytest.raises(ConfigError, match=words):
+            built(replace(config, data=data, parallel=ParallelSpec(sp=sp)))
+
+
+@pytest.mark.parametrize("text", ["81x480", "0x8x8", "81 x 480 x 832", "-1x8x8"])
+def test_a_format_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="FRAMESxHEIGHTxWIDTH"):
+        DataConfig(clips="pairs.jsonl", formats=[text])
+    with pytest.raises(ValueError, match="only given clips"):
+        DataConfig(formats=[OWN])

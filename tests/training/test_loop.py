@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import torch
 
 from sage_grpo.sentinel.guard import Guard
 from sage_grpo.telling.events import Hooks, SentinelEvent, StopRequest
@@ -17,7 +16,7 @@ from sage_grpo.training.config import SentinelConfig
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
-from trainer_helpers import weights_of
+from trainer_helpers import same, weights_of
 
 Log = list[tuple[object, ...]]
 
@@ -59,11 +58,9 @@ class Keeping:
     trainer: Trainer
     root: Path
     when: Sequence[int] = ()
-    asked: list[tuple[int, bool, bool]] = field(default_factory=list)
     saves: list[tuple[int, bool]] = field(default_factory=list)
 
     def due(self, number: int, *, last: bool, stopping: bool) -> bool:
-        self.asked.append((number, last, stopping))
         return number in self.when
 
     def save(self, *, needed: bool) -> Path:
@@ -76,12 +73,10 @@ def loop(make_config, make_trainer, tmp_path: Path):
     """A loop over three iterations; fields of its configuration and of the loop itself may be given."""
 
     def make(*, when: Sequence[int] = (), config: dict | None = None, **fields: object) -> Loop:
-        trainer = make_trainer(make_config(**(config or {})))
-        guard = Guard(
-            trainer.config, trainer.state, trainer.writer, tmp_path / "saved", held_out=bool(trainer.held_out)
-        )
+        trainer, folder = make_trainer(make_config(**(config or {}))), tmp_path / "saved"
+        guard = Guard(trainer.config, trainer.state, trainer.writer, folder, held_out=bool(trainer.held_out))
         given = {"observers": (), "points": (), "stop": StopRequest(), **fields}
-        return Loop(trainer, guard, Keeping(trainer, tmp_path / "saved", when), **given)
+        return Loop(trainer, guard, Keeping(trainer, folder, when), **given)
 
     return make
 
@@ -146,12 +141,10 @@ def test_the_last_evaluation_is_finished_although_a_stop_was_asked_for(loop) -> 
     assert run.trainer.state.evaluated == 3
 
 
-ROLLBACK = SentinelConfig(action="rollback")
-
-
 def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_checkpoint_are_back(loop) -> None:
     log: Log = []
-    run = loop(observers=[Noting("a", log)], points=[0, 1], config={"sentinel": ROLLBACK, "iterations": 4})
+    config = {"sentinel": SentinelConfig(action="rollback"), "iterations": 4}
+    run = loop(observers=[Noting("a", log)], points=[0, 1], config=config)
     trainer, seen = run.trainer, {}
     step = trainer.step
 
@@ -170,12 +163,8 @@ def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_chec
     assert trainer.state.iteration == 4
     assert ("a", "rollback", 2) in log
     assert sum(note[1] == "after" for note in log) == 4  # the one that diverged is nobody's row
-    assert run.saver.saves[:2] == [
-        (0, True),
-        (1, True),
-    ]  # what the sentinel may go back to is saved because it is needed
-    good = seen[1]  # the weights after one iteration
-    assert all(torch.equal(good[name], seen["back"][name]) for name in good)
+    assert run.saver.saves[:2] == [(0, True), (1, True)]  # what the sentinel may go back to is needed
+    assert same(seen[1], seen["back"])  # the weights after one iteration
 
 
 def test_a_program_that_is_told_of_iterations_gets_whole_clips() -> None:

@@ -8,25 +8,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-import sage_grpo as sage
 from sage_grpo.data.groups import Member
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training import inputs
-from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
+from sage_grpo.worlds.shapes.render import render
+from sage_grpo.worlds.shapes.scene import random_scenes
 from trainer_helpers import assert_alike, of_method, watch_gradients
 
 REWARD = RewardSpec(name="trainer_toys:bright", options={"differentiable": True})
 STEPS, PROMPTS, SIZE = 3, 1, 2
 
 
-def small(method: str, **objective):
-    """A run of a few clips of the miniature."""
-    config = sage.recipe(f"shapes/{method}")
+def small(config, **objective):
+    """A run of a few clips."""
     return replace(
         config,
         rewards=[REWARD],
@@ -37,14 +36,7 @@ def small(method: str, **objective):
     )
 
 
-def sent(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Gradients of one iteration."""
-    found = watch_gradients(trainer)
-    trainer.step()
-    return found[0]
-
-
-def whole(trainer: Trainer, reward=lambda model, x: model.pixels(x).mean() / 255) -> dict[str, torch.Tensor]:
+def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
     """The same by autograd through the whole sampler: only at trained steps do weights count, and only an exact gradient passes the network."""
     model, params = trainer.model, trainer.state.params
     plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
@@ -60,7 +52,7 @@ def whole(trainer: Trainer, reward=lambda model, x: model.pixels(x).mean() / 255
                 v = model.velocity(at, torch.tensor(now), [condition])
                 v = v if step in trained else v.detach()
                 x = x + (following - now) * v
-            total = total + reward(model, x) / (PROMPTS * SIZE)
+            total = total + model.pixels(x).mean() / 255 / (PROMPTS * SIZE)
     names = [name for name, p in params.items() if p.requires_grad]
     return dict(zip(names, torch.autograd.grad(-total, [params[name] for name in names], allow_unused=True)))
 
@@ -77,20 +69,16 @@ def whole(trainer: Trainer, reward=lambda model, x: model.pixels(x).mean() / 255
     ids=["draft-1", "draft-3", "affine", "adjoint", "refl"],
 )
 def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective: dict, make_config) -> None:
-    base = of_method(method, make_config(batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=2)))
-    config = replace(
-        base,
-        rollout=replace(base.rollout, steps=STEPS),
-        objective=replace(base.objective, **objective),
-        optimizer=replace(base.optimizer, max_grad_norm=1e9),
-    )
+    config = small(of_method(method, make_config()), **objective)
     wanted = whole(Trainer(config, build(config)))
-    assert_alike(sent(Trainer(config, build(config))), wanted, 1e-4)
+    trainer = Trainer(config, build(config))
+    found = watch_gradients(trainer)
+    trainer.step()
+    assert_alike(found[0], wanted, 1e-4)
 
 
-@pytest.mark.slow
-def test_clips_that_are_decoded_together_are_differentiated_together(monkeypatch) -> None:
-    config, rows = small("draft"), []
+def test_clips_that_are_decoded_together_are_differentiated_together(make_config, monkeypatch) -> None:
+    config, rows = small(of_method("draft", make_config())), []
     trainer = Trainer(config, build(config))
     plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
     rollout = trainer.roll_out(plan)
@@ -113,33 +101,26 @@ def test_a_clip_without_a_finite_gradient_counts_nothing_and_its_neighbours_do()
     torch.testing.assert_close(found[::2], torch.stack(alone[::2]))
 
 
-def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(monkeypatch) -> None:
-    config = replace(small("refl"), rewards=[RewardSpec(name="trainer_toys:bright")])
+def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(make_config, monkeypatch) -> None:
+    config = replace(small(of_method("refl", make_config())), rewards=[RewardSpec(name="trainer_toys:bright")])
     monkeypatch.setattr(inputs, "compose", lambda *_, **__: pytest.fail("rewards are loaded"))
     with pytest.raises(RewardConfigError, match=r"'bright' cannot be: .*differentiable: true"):
         build(config)
 
 
-@pytest.mark.parametrize("part", ["brightness", "saturation", "sharpness", "flicker"])
-def test_gradients_of_statistics_are_those_of_finite_differences(part: str) -> None:
-    clips = torch.rand(1, 5, 8, 8, 3, generator=torch.Generator().manual_seed(1)) * 200 + 20
-    _differences(RewardSpec(name="video_stats", weights={part: 1.0}), clips, "any")
-
-
-@pytest.mark.parametrize(("name", "part"), [("shapes", "VQ"), ("shapes", "TA"), ("shapes_proxy", "proxy")])
-def test_gradients_of_the_worlds_rewards_are_those_of_finite_differences(name: str, part: str) -> None:
-    from sage_grpo.worlds.shapes.render import render
-    from sage_grpo.worlds.shapes.scene import random_scenes
-
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        *(("video_stats", part) for part in ("brightness", "saturation", "sharpness", "flicker")),
+        *(("shapes", "VQ"), ("shapes", "TA"), ("shapes_proxy", "proxy")),
+    ],
+)
+def test_gradients_of_rewards_are_those_of_finite_differences(name: str, part: str) -> None:
+    """Along a random direction and along the gradient itself."""
     draw = torch.Generator().manual_seed(3)
     scenes = random_scenes(1, draw)
     clips = (render(scenes, 9, 32, 32) + 0.05 * torch.randn(1, 9, 32, 32, 3, generator=draw)).clamp(0.02, 0.98) * 255
-    _differences(RewardSpec(name=name, weights={part: 1.0}), clips, scenes.texts()[0])
-
-
-def _differences(spec: RewardSpec, clips: torch.Tensor, prompt: str) -> None:
-    """Along a random direction and along the gradient itself."""
-    reward = CompositeReward([spec])
+    prompt, reward = scenes.texts()[0], CompositeReward([RewardSpec(name=name, weights={part: 1.0})])
     gradient = reward.gradient(clips, lambda clips: clips, prompt, 8.0)
 
     def score(at: torch.Tensor) -> float:

@@ -7,40 +7,36 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+import trainer_toys
 from double import CLOSE
+from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
-from sage_grpo.training.config import (
-    AdvantageConfig,
-    BatchConfig,
-    DataConfig,
-    EvalConfig,
-    OptimizerConfig,
-    UpdateConfig,
-)
+from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import Scored, describe
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Tally, summarize
+from sage_grpo.training.update import Diverged, Tally, summarize
 from sage_grpo.types import Conditioning
 from trainer_helpers import plan_of, resume, same, weights_of
 from trainer_zoo import toy
-
-DIMS = math.prod(toy.SHAPE)
 
 
 def frame_rate(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
@@ -82,6 +78,21 @@ class Lettered(toy.ToyModel):
         return (x - levels.view(-1, 1, 1, 1, 1)) / sigma
 
 
+class Bent(toy.ToyModel):
+    """Its grid is no shifted even one; it also notes where it was asked for a velocity."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.visited: list[float] = []
+
+    def sigmas(self, num_steps, shift=None):
+        return torch.linspace(1, 0, num_steps + 1) ** (self.shift if shift is None else shift)
+
+    def velocity(self, x, sigma, conditions, *, guidance=None):
+        self.visited.append(float(sigma))
+        return super().velocity(x, sigma, conditions, guidance=guidance)
+
+
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch):
     """class -> the specification of a model of that class."""
@@ -104,47 +115,125 @@ def run_up_to_scores(trainer: Trainer):
         return plan, rollout, trainer.studio.score(videos, plan, early)
 
 
+# Rollouts -----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("overlap", [False, True])
-def test_clips_of_a_rollout_are_scored_with_their_own_prompts(
+def test_clips_are_scored_with_their_own_prompts_and_the_models_frame_rate(
     overlap: bool, make_config, make_trainer, family, tmp_path
 ) -> None:
+    """Prompts are batched by their length; scores and captions come back in the order of the file."""
     file = tmp_path / "prompts.txt"
-    file.write_text("\n".join("x" * (3 + 2 * index) for index in range(4)) + "\n", encoding="utf-8")
+    file.write_text("\n".join("x" * length for length in (7, 3, 9, 5)) + "\n", encoding="utf-8")
+    names = (f"{__name__}:fits", f"{__name__}:frame_rate")
     config = make_config(
-        data=DataConfig(prompts=str(file)),
-        rewards=[RewardSpec(name=f"{__name__}:fits", try_out=False, overlap=overlap)],
+        data=DataConfig(prompts=str(file), eval_prompts=str(file)),
+        rewards=[RewardSpec(name=name, try_out=False, overlap=overlap) for name in names],
+        evaluate=EvalConfig(prompts=4, per_prompt=2, steps=2, show=10),
         batch=BatchConfig(prompts=4, group_size=2, micro_batch=3),
     )
-    _, _, scored = run_up_to_scores(make_trainer(replace(config, model=family(Lettered))))
-    assert scored.total.tolist() == [1.0] * 8
+    trainer = make_trainer(replace(config, model=family(Lettered)))
+    _, _, scored = run_up_to_scores(trainer)
+    assert scored.total.tolist() == [1.0 + 8.0] * 8
+    result = trainer.evaluate()
+    assert (result.metrics["eval/fits"], result.metrics["eval/frame_rate"]) == (1.0, 8.0)
+    assert result.captions == [prompt.text for prompt in trainer.held_out for _ in range(2)]
+    assert fits(result.clips, result.captions, 8.0) == [1.0] * 8
+    assert fits(result.clips, result.captions[::-1], 8.0) != [1.0] * 8
+
+
+@pytest.mark.parametrize("guides", [True, False])
+def test_rollout_and_updates_run_without_guidance_when_asked_to(guides, family, make_config, make_trainer) -> None:
+    model = replace(family(Guided), guidance_in_training=guides)
+    trainer = make_trainer(replace(make_config(), model=model))
+    assert trainer.step()["ratio/first_log"] == 0.0
+    assert set(trainer.model.seen) == {3.0 if guides else 1.0}
+    trainer.model.seen.clear()
+    trainer.evaluate()
+    assert set(trainer.model.seen) == {3.0}  # whatever training does
+
+
+def test_rollouts_and_evaluations_visit_the_sigmas_of_the_models_grid(family, make_config, make_trainer) -> None:
+    def grid(num_steps: int, power: float) -> list[float]:
+        return (torch.linspace(1, 0, num_steps + 1) ** power)[:-1].tolist()
+
+    config = make_config(rollout={"steps": 5}, evaluate=EvalConfig(prompts=2, steps=4))
+    config = replace(config, model=replace(family(Bent), shift=3.0))
+    for shift, power in ((None, 3.0), (2.0, 2.0)):
+        trainer = make_trainer(replace(config, rollout=replace(config.rollout, shift=shift)))
+        trainer.step()
+        assert sorted(set(trainer.model.visited), reverse=True) == pytest.approx(grid(5, power))
+        trainer.model.visited.clear()
+        trainer.evaluate()
+        assert trainer.model.visited == pytest.approx(grid(4, 3.0))
+
+
+@pytest.mark.usefixtures("in_double")
+def test_a_second_order_rollout_starts_anew_after_every_exploring_step(make_config, make_trainer) -> None:
+    """What came before the noise says nothing about the path after it: there the first step is Euler's."""
+    window = Window(kind="fixed", start=1, length=2)
+    trainer = make_trainer(make_config(rollout={"steps": 6, "solver": "ab2", "window": window}))
+    rollout = trainer.roll_out(plan_of(trainer))
+    sigmas = trainer.planner.grid.sigmas.tolist()
+    for batch, latents in rollout.latents:
+        (record,) = (r for replay, r in rollout.records.items() if (replay.step, replay.members) == (2, batch.members))
+        x, before = record.x_next, None
+        for now, following in pairwise(sigmas[3:]):
+            v, h = trainer.model.velocity(x, torch.tensor(now), record.conditions), following - now
+            x = x + h * v if before is None else x + h * v + 0.5 * h * h / before[1] * (v - before[0])
+            before = v, h
+        torch.testing.assert_close(latents, x, rtol=CLOSE, atol=CLOSE)
+
+
+def test_first_frames_reach_rollouts_and_evaluations(make_config, make_trainer, tmp_path: Path) -> None:
+    Image.new("RGB", (4, 3), (9, 8, 7)).save(tmp_path / "first.png")
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a cat", "image": "first.png"}\n{"prompt": "a dog"}\n')
+    trainer = make_trainer(make_config(data=DataConfig(prompts=str(file), eval_prompts=str(file))))
+    given, encode = {}, trainer.model.encode
+
+    def watched(prompts, images=None):
+        given.update(zip(prompts, images or [None] * len(prompts)))
+        return encode(prompts, images)
+
+    trainer.model.encode = watched
+    for act in (lambda: trainer.roll_out(plan_of(trainer)), trainer.evaluate):
+        given.clear()
+        act()
+        assert given["a dog"] is None
+        assert given["a cat"].tolist() == [[[9, 8, 7]] * 4] * 3
+
+
+def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer, tmp_path) -> None:
+    file = tmp_path / "p.csv"
+    file.write_text("prompt,worth\na cat,1\na red dog,10\n")
+    config = make_config(
+        rewards=[RewardSpec(name="trainer_toys:told")],
+        evaluate=EvalConfig(prompts=2, per_prompt=2, steps=2),
+        batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
+        data=DataConfig(prompts=str(file), eval_prompts=str(file)),
+    )
+    trainer, ticks = make_trainer(config), []
+    trainer.clock.listen = lambda *given: ticks.append(given)
+    assert trainer.evaluate().metrics["eval/told"] == 5.5
+    assert [tick for tick in ticks if tick[1]] == [("evaluate", 1, 2), ("evaluate", 2, 2)]
+    plan, _, scored = run_up_to_scores(trainer)
+    worth = torch.tensor([float(group.prompt.metadata["worth"]) for group in plan.groups])
+    assert torch.equal(scored.total, worth.repeat_interleave(2))
 
 
 # Updates ------------------------------------------------------------------------------------------------------------
 
 
-def test_masked_members_are_in_no_statistic_of_the_ratio(make_config, make_trainer) -> None:
-    bad = RewardSpec(name="trainer_toys:bright_but", options={"bad": [5]}, batch_size=0, try_out=False)
-    trainer = make_trainer(make_config(rewards=[bad], batch=BatchConfig(prompts=2, group_size=4, micro_batch=8)))
-    roll_out = trainer.roll_out
-
-    def spoilt(plan):
-        rollout = roll_out(plan)
-        for record in rollout.records.values():
-            record.log_prob_old[5] += 1.0
-        return rollout
-
-    trainer.roll_out = spoilt
-    trainer.step()
-    first = trainer.log[0]
-    assert first["ratio/largest_log"] == first["ratio/std"] == first["ratio/clip_fraction"] == 0.0
-    assert first["ratio/mean"] == 1.0
+def bad(*places: int) -> list[RewardSpec]:
+    """A reward that fails for the clips at these places of a call."""
+    return [RewardSpec(name="trainer_toys:bright_but", options={"bad": list(places)}, batch_size=0, try_out=False)]
 
 
 def test_updates_of_unequal_size_are_means_over_their_own_steps(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(rollout={"steps": 4}))  # three trained steps for two updates
     plan, rollout, scored = run_up_to_scores(trainer)
-    counts = [len(part) for part in plan.groups[0].trained]
-    assert counts == [1, 2]
+    assert [len(part) for part in plan.groups[0].trained] == [1, 2]
     for update in range(2):
         items = trainer.items(plan, rollout, scored, trainer.advantages(scored), update)
         assert float(sum(item.weight.sum() for item in items)) == pytest.approx(1.0)
@@ -170,36 +259,6 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
     assert weight == pytest.approx(1.0)
 
 
-def test_advantages_are_clipped_and_scaled_as_asked(make_config, make_trainer) -> None:
-    total = torch.tensor([0.0, 1.0, 2.0, 9.0, 0.0, 0.0, 2.0, 2.0])
-    centred = total - torch.tensor([3.0, 1.0]).repeat_interleave(4)
-    both = float(centred.square().mean().sqrt())
-    stds = torch.tensor([float(centred[:4].square().mean().sqrt()), 1.0]).repeat_interleave(4)
-    one_reward = centred / stds  # normalised in the group, and over the batch it has std 1 already
-    for config, expected in (
-        (AdvantageConfig(scale="none", clip=None), centred),
-        (AdvantageConfig(scale="none", clip=1.5), centred.clamp(-1.5, 1.5)),
-        (AdvantageConfig(scale="global", clip=None), centred / float(total.std(correction=0))),
-        (AdvantageConfig(clip=0.8), one_reward.clamp(-0.8, 0.8)),
-        (AdvantageConfig(decoupled=True, clip=None), one_reward),
-        (AdvantageConfig(decoupled=True, clip=0.8), one_reward.clamp(-0.8, 0.8)),
-        (AdvantageConfig(decoupled=True, scale="none", clip=None), centred / both),
-    ):
-        trainer = make_trainer(make_config(advantage=config))
-        _, _, scored = run_up_to_scores(trainer)
-        scored = replace(scored, total=total, parts={"bright": total})
-        torch.testing.assert_close(trainer.advantages(scored), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_controller_sees_the_kl_without_lambda(make_config, make_trainer) -> None:
-    kl = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.25)
-    trainer = make_trainer(make_config(kl=kl, trust_region=TrustRegion(mode="fixed")))
-    trainer.step()
-    assert trainer.state.kl.history == [log["kl/total"] for log in trainer.log]
-    assert trainer.log[1]["loss/kl"] == pytest.approx(0.25 * trainer.log[1]["kl/total"])
-    assert trainer.log[1]["kl/total"] > 0
-
-
 def test_the_learning_rate_decays_over_all_updates_of_the_run(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(optimizer=OptimizerConfig(lr=0.6, decay="linear"), iterations=3))
     trainer.step()
@@ -207,22 +266,81 @@ def test_the_learning_rate_decays_over_all_updates_of_the_run(make_config, make_
     assert [log["optimizer/lr"] for log in trainer.log] == pytest.approx([0.6, 0.5, 0.4, 0.3])
 
 
-# What is logged -----------------------------------------------------------------------------------------------------
+def test_more_failures_than_allowed_stop_the_run_before_an_update(make_config, make_trainer) -> None:
+    config = make_config(rewards=bad(1, 5), max_failed_fraction=0.25)
+    assert make_trainer(config).step()["reward/failed"] == 2
+    trainer = make_trainer(replace(config, rewards=bad(1, 2, 5)))
+    before = weights_of(trainer)
+    with pytest.raises(RewardFailure, match=r"3 of 8 clips.*0\.25"):
+        trainer.step()
+    assert same(before, weights_of(trainer))
+    assert trainer.state.updates == trainer.state.iteration == 0
 
 
 @pytest.mark.usefixtures("in_double")
-def test_the_logged_loss_is_the_equalised_one(make_config, make_trainer) -> None:
-    """On policy every ratio is 1, so a step's loss is minus its weight times the mean advantage (not 0, as advantages are clipped)."""
-    trainer = make_trainer(
-        make_config(update=UpdateConfig(updates_per_rollout=1), advantage=AdvantageConfig(clip=0.3), seed=3)
-    )
-    plan, _, scored = run_up_to_scores(trainer)
-    mean = float(trainer.advantages(scored).mean())
-    (steps,) = plan.groups[0].trained
-    weight = sum(plan.equalizer[step] for step in steps) / len(steps)
-    assert abs(mean) > 0.01
-    assert abs(weight - 1) > 0.05
-    assert trainer.step()["loss/policy"] == pytest.approx(-mean * weight, rel=CLOSE)
+def test_updates_see_the_mean_over_valid_rollouts_only(make_config, make_trainer) -> None:
+    """Weights of the valid rollouts add up to 1 whatever failed.
+
+    KL to an anchor that was moved by hand does not depend on rewards, so with member k of four left out its mean is (S - KL_k) / 3, and
+    these means, averaged over all k, are S / 4: the mean of a rollout in which nobody failed.
+    """
+
+    def mean_kl(*places: int) -> float:
+        config = make_config(
+            rewards=bad(*places),
+            batch=BatchConfig(prompts=1, group_size=4, micro_batch=4),
+            update=UpdateConfig(updates_per_rollout=1),
+            trust_region=TrustRegion(mode="fixed"),
+        )
+        trainer = make_trainer(config)
+        for name, copy in trainer.state.anchor.copies.items():
+            copy += 0.1 * keyed_noise(tuple(copy.shape), "moved", name)
+        trainer.state.anchor.renewed_at = -1  # it is not the live policy any more
+        trainer.step()
+        return trainer.log[0]["kl/position"]
+
+    left_out = [mean_kl(member) for member in range(4)]
+    assert max(left_out) > 1.001 * min(left_out) > 0
+    assert sum(left_out) / 4 == pytest.approx(mean_kl(), rel=CLOSE)
+
+
+def test_a_loss_that_is_not_finite_names_its_denoising_step(make_config, make_trainer) -> None:
+    """The velocity at step 2 is spoilt in replays; the rollout was fine."""
+    trainer = make_trainer(make_config(update=UpdateConfig(updates_per_rollout=1, permute_steps=False)))
+    velocity, (sigma, _) = trainer.model.velocity, trainer.planner.grid.pair(2)
+
+    def spoilt(x, at, conditions, *, guidance=None):
+        v = velocity(x, at, conditions, guidance=guidance)
+        return v * math.inf if torch.is_grad_enabled() and float(at) == float(sigma) else v
+
+    trainer.model.velocity = spoilt
+    before = weights_of(trainer)
+    with pytest.raises(Diverged, match=r"denoising step\(s\) \[2\].*not changed"):
+        trainer.step()
+    assert same(before, weights_of(trainer))
+    assert trainer.state.updates == 0
+    assert not trainer.state.optimizer.tensors()
+
+
+def test_a_gradient_that_breaks_inside_the_network_names_its_update(make_config, make_trainer) -> None:
+    trainer = make_trainer(make_config(update=UpdateConfig(updates_per_rollout=2)))
+    trainer.step()
+
+    def state() -> list[dict[str, Tensor]]:
+        kept = trainer.state.optimizer.tensors(), trainer.state.anchor.copies
+        return [weights_of(trainer), *({name: tensor.clone() for name, tensor in one.items()} for one in kept)]
+
+    before = state()
+    parameter = next(iter(trainer.state.params.values()))
+    parameter.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(Diverged, match="optimizer update 2 is nan"):
+        trainer.step()
+    assert all(map(same, before, state()))
+    assert trainer.state.updates == 2
+    assert all(p.grad is None for p in trainer.state.params.values())
+
+
+# What is logged -----------------------------------------------------------------------------------------------------
 
 
 def test_spread_and_shares_are_made_of_their_sums() -> None:
@@ -230,9 +348,8 @@ def test_spread_and_shares_are_made_of_their_sums() -> None:
     sums = {"ratio/mean": 0.03, "ratio/square": 0.0025, "gradient/policy": 9.0, "gradient/kl": 16.0}
     tally.sums |= {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = summarize(tally, World(), [])
-    assert metrics["ratio/mean"] == pytest.approx(1.03)
-    assert metrics["ratio/std"] == pytest.approx(0.04)
-    assert metrics["gradient/kl_share"] == pytest.approx(4 / 7)
+    found = [metrics[name] for name in ("ratio/mean", "ratio/std", "gradient/kl_share")]
+    assert found == pytest.approx([1.03, 0.04, 4 / 7])
 
 
 def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
@@ -246,86 +363,43 @@ def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     assert (metrics["advantage/std"], metrics["advantage/largest"]) == (2.0, 3.0)
 
 
-# Rollouts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("guides", [True, False])
-def test_rollout_and_updates_run_without_guidance_when_asked_to(guides, family, make_config, make_trainer) -> None:
-    model = replace(family(Guided), guidance_in_training=guides)
-    trainer = make_trainer(replace(make_config(), model=model))
-    assert trainer.step()["ratio/first_log"] == 0.0
-    assert set(trainer.model.seen) == {3.0 if guides else 1.0}
-    trainer.model.seen.clear()
-    trainer.evaluate()
-    assert set(trainer.model.seen) == {3.0}  # whatever training does
+# Evaluation ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("in_double")
-def test_a_second_order_rollout_starts_anew_after_every_exploring_step(make_config, make_trainer) -> None:
-    """What came before the noise says nothing about the path after it: there the first step is Euler's."""
-    window = Window(kind="fixed", start=1, length=2)
-    trainer = make_trainer(make_config(rollout={"steps": 6, "solver": "ab2", "window": window}))
-    plan = plan_of(trainer)
-    rollout = trainer.roll_out(plan)
-    sigmas = trainer.planner.grid.sigmas.tolist()
-    for batch, latents in rollout.latents:
-        (record,) = (r for replay, r in rollout.records.items() if (replay.step, replay.members) == (2, batch.members))
-        x, before = record.x_next, None
-        for step in range(3, 6):
-            v, h = (
-                trainer.model.velocity(x, torch.tensor(sigmas[step]), record.conditions),
-                sigmas[step + 1] - sigmas[step],
-            )
-            x = x + h * v if before is None else x + h * v + 0.5 * h * h / before[1] * (v - before[0])
-            before = v, h
-        torch.testing.assert_close(latents, x, rtol=CLOSE, atol=CLOSE)
+def test_evaluation_repeats_and_does_not_depend_on_batches_or_history(make_config, make_trainer) -> None:
+    rewards = [
+        RewardSpec(name="trainer_toys:bright", weights={"bright": 2.0}),
+        RewardSpec(name="video_stats", weights={"brightness": 1.0}, metric_only=True),
+    ]
+    config = make_config(rewards=rewards, evaluate=EvalConfig(prompts=3, per_prompt=2, steps=3))
+    trainers = [make_trainer(replace(config, batch=replace(config.batch, micro_batch=size))) for size in (1, 4)]
+    before = weights_of(trainers[0])
+    one, again, other = (trainer.evaluate() for trainer in (trainers[0], *trainers))
+    assert same(before, weights_of(trainers[0]))
+    assert one.metrics == again.metrics == pytest.approx(other.metrics, rel=CLOSE)
+    assert torch.equal(one.clips, again.clips)
+    assert torch.equal(one.clips, other.clips)
+    assert one.captions == other.captions
+    assert one.metrics["eval/total"] == pytest.approx(2 * one.metrics["eval/bright"])
+    assert "eval/brightness" in one.metrics
+    assert (one.metrics["eval/failed"], len(one.clips)) == (0, 6)
 
 
-# Evaluation and rewards ---------------------------------------------------------------------------------------------
-
-
-def test_first_frames_reach_rollouts_and_evaluations(make_config, make_trainer, tmp_path: Path) -> None:
-    from PIL import Image
-
-    Image.new("RGB", (4, 3), (9, 8, 7)).save(tmp_path / "first.png")
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "a cat", "image": "first.png"}\n{"prompt": "a dog"}\n')
-    config = make_config(data=DataConfig(prompts=str(file), eval_prompts=str(file)))
-    trainer = make_trainer(config)
-    given, encode = {}, trainer.model.encode
-
-    def watched(prompts, images=None):
-        given.update(zip(prompts, images or [None] * len(prompts)))
-        return encode(prompts, images)
-
-    trainer.model.encode = watched
-    for act in (lambda: trainer.roll_out(plan_of(trainer)), trainer.evaluate):
-        given.clear()
-        act()
-        assert given["a dog"] is None
-        assert given["a cat"].tolist() == [[[9, 8, 7]] * 4] * 3
-
-
-def test_evaluation_scores_every_clip_against_its_own_prompt(family, make_config, make_trainer) -> None:
-    """Prompts are batched by their length; scores and captions come back in the order of the file."""
+def test_every_call_of_a_reward_that_compares_has_a_whole_group(make_config, make_trainer) -> None:
+    ranked = [RewardSpec(name="trainer_toys:ranked", options={"takes": "group"}, overlap=True)]
     config = make_config(
-        rewards=[RewardSpec(name=f"{__name__}:fits", try_out=False)],
-        evaluate=EvalConfig(prompts=5, per_prompt=2, steps=2, show=10),
-        batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
+        rewards=ranked,
+        batch=BatchConfig(prompts=2, group_size=4, micro_batch=3),
+        evaluate=EvalConfig(prompts=2, per_prompt=3, steps=2),
     )
-    trainer = make_trainer(replace(config, model=family(Lettered)))
-    result = trainer.evaluate()
-    assert result.metrics["eval/fits"] == 1.0
-    assert result.captions == [prompt.text for prompt in trainer.held_out for _ in range(2)]
-    assert fits(result.clips, result.captions, 8.0) == [1.0] * 10
-    assert fits(result.clips, result.captions[::-1], 8.0) != [1.0] * 10
-
-
-def test_rewards_are_told_the_frame_rate_of_the_model(make_config, make_trainer) -> None:
-    trainer = make_trainer(make_config(rewards=[RewardSpec(name=f"{__name__}:frame_rate")]))
-    assert trainer.evaluate().metrics["eval/frame_rate"] == trainer.model.video.fps == 8.0
-    _, _, scored = run_up_to_scores(trainer)
-    assert scored.total.tolist() == [8.0] * 8
+    trainer = make_trainer(config)
+    trainer_toys.SIZES.clear()  # the reward was tried out with two clips
+    assert trainer.step()["reward/total"] == pytest.approx(1.5)  # the mean of 0, 1, 2, 3
+    trainer.evaluate()
+    assert trainer_toys.SIZES == [4, 4, 3, 3]
+    with pytest.raises(RewardConfigError, match="per_prompt"):
+        make_trainer(make_config(rewards=ranked))
 
 
 # Files --------------------------------------------------------------------------------------------------------------

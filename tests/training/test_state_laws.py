@@ -9,14 +9,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from double import CLOSE
+from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
 from sage_grpo.recipes.methods import METHODS
+from sage_grpo.rl.objective import ObjectiveSpec
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training import update as update_module
-from sage_grpo.training.config import AnchorConfig, EvalConfig, UpdateConfig
+from sage_grpo.training.config import (
+    AnchorConfig,
+    BatchConfig,
+    EvalConfig,
+    OptimizerConfig,
+    UpdateConfig,
+)
+from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import compose
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Tally, mean_of, summarize
-from trainer_helpers import same, watch_starts, weights_of
+from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
 def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
@@ -33,46 +44,6 @@ def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
         "kl/position": 3.0,  # of the updates that have it
     }
     assert mean_of([{"loss/policy": 1.0}]) == {"loss/policy": 1.0}, "a loss without a ratio"
-
-
-class Two(World):
-    """Two ranks, of which the other one has these figures."""
-
-    def __init__(self, other: Tally) -> None:
-        super().__init__()
-        self.other = other
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values * 2
-
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack([values, self.other.largest_log_ratio.expand(1)])
-
-
-@pytest.mark.parametrize(("own", "others"), [(0.25, 0.5), (0.5, 0.25)])
-def test_the_largest_ratio_is_that_of_all_ranks(own: float, others: float) -> None:
-    """Sums are added up, it is not; nor is it the last item's."""
-    tallies = []
-    for largest in (own, others):
-        tally = Tally()
-        tally.largest_log_ratio = torch.tensor(largest, dtype=torch.float64)
-        for name in ("ratio/mean", "ratio/square", "gradient/policy", "gradient/kl"):
-            tally.sums[name] += 0.0
-        tallies.append(tally)
-    assert summarize(tallies[0], Two(tallies[1]), [])["ratio/largest_log"] == 0.5
-
-
-def test_the_ramp_begins_with_the_first_iteration(make_config, make_trainer) -> None:
-    """After one of two iterations half of the share stays, after both all of it."""
-    config = METHODS["nft"](make_config(rollout={"steps": 3}))
-    config = replace(config, objective=replace(config.objective, old_decay=0.8, old_ramp=2))
-    trainer = make_trainer(config)
-    old = {name: value.double() for name, value in weights_of(trainer).items()}
-    for kept in (0.4, 0.8, 0.8):
-        trainer.step()
-        old = {name: kept * old[name] + (1 - kept) * live.double() for name, live in weights_of(trainer).items()}
-        for name, copy in trainer.state.old.copies.items():
-            torch.testing.assert_close(copy.double(), old[name], rtol=0.0, atol=1e-6)
 
 
 def test_an_anchor_is_live_after_going_back_only_if_it_was_then(make_config, make_trainer, tmp_path: Path) -> None:
@@ -101,19 +72,14 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
     """Reports pair clips of several evaluations by it; two prompts may share a seed of their own."""
     file = tmp_path / "prompts.csv"
     file.write_text("prompt,seed\na cat,7\na dog,\na bird,8\nthe sea,\n")
-    settings = EvalConfig(prompts=4, per_prompt=3, steps=1, seed=5)
-    config = make_config(evaluate=settings)
     names: dict[str, torch.Tensor] = {}
     for seed in (5, 6):
-        config = replace(
-            config, evaluate=replace(settings, seed=seed), data=replace(config.data, eval_prompts=str(file))
-        )
-        trainer = make_trainer(config)
+        config = make_config(evaluate=EvalConfig(prompts=4, per_prompt=3, steps=1, seed=seed))
+        trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=str(file))))
         starts, rows = watch_starts(trainer), trainer.evaluate().rows
         starts = [start for batch in starts for start in batch]
-        assert [row["prompt"] for row in rows] == [
-            text for text in ("a cat", "a dog", "a bird", "the sea") for _ in "123"
-        ]
+        texts = ("a cat", "a dog", "a bird", "the sea")
+        assert [row["prompt"] for row in rows] == [text for text in texts for _ in range(3)]
         assert len(starts) == len(rows) == 12
         for row, start in zip(rows, starts, strict=True):
             assert torch.equal(names.setdefault(row["noise"], start), start), row
@@ -122,14 +88,13 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
     assert len({tuple(start.flatten().tolist()) for start in names.values()}) == len(names)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss(scale: float) -> None:
+def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -> None:
     """The backward pass brings -scale weight J^T push; a clip that counts nothing brings nothing, and keeps what it had."""
     push, came = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [-3.0], [7.0]])
     item = SimpleNamespace(push=update_module.Push(push), weight=torch.tensor([0.25, 0.5, 0.0]))
     x = torch.zeros(3, 1, requires_grad=True)
-    x.grad = -scale * item.weight[:, None] * came
-    update_module._carry(item, x, scale)
+    x.grad = -4.0 * item.weight[:, None] * came
+    update_module._carry(item, x, 4.0)
     torch.testing.assert_close(item.push.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
 
 
@@ -145,3 +110,92 @@ def test_an_iteration_tells_how_its_clips_look(make_config, make_trainer) -> Non
     judge = trainer.judge
     trainer.judge = lambda rollout, plan: replace(judge(rollout, plan), thumbnails=None)
     assert not [name for name in trainer.step() if name.startswith("video/")]
+
+
+@pytest.mark.parametrize(("ahead", "until"), [(4, [2, 2, 2, 4]), (100, [6, 6, 6, 6])])
+def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int], make_config, make_trainer) -> None:
+    """Six iterations of two prompts out of five: beforehand, and then whenever what was encoded is used up."""
+    batch = BatchConfig(prompts=2, group_size=2, micro_batch=4)
+    config = make_config(iterations=6, batch=batch, rollout={"steps": 3})
+    trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None, encode_ahead=ahead)))
+    trainer.encode_prompts()
+    found = [trainer.encoded_until]
+    for _ in range(3):
+        trainer.step()
+        found.append(trainer.encoded_until)
+        assert len(trainer.encoded) <= ahead
+    assert found == until
+    fresh = make_trainer(trainer.config)
+    fresh.step()
+    assert fresh.encoded, "the first iteration's prompts were not encoded before it"
+
+
+@pytest.mark.parametrize(("own", "others"), [(0.25, 0.5), (0.5, 0.25)])
+def test_the_largest_ratio_is_that_of_all_ranks(own: float, others: float) -> None:
+    """Sums are added up, it is not; nor is it the last item's."""
+    tally = Tally()
+    tally.largest_log_ratio = torch.tensor(own, dtype=torch.float64)
+    for name in ("ratio/mean", "ratio/square", "gradient/policy", "gradient/kl"):
+        tally.sums[name] += 0.0
+    two = {
+        "sum": lambda values: values * 2,
+        "gather": lambda values: torch.stack([values, torch.full_like(values, others)]),
+    }
+    assert summarize(tally, SimpleNamespace(**two), [])["ratio/largest_log"] == 0.5
+
+
+def without_sde(make_config, *, micro_batch: int = 3, old_decay: float = 0.4):
+    """A small run of an objective alone: two updates, no KL."""
+    config = METHODS["nft"](make_config(rollout={"steps": 4}))
+    return replace(
+        config,
+        batch=BatchConfig(prompts=2, group_size=3, micro_batch=micro_batch),
+        objective=ObjectiveSpec(kind="nft", old_decay=old_decay),
+        optimizer=OptimizerConfig(lr=3e-3, weight_decay=0.0, max_grad_norm=1e9),
+        trust_region=TrustRegion(mode="none"),
+        update=UpdateConfig(updates_per_rollout=2),
+    )
+
+
+@pytest.mark.usefixtures("in_double")
+def test_micro_batches_are_a_matter_of_memory(make_config, make_trainer) -> None:
+    found = []
+    for micro_batch in (1, 2, 6):
+        trainer = make_trainer(without_sde(make_config, micro_batch=micro_batch))
+        rows = [trainer.step() for _ in range(2)]
+        kinds = ("reward/", "loss/", "matching/", "gradient/")
+        found.append({(at, name): row[name] for at, row in enumerate(rows) for name in row if name.startswith(kinds)})
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=CLOSE, abs=1e-12)
+
+
+def test_the_old_policy_samples_and_the_newest_is_evaluated(make_config, make_trainer) -> None:
+    trainer = make_trainer(without_sde(make_config, old_decay=0.9))
+    start, seen, run = weights_of(trainer), [], trainer.model.velocity
+    trainer.step()
+    trainer.model.velocity = lambda *a, **k: (seen.append(weights_of(trainer)), run(*a, **k))[1]
+    trainer.roll_out(plan_of(trainer, 1))
+    live = weights_of(trainer)
+    name = next(iter(live))
+    torch.testing.assert_close(seen[0][name], 0.9 * start[name] + 0.1 * live[name])
+    seen.clear()
+    trainer.evaluate()
+    assert torch.equal(seen[0][name], live[name])
+
+
+def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config) -> None:
+    """Of two prompts with four clips each, two ranks have one each. (Held-out prompts are needed by all.)"""
+    config = make_config(iterations=2)
+    config = replace(config, data=replace(config.data, eval_prompts=None))
+    seen: list[set[str]] = []
+    for rank in range(2):
+        world = World(rank=rank, size=2, layout=Layout(1, 2, 1))
+        trainer, texts = Trainer(config, build(config, world), world), set()
+        encode = trainer.model.encode
+        trainer.model.encode = lambda prompts, images=None, t=texts, e=encode: t.update(prompts) or e(prompts, images)
+        trainer.encode_prompts()
+        seen.append(set(texts))
+        trainer.roll_out(plan_of(trainer))
+        assert texts == seen[-1]
+    assert [len(texts) for texts in seen] == [2, 2]
+    assert len(seen[0] | seen[1]) == 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -156,29 +157,41 @@ MODEL = {
 ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
-    "tests/session": """out resume allow_changes log.sinks parallel.async_checkpoint data.encode_ahead parallel.timeout evaluate.every
-        evaluate.early keep.checkpoint_every keep.checkpoints""",
-    "tests/telling": """log.tensorboard log.wandb log.trackio log.name log.group log.entity log.tags log.progress profile keep.videos_every
-        keep.videos keep.video_megabytes evaluate.show""",
-    "tests/forecast": "model.memory update.gradient_checkpointing",
-    "tests/crew": """rollout.on rollout.ray.address rollout.ray.workers rollout.ray.gpus rollout.ray.cpus rollout.ray.scores rollout.ray.limit
-        rollout.ray.patience""",
-    "tests/training/test_formulas.py": "rollout.offload anchor.offload",
-    "tests/rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
+    "session": "out resume allow_changes log.sinks data.encode_ahead evaluate.every evaluate.early keep.",
+    "telling": "log. profile evaluate.show",
+    "forecast": "model.memory update.gradient_checkpointing",
+    "crew": "rollout.on rollout.ray.",
+    "training/test_iteration_formulas.py": "rollout.offload anchor.offload",
+    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
         rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
-    "tests/training/test_focus.py": "rewards[].judges rollout.explore",
-    "tests/training/test_given_formats.py": "data.formats",
-    "tests/training/test_given.py": "rollout.cheap.cache rollout.cheap.cache_threshold rollout.cheap.cache_every rollout.cheap.attention",
-    "tests/training/test_branching.py": "batch.micro_batch rollout.share",
-    "tests/training/test_same_bits.py": "model.deterministic",
-    "tests/rl": "kl.window",
-    "tests/sentinel": """sentinel.action sentinel.patience sentinel.window sentinel.deviations sentinel.lost sentinel.stderrs
-        sentinel.lr_factor sentinel.rollbacks""",
-    "tests/parallel": """parallel.dp_replicate parallel.dp_shard parallel.sp parallel.reshard parallel.cpu_offload
-        parallel.sync_every_pass""",
-    "tests/models": """model.path model.revision model.dtype model.vae_dtype model.device model.train model.lora model.lora.rank
-        model.lora.alpha model.lora.targets model.lora.seed model.lora.path model.guidance_scale_2 model.frames model.height model.width
-        model.fps model.sigmas model.adapters[].path model.adapters[].file model.adapters[].scale model.adapters[].expert model.attention
-        model.packed model.compile model.expert model.vae_slicing model.vae_tiling model.options model.cache""",
+    "training/test_focus.py": "rewards[].judges rollout.explore",
+    "training/test_given_clips.py": "data.formats",
+    "training/test_given.py": "rollout.cheap.cache rollout.cheap.cache_threshold rollout.cheap.cache_every rollout.cheap.attention",
+    "training/test_branching.py": "batch.micro_batch rollout.share",
+    "training/test_placing.py": "model.deterministic",
+    "rl": "kl.window",
+    "sentinel": "sentinel.",
+    "parallel": "parallel.",
+    "models": """model.path model.revision model.dtype model.vae_dtype model.device model.train model.lora model.lora. model.guidance_scale_2
+        model.frames model.height model.width model.fps model.sigmas model.adapters[]. model.attention model.packed model.compile
+        model.expert model.vae_slicing model.vae_tiling model.options model.cache""",
 }
-"""Tests that see a field which the toy model cannot show."""
+"""Tests that see a field which the toy model cannot show; with a dot at its end, all fields of a part."""
+
+
+def changed(part: Any, values: Mapping[str, Any]) -> Any:
+    """A configuration with other values, all at once; `rewards[].name` changes the first reward's."""
+    own, inner = {}, {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            own[name] = value
+    for name, more in inner.items():
+        if name.endswith("[]"):
+            first, *others = getattr(part, name[:-2])
+            own[name[:-2]] = [changed(first, more), *others]
+        else:
+            own[name] = changed(getattr(part, name), more)
+    return replace(part, **own)
