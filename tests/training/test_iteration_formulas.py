@@ -408,11 +408,6 @@ def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None
     assert float(weigher.excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
 
 
-def test_a_reward_is_followed_as_far_as_a_step_goes() -> None:
-    terms = update.gradient_terms(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.5], [-1.0, 1.0]]), -0.5)
-    assert (terms.loss.tolist(), terms.ratio, terms.inactive.tolist()) == ([1.0, 0.5], None, [False, False])
-
-
 def test_squares_by_member_are_those_of_each_members_own_gradient() -> None:
     """Two rows for two members each; d log-prob / d v is sensitivity (x_next - mean) / (std D)."""
     law = Gaussian(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor(0.5))
