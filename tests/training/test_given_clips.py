@@ -256,6 +256,14 @@ def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
     assert_resumes_to_the_bit(lambda config: Trainer(config, built(config)), several("rft"), tmp_path / "saved")
 
 
+def taken(folder: Path, formats: Sequence[str], size: tuple[int, int, int], fps: float = 8.0) -> VideoSpec | None:
+    """The format of a row whose clip has this size; the model's own is None."""
+    write_mp4(folder / "a.mp4", clip(90, *size), fps)
+    (folder / "clips.jsonl").touch()
+    rows = [Prompt("a", clips=(folder / "a.mp4",))]
+    return usable(str(folder / "clips.jsonl"), rows, [format_of(text, 8.0) for text in formats]).prompts[0].format
+
+
 @pytest.mark.parametrize(
     ("size", "fps", "expected"),
     [
@@ -268,22 +276,14 @@ def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
     ],
 )
 def test_a_row_has_the_format_that_shows_most_of_it(size: tuple, fps: float, expected: str, tmp_path) -> None:
-    formats = [format_of(text, 8.0) for text in (OWN, TALL, SHORT)]
-    write_mp4(tmp_path / "a.mp4", clip(90, *size), fps)
-    (tmp_path / "clips.jsonl").touch()
-    found = usable(str(tmp_path / "clips.jsonl"), [Prompt("a", clips=(tmp_path / "a.mp4",))], formats)
-    assert (found.prompts[0].format or formats[0]) == format_of(expected, 8.0)
+    formats = (OWN, TALL, SHORT)
+    assert taken(tmp_path, formats, size, fps) == (None if expected == OWN else format_of(expected, 8.0))
 
 
 def test_of_formats_that_show_as_much_the_nearest_in_size_is_taken(tmp_path) -> None:
-    formats = [format_of(text, 8.0) for text in ("2x16x16", "2x8x8", "2x4x4")]
-    (tmp_path / "clips.jsonl").touch()
-    prompts = []
-    for side in (18, 10, 4):
-        write_mp4(tmp_path / f"{side}.mp4", clip(90, 2, side, side), 8.0)
-        prompts.append(Prompt("a", clips=(tmp_path / f"{side}.mp4",)))
-    found = usable(str(tmp_path / "clips.jsonl"), prompts, formats)
-    assert [prompt.format for prompt in found.prompts] == [None, *formats[1:]]
+    formats = ("2x16x16", "2x8x8", "2x4x4")
+    found = [taken(tmp_path, formats, (2, side, side)) for side in (18, 10, 4)]
+    assert found == [None, *(format_of(text, 8.0) for text in formats[1:])]
 
 
 def test_the_card_says_which_formats_there_are_and_what_they_show(several, tmp_path) -> None:

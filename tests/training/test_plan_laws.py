@@ -214,6 +214,7 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
     for window, told in (  # only what a window covers is told
         (Window(kind="fixed", start=0, length=3), False),
         (Window(kind="fixed", start=3, length=2), True),
+        (Window(kind="random", length=2, stop=4), False),
         (Window(kind="sliding", length=2, start=4, stop=6), True),
         (Window(kind="drawn", at=[1, 2]), False),
         (Window(kind="drawn", at=[1, 3], length=2), True),
@@ -389,11 +390,9 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
 
 def test_the_terminal_says_which_clips_are_trained(make_config) -> None:
     config = make_config(batch=BatchConfig(prompts=2, group_size=6, trained_fraction=0.5))
-    two = UpdateConfig(updates_per_rollout=2, deal="clips")
+    two, pairs = UpdateConfig(updates_per_rollout=2, deal="clips"), dpo(config).batch.pairs
     assert described(config) == "the best and the worst 3 of 6 are trained"
     assert described(replace(config, update=two)).endswith("trained, dealt out to 2 updates")
     assert described(replace(config, batch=replace(config.batch, trained_fraction=1.0))) == ""
-    pairs = dpo(config).batch.pairs
     assert described(dpo(config)) == f"the best {pairs} of 6 are preferred to the worst {pairs}"
     assert described(rft(config)) == "the best 2 of 6 are trained"
-    assert described(replace(config, update=replace(two, updates_per_rollout=1), batch=BatchConfig(prompts=2))) == ""
