@@ -1,6 +1,6 @@
 """The option tables of docs/config.md, written from the dataclasses so that they cannot go stale.
 
-`python tests/training/docs_options.py` writes them; tests/training/test_docs.py compares.
+`python tests/training/docs_options.py` writes them; tests/training/test_config.py compares.
 """
 
 from __future__ import annotations
