@@ -93,12 +93,11 @@ def test_scores_of_files_as_json_without_what_means_nothing_for_files(folder, ca
     assert "--settings would change nothing" in capsys.readouterr().err
 
 
-def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path, capsys):
+def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path):
     for name in ("a.mp4", "b.mp4"):
         (tmp_path / name).write_bytes(b"no video at all")
     rewards = '[{"name": "video_stats", "weights": {"motion": 1.0}}]'
     assert evaluate(tmp_path, "one\ntwo\n", rewards, "--out", str(tmp_path / "out")) == 2
-    assert "None of the 2 videos" in capsys.readouterr().err
     assert (tmp_path / "out" / "scores.csv").read_text().count(",cannot be read: ") == 2
 
 
@@ -147,17 +146,17 @@ def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeyp
     prompts.write_text("bad\nb\nc\nd\n")
     read = []
     monkeypatch.setattr("sage_grpo.clips.files.read_video", lambda path: read.append(path))
-    specs = [*SPECS, RewardSpec(name="toy_rewards:raises_for_bad", metric_only=True)]
-    with pytest.raises(ValueError, match=r"'raises_for_bad' failed when it was tried out: TimeoutError"):
+    specs = [*SPECS, RewardSpec(name="toy_rewards:raises_on_bad", metric_only=True)]
+    with pytest.raises(ValueError, match=r"'raises_on_bad' failed when it was tried out: TimeoutError"):
         score_videos(folder, prompts, specs)
     assert not read
 
 
 def test_other_columns_reach_the_rewards_and_what_these_say_is_in_the_videos_row(folder, tmp_path):
     prompts = tmp_path / "prompts.csv"
-    prompts.write_text("video,prompt,worth\na.mp4,a dog,1\nb,bad,2\nmore/c,third,3\nbroken,none,4\n")
+    prompts.write_text("video,prompt,worth\na.mp4,a dog,1\nb,bad,2\nmore/c,two,3\nbroken,none,4\n")
     specs = [RewardSpec(name="toy_rewards:worth"), RewardSpec(name="toy_rewards:with_reasons")]
     rows = {row.video: row for row in score_videos(folder, prompts, specs) if row.video != "broken.mp4"}
     assert [row.scores["worth"] for row in rows.values()] == [1, 2, 3]
-    reasons = ["with_reasons: a dog", "with_reasons: nobody is in the picture", ""]
+    reasons = ["with_reasons: because of a dog", "with_reasons: because of bad", ""]
     assert [row.reason for row in rows.values()] == reasons

@@ -7,7 +7,6 @@ import json
 
 import torch
 
-from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.spec import RewardSpec
 
 CALLS: list[int] = []
@@ -56,14 +55,6 @@ def two_levels(videos, prompts, fps):
 def root_of_level(videos, prompts, fps):
     """NaN below 0, and at 0 without a slope."""
     return level_of(videos).sqrt() * (videos.flatten(1).amax(1) != 0)
-
-
-def raises_on_bad(videos, prompts, fps):
-    """Raises for a whole batch because of one prompt."""
-    for prompt in prompts:
-        if "bad" in prompt:
-            raise KeyError(prompt)
-    return mean_level(videos, prompts, fps)
 
 
 def nan_on_bad(videos, prompts, fps):
@@ -125,37 +116,27 @@ def through_numpy(videos, prompts, fps):
 def one_none(videos, prompts, fps):
     """A judge that gives up on a clip by returning None for it."""
     CALLS.append(len(prompts))
-    return [None if "bad" in prompt else float(len(prompt)) for prompt in prompts]
+    return [None if "bad" in prompt else 6.0 for prompt in prompts]
 
 
-class Explains:
-    """Gives its reasons, except for what is not worth a word."""
-
-    names = ("level",)
-
-    def __call__(self, videos, prompts, fps):
-        level = mean_level(videos, prompts, fps)
-        return PartScores({"level": level}, {i: f"because of {p}" for i, p in enumerate(prompts) if p != "two"})
-
-
-def raises_for_bad(videos, prompts, fps):
-    """Raises for a batch with a bad prompt, and counts every call."""
-    CALLS.append(len(prompts))
+def raises_on_bad(videos, prompts, fps):
+    """Raises for a whole batch because of one prompt, and counts every call."""
+    level = mean_level(videos, prompts, fps)
     if any("bad" in prompt for prompt in prompts):
         raise TimeoutError("the judge takes too long")
-    return [float(len(prompt)) for prompt in prompts]
+    return level
 
 
 async def asks_a_network(videos, prompts, fps):
     await asyncio.sleep(0)
-    return raises_for_bad(videos, prompts, fps)
+    return raises_on_bad(videos, prompts, fps)
 
 
 class AsyncJudge:
     names = ("judged",)
 
     async def __call__(self, videos, prompts, fps):
-        return {"judged": [float(len(prompt)) for prompt in prompts]}
+        return {"judged": level_of(videos)}
 
 
 def counts_words(videos, prompts, fps, metadata):
@@ -174,10 +155,9 @@ class TakesMetadata:
 
 
 def with_reasons(videos, prompts, fps):
-    """Says in a plain mapping why it gave up, and something about a clip that it scored."""
-    said = {"bad": "nobody is in the picture", "a dog": "a dog"}
-    scores = [None if prompt == "bad" else 1.0 for prompt in prompts]
-    return {"with_reasons": scores, "reasons": [said.get(prompt) for prompt in prompts]}
+    """Says in a plain mapping why it gave up, and something about clips that it scored, if they are worth a word."""
+    scores = [None if "bad" in prompt else 1.0 for prompt in prompts]
+    return {"with_reasons": scores, "reasons": [None if one == "two" else f"because of {one}" for one in prompts]}
 
 
 def frame_number(frames, prompts):
@@ -226,9 +206,6 @@ class NeedsAFile:
 
     def __init__(self):
         raise OSError("there is no such file")
-
-    def __call__(self, videos, prompts, fps):
-        return {"file": torch.zeros(len(prompts))}
 
 
 def ranked(videos, prompts, fps):
