@@ -24,7 +24,6 @@ def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> State:
 
 
 def open_clip_state(width: int = 24, out: int = 16, inner: int = 32) -> State:
-    """A CLIP as open_clip saves it."""
     shapes: dict[str, tuple[int, ...]] = {
         "logit_scale": (),
         "visual.class_embedding": (width,),
@@ -40,7 +39,11 @@ def open_clip_state(width: int = 24, out: int = 16, inner: int = 32) -> State:
     for tower, layer in itertools.product(("visual.transformer", "transformer"), range(2)):
         at = f"{tower}.resblocks.{layer}"
         shapes |= {f"{at}.attn.in_proj_weight": (3 * width, width), f"{at}.attn.in_proj_bias": (3 * width,)}
-        for name, shape in (("attn.out_proj", (width, width)), ("mlp.c_fc", (inner, width)), ("mlp.c_proj", (width, inner))):
+        for name, shape in (
+            ("attn.out_proj", (width, width)),
+            ("mlp.c_fc", (inner, width)),
+            ("mlp.c_proj", (width, inner)),
+        ):
             shapes |= {f"{at}.{name}.weight": shape, f"{at}.{name}.bias": shape[:1]}
         for norm in ("ln_1", "ln_2"):
             shapes |= {f"{at}.{norm}.weight": (width,), f"{at}.{norm}.bias": (width,)}
@@ -48,7 +51,6 @@ def open_clip_state(width: int = 24, out: int = 16, inner: int = 32) -> State:
 
 
 def write_bert_tokenizer(folder: Path) -> Path:
-    """A BERT tokenizer that knows letters."""
     from transformers import BertTokenizer
 
     letters = "abcdefghijklmnopqrstuvwxyz"

@@ -27,7 +27,6 @@ def content(videos, texts, fps) -> PartScores:
 
 
 def remote(*ports: int, **settings) -> RemoteReward:
-    """A client of such servers."""
     given = {"parts": ["content"], "backoff": 0.02, "max_backoff": 0.5, "timeout": 20.0, **settings}
     return RemoteReward(urls=[f"http://127.0.0.1:{port}" for port in ports], **given)
 
@@ -87,6 +86,5 @@ def call(port: int, method: str, path: str, body: bytes = b"", headers: dict[str
 
 
 def metric(port: int, name: str) -> float:
-    """One of the numbers under /metrics."""
     lines = call(port, "GET", "/metrics")[1].decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"sage_grpo_reward_{name} "))

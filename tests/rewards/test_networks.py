@@ -39,7 +39,6 @@ def clips(frames: int, count: int = 2) -> torch.Tensor:
 
 
 def black(videos: torch.Tensor, frames: list[int]) -> torch.Tensor:
-    """The same clips with these frames black."""
     videos = videos.clone()
     videos[:, frames] = 0
     return videos
@@ -70,8 +69,6 @@ def test_the_options_say_which_frames_are_read_and_no_others_are(name, spec) -> 
 
 
 class Judged(VlmJudge):
-    """Scores a clip by what would be sent of it."""
-
     def __call__(self, videos, prompts, fps):
         sent = [self.request([clip], prompt, fps) for clip, prompt in zip(videos, prompts)]
         return {"look": torch.tensor([float(sum(body)) for body in sent])}
@@ -96,8 +93,6 @@ def test_rewards_without_a_network_read_the_frames_that_they_name() -> None:
 
 
 class Reads:
-    """Says what it is told to say."""
-
     names = ("level",)
 
     def __init__(self, frames: list[int] | Exception | None) -> None:

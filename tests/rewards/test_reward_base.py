@@ -76,7 +76,6 @@ def test_scores_do_not_depend_on_the_batch_size(size):
     [("raises_on_bad", "bad", "TimeoutError"), ("nan_on_bad", "bad", "nan"), ("nan_on_bad", "bad inf", "inf")],
 )
 def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metric_only):
-    """And of a metric only its own value is lost, which is reported too."""
     composite = CompositeReward([toy(name, metric_only=metric_only), toy("as_list")])
     scores, report = composite.score(clips(), ["a", bad, "c", "d", "e"], FPS)
     assert scores.valid.tolist() == [True, metric_only, True, True, True]
@@ -167,7 +166,6 @@ def total(rewards: Any) -> tuple[CompositeReward, list[float]]:
 
 
 def test_objects_lambdas_partials_and_options() -> None:
-    """An object is called with its state, and weighted."""
     moved = own_reward(toy_rewards.Movable(gain=2.0), weights={"moved": -1.0}, label="mine")
     composite, values = total([moved, toy_rewards.mean_level])
     assert composite.titles == ("mine", "mean_level")

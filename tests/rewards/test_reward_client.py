@@ -29,8 +29,6 @@ remote = partial(remote, clips_per_request=1)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test turns."""
-
     class Clock:
         now = 100.0
 

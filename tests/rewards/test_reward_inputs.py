@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import Future
 
@@ -49,9 +50,7 @@ def test_what_ships_with_the_package_gets_no_copy():
 @pytest.mark.parametrize("size", [0, 2])
 def test_rewards_that_ask_for_metadata_get_each_clips_row(size):
     rows = [{"words": "1"}, {"words": "2", "image": "first.png"}, {"words": "9"}, {}, {"words": 1}]
-    composite = CompositeReward(
-        [toy("counts_words", batch_size=size), toy("TakesMetadata", batch_size=size), toy("mean_level")]
-    )
+    composite = CompositeReward([toy("counts_words", batch_size=size), toy("TakesMetadata", batch_size=size)])
     scores = composite.score(clips(), PROMPTS, FPS, rows)[0]
     assert scores.parts["counts_words"].tolist() == [1.0, 1.0, 0.0, 0.0, 1.0]
     # the rows that the first reward emptied were its own
@@ -119,17 +118,17 @@ def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(second, m
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("spec", "why"),
     [
-        ({"device": "gpu"}, "gpu"),
-        ({"device": "cuda:99"}, "cuda:99"),
-        ({"options": {"per_frame": True, "frame_weights": [1.0, -1.0]}}, "0 or more, and one of them positive"),
-        ({"options": {"per_frame": True, "frame_weights": [0.0]}}, "0 or more, and one of them positive"),
+        (toy("mean_level", device="gpu"), "gpu"),
+        (toy("mean_level", device="cuda:99"), "cuda:99"),
+        (toy("frame_number", options={"per_frame": True, "frame_weights": [1.0, -1.0]}), "and one of them positive"),
+        (toy("frame_number", options={"per_frame": True, "frame_weights": [0.0]}), "and one of them positive"),
     ],
 )
-def test_devices_that_are_not_there_and_wrong_weights_are_refused(settings, why):
+def test_devices_that_are_not_there_and_wrong_weights_are_refused(spec, why):
     with pytest.raises(RewardConfigError, match=why):
-        CompositeReward([toy("frame_number", **settings)])
+        CompositeReward([spec])
 
 
 def test_functions_that_see_frames_get_what_belongs_to_their_clip_and_no_more_frames_than_asked_for():
@@ -192,17 +191,7 @@ def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
 ROWS = [{"worth": 3.0 * number} for number in range(5)]
 
 
-def handed_on(composite: CompositeReward, pieces: list[int], prompts: list[str] = PROMPTS):
-    """Clips that come in pieces of these sizes, then all of them scored."""
-    with composite.early(FPS) as early:
-        at = 0
-        for count in pieces:
-            early.add(clips()[at : at + count], prompts[at : at + count], ROWS[at : at + count])
-            at += count
-        return composite.score(clips(), prompts, FPS, ROWS, early)
-
-
-@pytest.mark.parametrize("pieces", [[5], [1, 1, 3]])
+@pytest.mark.parametrize("pieces", [[0, 5], [0, 1, 2, 5]])
 def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
     specs = [
         toy("mean_level", overlap=True),
@@ -213,37 +202,23 @@ def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
     ]
     prompts = ["one", "two", "three bad", "four", "five"]
     expected, plain = CompositeReward(specs).score(clips(), prompts, FPS, ROWS)
-    scores, report = handed_on(CompositeReward(specs), pieces, prompts)
+    composite = CompositeReward(specs)
+    with composite.early(FPS) as early:
+        for start, end in itertools.pairwise(pieces):
+            early.add(clips()[start:end], prompts[start:end], ROWS[start:end])
+        scores, report = composite.score(clips(), prompts, FPS, ROWS, early)
     torch.testing.assert_close(scores.total, expected.total)
     assert list(scores.parts) == list(expected.parts)
     for part, value in scores.parts.items():
         if part != "raises_on_bad":  # which fails with all clips of a call
             assert torch.equal(value, expected.parts[part])
     assert scores.parts["worth"].tolist() == [row["worth"] for row in ROWS]
-    assert [(one.reward, one.index, one.prompt) for one in report.failures] == [
-        (one.reward, one.index, one.prompt) for one in plain.failures
-    ]
+    failed = [[(one.reward, one.index, one.prompt) for one in told.failures] for told in (report, plain)]
+    assert failed[0] == failed[1]
     assert [(one.index, one.prompt, one.reason) for one in report.remarks] == [
-        (index, prompts[index], f"because of {prompts[index]}") for index in (0, 3, 4)
+        (index, prompts[index], f"because of {prompts[index]}") for index in (0, 2, 3, 4)
     ]
     assert report.remarks == plain.remarks
-
-
-def test_it_begins_before_the_last_clip_is_there() -> None:
-    begun = threading.Event()
-
-    def watched(videos, prompts, fps):
-        begun.set()
-        return toy_rewards.level_of(videos)
-
-    objects = {"toy_rewards:mean_level": FunctionReward(watched)}
-    composite = CompositeReward([toy("mean_level", overlap=True)], objects=objects)
-    with composite.early(FPS) as early:
-        early.add(clips()[:1], PROMPTS[:1], [{}])
-        assert begun.wait(timeout=60)
-        early.add(clips()[1:], PROMPTS[1:], [{}] * 4)
-        scores, _ = composite.score(clips(), PROMPTS, FPS, early=early)
-    torch.testing.assert_close(scores.total, LEVELS)
 
 
 def test_the_time_of_all_pieces_counts_and_failures_count_on() -> None:

@@ -215,7 +215,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def answered(port: int) -> Counter[str]:
-    """How many answers the server gave, by the first digit of their status."""
     lines = call(port, "GET", "/metrics")[1].decode().splitlines()
     found: Counter[str] = Counter()
     for line in lines:
@@ -237,7 +236,6 @@ def test_connections_that_send_nothing_do_not_keep_others_out(start: bytes) -> N
 
 @pytest.mark.parametrize("start", [b"", HEAD[:10], post(body()) + HEAD])
 def test_a_connection_without_a_whole_request_is_closed(start: bytes) -> None:
-    """Also where one was answered before."""
     limits = ServerLimits(header_timeout_s=0.2)
     with thread_server("content", limits=limits) as port, opened(port, start) as sock:
         received(sock)
@@ -246,7 +244,9 @@ def test_a_connection_without_a_whole_request_is_closed(start: bytes) -> None:
 
 @pytest.mark.parametrize("limits", [{"idle_timeout_s": 0.2}, {"read_timeout_s": 0.2}])
 def test_a_client_that_pauses_in_its_clips_is_answered_408(limits: dict[str, float]) -> None:
-    with thread_server("content", limits=ServerLimits(**{"read_timeout_s": 60, "idle_timeout_s": 60, **limits})) as port:
+    with thread_server(
+        "content", limits=ServerLimits(**{"read_timeout_s": 60, "idle_timeout_s": 60, **limits})
+    ) as port:
         with opened(port, HEAD + b"Content-Length: 5000\r\n\r\nabc") as sock:
             assert b" 408 " in sock.recv(65536)
         assert metric(port, "open_requests") == 0

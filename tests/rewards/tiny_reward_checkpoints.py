@@ -45,17 +45,11 @@ def write_qwen_base(folder: Path) -> Path:
 
     tokenizer = qwen_tokenizer()
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIALS}
+    text = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": None}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     config = Qwen2VLConfig(
-        text_config={
-            "vocab_size": 300,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
-            "pad_token_id": None,
-        },
+        text_config=text,
         vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -89,19 +83,10 @@ def reference_model(base: Path, *, lora: bool, output_dim: int):
     model.resize_token_embeddings(len(tokenizer))
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in model.model.visual.parameters():
+        for parameter in (model.model.visual if lora else model.model).parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-        if not lora:
-            for parameter in model.model.language_model.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
     if lora:
-        linears = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-        layers = model.config.text_config.num_hidden_layers
-        where = [
-            f"model.language_model.layers.{layer}.{'mlp' if '_proj' in name[-8:] and name[0] in 'gud' else 'self_attn'}.{name}"
-            for layer in range(layers)
-            for name in linears
-        ]
+        where = r"model\.language_model\.layers\.\d+\..*_proj"
         model = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=where, bias="none")).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -160,7 +145,9 @@ def read_by_qwen(inner, tokenizer, frames: torch.Tensor, text: str, tokens: list
     flat = torch.arange(ids.shape[1]).view(1, 1, -1).expand(3, 1, -1)
     kinds = (ids == tokenizer.convert_tokens_to_ids(pad)).int() * (1 + video)
     with torch.no_grad():
-        read = inner(input_ids=ids, mm_token_type_ids=kinds, **{"position_ids": flat, **patches, **given}, use_cache=False)
+        read = inner(
+            input_ids=ids, mm_token_type_ids=kinds, **{"position_ids": flat, **patches, **given}, use_cache=False
+        )
     return [read.last_hidden_state[0, ids[0].tolist().index(tokenizer.convert_tokens_to_ids(one))] for one in tokens]
 
 
@@ -178,14 +165,8 @@ def write_videoalign(folder: Path, model, head: torch.Tensor, *, kind: str) -> P
     else:
         torch.save({**state, f"{prefix}rm_head.weight": head}, checkpoint / "model.pth")
     config = {
-        "data_config": {
-            "fps": 2,
-            "num_frames": None,
-            "max_frame_pixels": 200704,
-            "eval_dim": ["VQ", "MQ", "TA"],
-            "prompt_template_type": "detailed_special",
-            "sample_type": "uniform",
-        },
+        "data_config": {"fps": 2, "num_frames": None, "max_frame_pixels": 200704, "eval_dim": ["VQ", "MQ", "TA"]}
+        | {"prompt_template_type": "detailed_special", "sample_type": "uniform"},
         "model_config": {"output_dim": head.shape[0], "use_special_tokens": True, "reward_token": "special"},
         "peft_lora_config": {"lora_enable": kind != "whole", "lora_r": 4, "lora_alpha": 12, "use_rslora": False},
         "inference_config": {
@@ -205,20 +186,12 @@ def write_clip(folder: Path) -> Path:
     vocab["<|startoftext|>"], vocab["<|endoftext|>"] = len(vocab), len(vocab) + 1
     tokenizer = CLIPTokenizer(vocab=vocab, merges=[])
     sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = CLIPConfig(
-        text_config={
-            **sizes,
-            "vocab_size": len(vocab),
-            "max_position_embeddings": 40,
-            "bos_token_id": vocab["<|startoftext|>"],
-            "eos_token_id": vocab["<|endoftext|>"],
-            "projection_dim": 16,
-        },
-        vision_config={**sizes, "image_size": 30, "patch_size": 10, "projection_dim": 16},
-        projection_dim=16,
-    )
+    sizes["projection_dim"] = 16
+    text = {**sizes, "vocab_size": len(vocab), "max_position_embeddings": 40}
+    text |= {"bos_token_id": len(vocab) - 2, "eos_token_id": len(vocab) - 1}
+    vision = {**sizes, "image_size": 30, "patch_size": 10}
     torch.manual_seed(3)
-    spread(CLIPModel(config)).save_pretrained(folder)
+    spread(CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

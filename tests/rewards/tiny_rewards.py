@@ -96,7 +96,6 @@ NETWORKS: dict[str, tuple[Callable[[Path, Make], RewardSpec], tuple[int, int]]] 
 
 
 def maker(folder_of: Callable[[str], Path]) -> Make:
-    """Makes each spec once; `folder_of` gives an empty folder."""
     made: dict[str, RewardSpec] = {}
 
     def of(name: str) -> RewardSpec:

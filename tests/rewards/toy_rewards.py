@@ -14,7 +14,6 @@ CALLS: list[int] = []
 
 
 def toy(name: str, **kwargs) -> RewardSpec:
-    """One of these as a configuration names it."""
     return RewardSpec(name=f"toy_rewards:{name}", **kwargs)
 
 
@@ -38,7 +37,6 @@ def as_list(videos, prompts, fps, offset=0.0):
 
 
 def worth(videos, prompts, fps, metadata):
-    """What the prompt file says in its column `worth`."""
     return [float(row["worth"]) for row in metadata]
 
 
@@ -48,7 +46,6 @@ def two_parts(videos, prompts, fps):
 
 
 def two_levels(videos, prompts, fps):
-    """With a gradient."""
     return {"level": level_of(videos), "half": level_of(videos) / 2}
 
 
@@ -76,14 +73,11 @@ def out_of_memory_above_two(videos, prompts, fps):
 
 
 def in_place(videos, prompts, fps):
-    """Falsifies what the next reward sees."""
     videos.zero_()
     return [0.0] * len(prompts)
 
 
 class Movable:
-    """A reward with weights."""
-
     names = ("moved",)
 
     def __init__(self, *, gain: float = 1.0) -> None:
@@ -114,7 +108,6 @@ def through_numpy(videos, prompts, fps):
 
 
 def one_none(videos, prompts, fps):
-    """A judge that gives up on a clip by returning None for it."""
     CALLS.append(len(prompts))
     return [None if "bad" in prompt else 6.0 for prompt in prompts]
 
@@ -156,7 +149,7 @@ class TakesMetadata:
 
 def with_reasons(videos, prompts, fps):
     """Says in a plain mapping why it gave up, and something about clips that it scored, if they are worth a word."""
-    scores = [None if "bad" in prompt else 1.0 for prompt in prompts]
+    scores = [None if prompt == "bad" else 1.0 for prompt in prompts]
     return {"with_reasons": scores, "reasons": [None if one == "two" else f"because of {one}" for one in prompts]}
 
 
@@ -207,6 +200,9 @@ class NeedsAFile:
     def __init__(self):
         raise OSError("there is no such file")
 
+    def __call__(self, videos, prompts, fps):
+        """Never called."""
+
 
 def ranked(videos, prompts, fps):
     """Gets all clips of a group: the brightest is 1, the darkest 0, equal ones share."""
@@ -233,10 +229,8 @@ def only_nan(videos, prompts, fps):
 
 
 def half_nan(videos, prompts, fps):
-    """One of two parts is never a number."""
     return {"level": mean_level(videos, prompts, fps), "broken": only_nan(videos, prompts, fps)}
 
 
 def never_finds(videos, prompts, fps):
-    """NaN for every clip, and why."""
     return {"never_finds": only_nan(videos, prompts, fps), "reasons": ["no face in any frame"] * len(prompts)}
