@@ -383,7 +383,7 @@ def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):
         f"https://me:{KEY}@host/v1",
         f"https://host/v1?key={KEY}",
     )
-    for url, name, why in [*given, *((address, "", "") for address in addresses)]:
+    for url, name, why in [*given, *((address, "", ".") for address in addresses)]:
         with pytest.raises(RewardConfigError, match=why) as error:
             judge(url, key_env=name)
         assert KEY not in str(error.value)
