@@ -124,6 +124,7 @@ def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(second, m
         (toy("mean_level", device="cuda:99"), "cuda:99"),
         (toy("frame_number", options={"per_frame": True, "frame_weights": [1.0, -1.0]}), "and one of them positive"),
         (toy("frame_number", options={"per_frame": True, "frame_weights": [0.0]}), "and one of them positive"),
+        (toy("frame_number", options={"per_frame": True, "frame_weights": [torch.nan]}), "and one of them positive"),
     ],
 )
 def test_devices_that_are_not_there_and_wrong_weights_are_refused(spec, why):

@@ -62,6 +62,8 @@ def test_synchrony_is_for_moments_that_coincide() -> None:
     assert apart < 0.5
     assert math.isnan(never)
     assert "never changes" in scores.reasons[3]
+    nothing = SoundStats(parts=["loudness", "silence"])(videos[:1], [""], FPS, sound=Sound(waves[3:, None], RATE))
+    assert {part: value.tolist() for part, value in nothing.items()} == {"loudness": [-100.0], "silence": [1.0]}
     once = SoundStats(parts=["synchrony"])(flashes([1])[None], [""], FPS, sound=Sound(clicks([1])[None, None], RATE))
     assert float(once["synchrony"]) == pytest.approx(1.0)  # at other lags nothing is left that changes
 
