@@ -6,12 +6,13 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sage_grpo.data.groups import Member, deal, share_out, split_updates
 
 
+@settings(max_examples=40)
 @given(groups=st.integers(1, 7), size=st.integers(2, 6), micro=st.integers(1, 5), world=st.integers(1, 9))
 def test_every_rollout_is_dealt_exactly_once_in_equal_rounds(groups: int, size: int, micro: int, world: int) -> None:
     total = groups * size
@@ -36,6 +37,7 @@ def test_every_rollout_is_dealt_exactly_once_in_equal_rounds(groups: int, size: 
         assert len(batches) == sum(math.ceil(piece / micro) for piece in pieces)  # as few as possible
 
 
+@settings(max_examples=40)
 @given(micro=st.integers(1, 5), size=st.integers(2, 6))
 def test_one_rank_needs_no_filler_and_keeps_the_order(micro: int, size: int) -> None:
     (share,) = deal(3, size, micro)
@@ -50,6 +52,7 @@ def test_fewer_clips_than_ranks_keeps_everyone_in_step() -> None:
     assert {len(share) for share in shares} == {1}
 
 
+@settings(max_examples=40)
 @given(steps=st.lists(st.integers(0, 99), min_size=1, max_size=30, unique=True), updates=st.integers(1, 30))
 @example(list(range(8)), 3)
 def test_steps_are_dealt_out_evenly_and_in_order(steps: list[int], updates: int) -> None:

@@ -26,12 +26,11 @@ def test_names_stand_for_the_sets_and_bring_their_held_out_part() -> None:
         DataConfig(prompts="starter", eval_prompts="starter")
 
 
-@pytest.mark.parametrize(("name", "near"), [("starter-eval", "starter_eval")])
-def test_misspelt_names_are_pointed_out(name: str, near: str) -> None:
-    with pytest.raises(FileNotFoundError, match=f"Did you mean '{near}'"):
-        prompts_from(name)
-    with pytest.raises(FileNotFoundError, match=f"(?s)data.prompts {name}.*Did you mean '{near}'"):
-        check_files(TrainConfig(data=DataConfig(prompts=name)))
+def test_misspelt_names_are_pointed_out() -> None:
+    with pytest.raises(FileNotFoundError, match="Did you mean 'starter_eval'"):
+        prompts_from("starter-eval")
+    with pytest.raises(FileNotFoundError, match=r"(?s)data.prompts starter-eval.*Did you mean 'starter_eval'"):
+        check_files(TrainConfig(data=DataConfig(prompts="starter-eval")))
 
 
 def write(folder: Path, text: str, name: str = "p.json") -> Path:
@@ -43,21 +42,18 @@ def write(folder: Path, text: str, name: str = "p.json") -> Path:
 def test_lists_of_public_suites_are_read(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # their column names are no misspelt ones of ours
-        (vbench,) = load_prompts(
-            write(tmp_path, '[{"prompt_en": "a cat", "dimension": ["color"], "auxiliary_info": {}}]')
-        )
-        cat, dog = load_prompts(
-            write(tmp_path, '{"0000": {"prompt": "a cat", "attributes": {"count": "1"}}, "0001": "a dog"}')
-        )
-        (physics,) = load_prompts(write(tmp_path, '[{"caption": "it falls", "main_category": "Force"}]'))
-        (table,) = load_prompts(write(tmp_path, "caption,states\nit melts,solid\n", "p.csv"))
-        both, plain = load_prompts(write(tmp_path, '[{"prompt": "a", "caption": "b"}, "c"]'))
-    assert (vbench.text, dict(vbench.metadata)) == ("a cat", {"dimension": ["color"], "auxiliary_info": {}})
-    assert (cat.text, dict(cat.metadata)) == ("a cat", {"id": "0000", "attributes": {"count": "1"}})
-    assert (dog.text, dict(dog.metadata)) == ("a dog", {"id": "0001"})
-    assert (physics.text, dict(physics.metadata)) == ("it falls", {"main_category": "Force"})
-    assert (table.text, dict(table.metadata)) == ("it melts", {"states": "solid"})
-    assert (both.text, dict(both.metadata), plain.text) == ("a", {"caption": "b"}, "c")
+        for name, text, prompts in (
+            ("p.json", '[{"prompt_en": "a cat", "dimension": ["color"]}]', [("a cat", {"dimension": ["color"]})]),
+            (
+                "p.json",
+                '{"0000": {"prompt": "a cat"}, "1": "a dog"}',
+                [("a cat", {"id": "0000"}), ("a dog", {"id": "1"})],
+            ),
+            ("p.csv", "caption,states\nit melts,solid\n", [("it melts", {"states": "solid"})]),
+            ("p.json", '[{"prompt": "a", "caption": "b"}, "c"]', [("a", {"caption": "b"}), ("c", {})]),
+        ):
+            found = load_prompts(write(tmp_path, text, name))
+            assert [(prompt.text, dict(prompt.metadata)) for prompt in found] == prompts
 
 
 @pytest.mark.parametrize(
@@ -65,7 +61,6 @@ def test_lists_of_public_suites_are_read(tmp_path: Path) -> None:
     [
         ("[", "is not JSON"),
         ("3", "must hold a list of prompts"),
-        ("[3]", "entry 1: expected an object"),
         ('[{"text": "a"}]', "entry 1: there is no column prompt"),
     ],
 )

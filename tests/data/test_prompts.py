@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_grpo.data.prompts import Condition, Prompt, PromptStream, load_prompts, look_ahead, prompts_of
@@ -22,44 +22,32 @@ def write(folder: Path, name: str, text: str) -> Path:
     return file
 
 
-def test_txt_takes_lines_without_blanks_and_comments(tmp_path: Path) -> None:
-    file = write(tmp_path, "p.txt", "\ufeffa cat\n\n  # a comment\n  a dog, running  \nünïcode\n")
-    assert load_prompts(file) == [Prompt("a cat"), Prompt("a dog, running"), Prompt("ünïcode")]
-
-
-def test_csv_takes_prompt_seed_and_image(tmp_path: Path) -> None:
+def test_each_kind_of_file_is_read(tmp_path: Path) -> None:
+    """Lines without blanks and comments, rows with a picture, objects and strings; zero is a seed."""
     (tmp_path / "images").mkdir()
     picture = write(tmp_path, "images/first.png", "")
-    file = write(tmp_path, "p.csv", 'prompt,seed,image\n"a cat, sitting",7,images/first.png\n"two\nlines",,\n')
-    assert load_prompts(file) == [Prompt("a cat, sitting", 7, picture), Prompt("two\nlines")]
+    row = 'prompt,seed,image\n"a cat, sitting",0,images/first.png\n"two\nlines",,\n'
+    for name, text, prompts in (
+        ("p.txt", "\ufeffa cat\n\n  # a comment\n  a dog  \n", [Prompt("a cat"), Prompt("a dog")]),
+        ("p.csv", row, [Prompt("a cat, sitting", 0, picture), Prompt("two\nlines")]),
+        ("p.jsonl", '{"prompt": "ü", "seed": 0}\n\n"a dog"\n', [Prompt("ü", 0), Prompt("a dog")]),
+        (
+            "p.json",
+            '[{"prompt": "a cat", "seed": 3}, {"prompt": "x", "seed": null}]',
+            [Prompt("a cat", 3), Prompt("x")],
+        ),
+    ):
+        assert load_prompts(write(tmp_path, name, text)) == prompts
 
 
-def test_jsonl_takes_objects_and_strings(tmp_path: Path) -> None:
-    file = write(tmp_path, "p.jsonl", '{"prompt": "a cat", "seed": 3}\n\n"a dog"\n{"prompt": "x", "seed": null}\n')
-    assert load_prompts(file) == [Prompt("a cat", 3), Prompt("a dog"), Prompt("x")]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("p.json", '[{"prompt": "a cat", "seed": 0}]'),
-        ("p.jsonl", '{"prompt": "a cat", "seed": 0}\n'),
-        ("p.csv", "prompt,seed\na cat,0\n"),
-    ],
-)
-def test_zero_is_a_seed(name: str, text: str, tmp_path: Path) -> None:
-    assert load_prompts(write(tmp_path, name, text)) == [Prompt("a cat", 0)]
-
-
-@pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.jsonl", "p.json", "rows", "negative"])
+@pytest.mark.parametrize("name", ["p.txt", "p.json", "rows", "negative"])
 def test_a_prompt_that_no_model_reads_to_its_end_is_refused(name: str, tmp_path: Path) -> None:
     """Tokenizers go through all of it before they cut it off, for minutes where it has megabytes."""
 
     def read(text: str) -> object:
-        forms = {"p.csv": f"prompt\n{text}\n", "p.jsonl": json.dumps(text), "p.json": json.dumps([text])}
         if name in ("rows", "negative"):
             return prompts_of([text]) if name == "rows" else ModelSpec(negative_prompt=text)
-        return load_prompts(write(tmp_path, name, forms.get(name, text)))
+        return load_prompts(write(tmp_path, name, text if name == "p.txt" else json.dumps([text])))
 
     assert read("a" * LONGEST_PROMPT)
     with pytest.raises(ValueError, match=r"aaa.* has 20,001 characters, more than 20,000: shorten it"):
@@ -95,10 +83,7 @@ def test_files_of_a_prompt_are_columns_and_each_makes_it_another_prompt() -> Non
     assert absolute["image"] == str(Path("image.x").absolute())
     assert absolute["conditions"] == [{"video": str(Path("c.mp4").absolute()), "frame_index": 8}]
     assert whole.files == (*files.values(), Path("c.mp4"))
-    others = [replace(whole, **{name: None}) for name in files] + [
-        replace(whole, conditions=()),
-        replace(whole, seed=1),
-    ]
+    others = [replace(whole, **change) for change in ({"conditions": ()}, {"seed": 1}, *({one: None} for one in files))]
     assert len({whole, *others}) == 6
     with pytest.raises(ValueError, match="is not text"):
         prompts_of(["half a \ud800 character"])
@@ -122,11 +107,8 @@ def test_conditions_have_places(tmp_path: Path) -> None:
     for bad, message in (
         ([{"frame_index": 3}], "condition 1: give an object with image or video"),
         ([{"image": "a.png", "frame": 3}], "give an object with image or video"),
-        (
-            [{"image": "a.png"}, {"video": "b.mp4", "frame_index": -1}],
-            "condition 2: frame_index is a whole number from 0",
-        ),
-        ([{"image": "a.png", "strength": 0.5}], r"strength 0\.5: what is given weakly keeps a noise level of its own"),
+        ([rows[0], {"video": "b.mp4", "frame_index": -1}], "condition 2: frame_index is a whole number from 0"),
+        ([{"image": "a.png", "strength": 0.5}], r"strength 0\.5: what is given weakly keeps a noise level"),
         (["a.png"], "give an object with image or video"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -136,11 +118,9 @@ def test_conditions_have_places(tmp_path: Path) -> None:
         load_prompts(write(tmp_path, "bad.jsonl", json.dumps(row)))
 
 
-@pytest.mark.parametrize("name", ["p.csv", "p.jsonl"])
-def test_other_columns_are_metadata_and_prompts_stay_hashable(name: str, tmp_path: Path) -> None:
-    text = "prompt,answer\na cat,4\n" if name == "p.csv" else '{"prompt": "a cat", "answer": ["4", {"x": 1}]}\n'
-    (prompt,) = load_prompts(write(tmp_path, name, text))
-    assert prompt.metadata == {"answer": "4" if name == "p.csv" else ["4", {"x": 1}]}
+def test_other_columns_are_metadata_and_prompts_stay_hashable(tmp_path: Path) -> None:
+    (prompt,) = load_prompts(write(tmp_path, "p.jsonl", '{"prompt": "a cat", "answer": ["4", {"x": 1}]}\n'))
+    assert prompt.metadata == {"answer": ["4", {"x": 1}]}
     assert len({prompt, Prompt("a cat", metadata=prompt.metadata)}) == 1
     assert prompt != Prompt("a cat")
     with pytest.raises(TypeError):
@@ -158,7 +138,6 @@ def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
         ("p.txt", "\n# only a comment\n", "holds no prompts"),
         ("p.csv", "prompts\na cat\n", "line 2: there is no column prompt, only prompts. Call 'prompts' prompt"),
         ("p.csv", "prompt,seed\na cat,one\n", "line 2: seed must be a whole number, got 'one'"),
-        ("p.csv", "prompt,seed\na cat,1\n,2\n", "line 3: the prompt is empty"),
         ("p.csv", "prompt\na cat, sitting\n", 'line 2: more values than columns .* "double quotes"'),
         (
             "p.csv",
@@ -173,8 +152,6 @@ def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
         ("p.csv", f"prompt\n{'x' * 200_000}\n", r"p\.csv, in the row from line 2 on: field larger than"),
         ("p.txt", "a cat\na\0 dog\n", r"p\.txt, line 2 has a zero byte, .* \(not UTF-16\)"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
-        ("p.jsonl", "3\n", "line 1: expected an object"),
-        ("p.yaml", "{}", "unknown kind of prompt file '.yaml'"),
     ],
 )
 def test_faults_are_named_with_their_line(name: str, text: str, says: str, tmp_path: Path) -> None:
@@ -182,7 +159,7 @@ def test_faults_are_named_with_their_line(name: str, text: str, says: str, tmp_p
         load_prompts(write(tmp_path, name, text))
 
 
-@pytest.mark.parametrize("name", ["p.txt", "p.csv", "p.json", "p.jsonl"])
+@pytest.mark.parametrize("name", ["p.txt", "p.json"])
 def test_a_file_that_is_not_utf8_is_named_with_its_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes("prompt\na café\n".encode("latin1"))
     with pytest.raises(ValueError, match=rf"{name}, line 2: byte 0xe9 is not UTF-8. Save the file as UTF-8"):
@@ -207,6 +184,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_prompts(write(tmp_path, "p.csv", "prompt,image\na cat,gone.png\n"))
 
 
+@settings(max_examples=40)
 @given(count=st.integers(1, 12), seed=st.integers(0, 99), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_every_prompt_comes_once_per_epoch_however_it_is_taken(count: int, seed: int, sizes: list[int]) -> None:
     stream = PromptStream([Prompt(str(n)) for n in range(count)], seed)
@@ -218,6 +196,7 @@ def test_every_prompt_comes_once_per_epoch_however_it_is_taken(count: int, seed:
         assert len(epoch) < count or set(epoch) == {str(n) for n in range(count)}
 
 
+@settings(max_examples=40)
 @given(count=st.integers(1, 12), seed=st.integers(0, 99), skip=st.integers(0, 40), size=st.integers(1, 30))
 def test_a_position_is_all_that_a_resumed_stream_needs(count: int, seed: int, skip: int, size: int) -> None:
     prompts = [Prompt(str(n)) for n in range(count)]
@@ -230,10 +209,8 @@ def test_a_position_is_all_that_a_resumed_stream_needs(count: int, seed: int, sk
 def test_epochs_and_seeds_shuffle_differently() -> None:
     prompts = [Prompt(str(n)) for n in range(30)]
     stream, other = PromptStream(prompts, 0), PromptStream(prompts, 1)
-    first, second = stream.take(30), stream.take(30)
-    assert first != prompts
-    assert first != second
-    assert first != other.take(30)
+    orders = [prompts, stream.take(30), stream.take(30), other.take(30)]
+    assert len({tuple(order) for order in orders}) == 4
 
 
 def test_looking_ahead_stops_at_the_limit_for_all_ranks_alike() -> None:

@@ -34,31 +34,20 @@ def test_rows_are_what_they_are_in_a_file(tmp_path: Path) -> None:
 
 def test_strings_prompts_and_mappings_may_be_mixed_and_come_from_a_generator() -> None:
     own = Prompt("a tree", 3)
-    assert prompts_of(row for row in ["a cat", own, {"prompt": "the sea", "seed": np.int64(5)}]) == [
-        Prompt("a cat"),
-        own,
-        Prompt("the sea", 5),
-    ]
+    found = prompts_of(row for row in ["a cat", own, {"prompt": "the sea", "seed": np.int64(5)}])
+    assert found == [Prompt("a cat"), own, Prompt("the sea", 5)]
 
 
 def test_a_data_frame_gives_rows_not_columns_and_its_gaps_are_no_values() -> None:
-    frame = Frame(
-        [
-            {"prompt": "a cat", "seed": np.float64(4.0), "image": np.nan},
-            {"prompt": "a dog", "seed": np.nan},
-            {"prompt": "a bird", "seed": np.float64(0.0)},
-        ]
-    )
-    assert prompts_of(frame) == [Prompt("a cat", 4), Prompt("a dog"), Prompt("a bird", 0)]
+    rows = [{"prompt": "a cat", "seed": np.float64(4.0), "image": np.nan}, {"prompt": "a dog", "seed": np.nan}]
+    assert prompts_of(Frame(rows)) == [Prompt("a cat", 4), Prompt("a dog")]
 
 
 def test_images_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
-    rows = [
-        {"prompt": "x", "image": "a.png"},
-        {"prompt": "y", "image": {"path": str(tmp_path / "a.png"), "bytes": None}},
-    ]
+    images = ["a.png", {"path": str(tmp_path / "a.png"), "bytes": None}]
+    rows = [{"prompt": "x", "image": image} for image in images]
     assert [prompt.image for prompt in prompts_of(rows)] == [Path("a.png"), tmp_path / "a.png"]
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """One answer of the server."""
-
     status: int = 200
     body: Any = None
     """Bytes are sent as they are, anything else as JSON."""
@@ -35,8 +33,6 @@ def completion(content: Any, *, finish: str = "stop", refusal: str | None = None
 
 
 class Server(ThreadingHTTPServer):
-    """Knows its replies and the requests that came."""
-
     daemon_threads = True
 
     def __init__(self, answer: Callable[[dict[str, Any], int], Reply]) -> None:

@@ -4,15 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 
+import toy_rewards
 import uvicorn
 
 from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.functions import PartScores
+from sage_grpo.rewards.serving.remote import RemoteReward
 from sage_grpo.rewards.serving.server import ServerLimits, composite_scorer, create_app
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.web import guarded_config
+
+
+def content(videos, texts, fps) -> PartScores:
+    """What a server of the toy reward `content` answers."""
+    return PartScores({"content": toy_rewards.content(videos, texts, fps)})
+
+
+def remote(*ports: int, **settings) -> RemoteReward:
+    given = {"parts": ["content"], "backoff": 0.02, "max_backoff": 0.5, "timeout": 20.0, **settings}
+    return RemoteReward(urls=[f"http://127.0.0.1:{port}" for port in ports], **given)
+
+
+@contextlib.contextmanager
+def socket_server(answer: Callable[[socket.socket, int], object]) -> Iterator[int]:
+    """Does with every connection what it is told, in a thread; yields the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            for turn in itertools.count():
+                answer(listener.accept()[0], turn)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(20)
 
 
 @contextlib.contextmanager
@@ -49,6 +86,5 @@ def call(port: int, method: str, path: str, body: bytes = b"", headers: dict[str
 
 
 def metric(port: int, name: str) -> float:
-    """One of the numbers under /metrics."""
     lines = call(port, "GET", "/metrics")[1].decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"sage_grpo_reward_{name} "))

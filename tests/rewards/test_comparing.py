@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import toy_rewards
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import completion, judge_server
 
@@ -26,7 +26,6 @@ FPS = 8.0
 
 
 def clips(levels: list[int]) -> torch.Tensor:
-    """Grey clips."""
     return torch.tensor(levels, dtype=torch.uint8).view(-1, 1, 1, 1, 1).expand(-1, 4, 6, 6, 3).contiguous()
 
 
@@ -34,6 +33,7 @@ def reward(name: str, takes: str, **options: object) -> CompositeReward:
     return CompositeReward([RewardSpec(name=f"toy_rewards:{name}", options={"takes": takes, **options})])
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.permutations(range(3)))
 def test_win_rates_do_not_depend_on_the_order_and_always_sum_to_half_of_the_clips(preferences, order):
     pairs, asked = ordered_pairs(3), torch.tensor(preferences)

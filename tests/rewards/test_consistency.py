@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_reward_checkpoints import write_clip, write_dino
+from tiny_reward_checkpoints import write_dino
 
 from sage_grpo.rewards.built_in.consistency import (
     BackgroundConsistency,
@@ -17,11 +15,6 @@ from sage_grpo.rewards.built_in.consistency import (
     short_edge,
 )
 from sage_grpo.rewards.functions import RewardConfigError
-
-
-@pytest.fixture(scope="module")
-def clip_model(tmp_path_factory) -> str:
-    return str(write_clip(tmp_path_factory.mktemp("clip")))
 
 
 def clips(count: int = 2, frames: int = 5, height: int = 40, width: int = 56) -> torch.Tensor:
@@ -68,28 +61,6 @@ def dino_token(model, pixels: torch.Tensor, version: int) -> torch.Tensor:
     for layer in model.layers:
         hidden = layer(hidden)
     return model.layernorm(hidden)[0, 0]
-
-
-def test_positions_are_stretched_by_a_tenth_of_a_patch_more_as_in_dinos_own_code():
-    """Against the cubic written out (torch's, a = -3/4), read at (k + 1/2) side / (count + 0.1) - 1/2."""
-    table = torch.randn(1, 1 + 81, 2, generator=torch.Generator().manual_seed(0)).double()
-    found = dino_positions(table, 9, 14)
-    expected = torch.einsum("ri,ijd,cj->rcd", cubic(9, 9.1, 9), table[0, 1:].view(9, 9, 2), cubic(9, 14.1, 14))
-    torch.testing.assert_close(found[0, 1:], expected.flatten(0, 1), atol=1e-9, rtol=0)
-    assert torch.equal(found[:, 0], table[:, 0])
-    assert dino_positions(table, 9, 9) is table
-
-
-def cubic(before: int, stretched: float, after: int) -> torch.Tensor:
-    """after x before: weights of the cubic that reads `before` values, repeated at the ends, as if there were `stretched`."""
-    weights = torch.zeros(after, before, dtype=torch.float64)
-    for k in range(after):
-        place = (k + 0.5) * before / stretched - 0.5
-        for j in range(math.floor(place) - 1, math.floor(place) + 3):
-            t = abs(place - j)
-            near, far = 1.25 * t**3 - 2.25 * t**2 + 1, -0.75 * (t**3 - 5 * t**2 + 8 * t - 4)
-            weights[k, min(max(j, 0), before - 1)] += near if t <= 1 else far
-    return weights
 
 
 def test_frames_are_resized_as_floats_without_antialiasing_and_nothing_is_rounded():
@@ -152,6 +123,8 @@ def test_a_still_scores_one_one_frame_is_too_few_and_what_is_no_dino_is_refused(
     alone = reward(clips(2, 1), ["a", "b"], 8.0)
     assert alone["subject_consistency"].isnan().all()
     assert "compares frames" in alone.reasons[1]
+    table = torch.zeros(1, 17, 2)
+    assert dino_positions(table, 4, 4) is table  # nothing is stretched
     with pytest.raises(RewardConfigError, match="is a clip"):
         SubjectConsistency(model=clip_model)
     with pytest.raises(RewardConfigError, match="sample_fps"):

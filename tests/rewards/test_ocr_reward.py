@@ -33,13 +33,8 @@ def test_quoted_text_only():
 
 def test_edit_distance_and_score_values():
     assert edit_distance("kitten", "sitting") == edit_distance("sitting", "kitten") == 3
-    assert [edit_distance(*pair) for pair in (("", ""), ("", "ab"), ("abc", "abc"), ("ab", "ba"), ("abc", "xbcd"))] == [
-        0,
-        2,
-        0,
-        2,
-        2,
-    ]
+    pairs = {("", ""): 0, ("", "ab"): 2, ("abc", "abc"): 0, ("ab", "ba"): 2, ("abc", "xbcd"): 2}
+    assert {pair: edit_distance(*pair) for pair in pairs} == pairs
     assert text_score("Open!", "o p e n") == 1
     assert text_score("OPEN", "OPEM") == 0.75
     assert text_score("OPEN", "") == text_score("a", "b") == 0
@@ -55,13 +50,11 @@ def test_mean_and_best_over_frames():
 
 def box(left: float, top: float, width: float = 40, height: float = 12, tilt: float = 0.0):
     """Corners from the top left clockwise; the right end is lower by `tilt`."""
-    return [
-        [left, top], [left + width, top + tilt], [left + width, top + tilt + height], [left, top + height],
-    ]  # fmt: skip
+    right = left + width
+    return [[left, top], [right, top + tilt], [right, top + tilt + height], [left, top + height]]
 
 
-@pytest.mark.parametrize("tilt", [0, 5, -5])
-@pytest.mark.parametrize("top", [0, 7])
+@pytest.mark.parametrize(("tilt", "top"), [(0, 0), (5, 7), (-5, 7)])
 def test_reading_order_survives_a_tilt(tilt, top):
     """Two lines of three words, each word lower (or higher) than the one before."""
     words = [
@@ -81,10 +74,8 @@ def test_the_reward_reads_in_that_order():
     assert reading_order([(box(0, 9.6), "lower"), (box(50, 0), "upper")]) == ["upper", "lower"]  # a fifth is no line
     assert reading_order([(box(0, 100, height=40), "BIG"), (box(50, 102), "small")]) == ["BIG", "small"]
     assert reading_order([(box(150, 0, 20), "late"), (box(0, 0, 200), "wide")]) == ["wide", "late"]
-    half = [
-        (box(0, 105, height=10), "lower"),
-        (box(50, 92, height=10, tilt=16), "upper"),
-    ]  # from 100 to 110 in its middle
+    # the second is from 100 to 110 in its middle
+    half = [(box(0, 105, height=10), "lower"), (box(50, 92, height=10, tilt=16), "upper")]
     assert reading_order(half) == ["lower", "upper"]
     assert reading_order([(box(0, 106, height=10), "lower"), half[1]]) == ["upper", "lower"]
 

@@ -24,13 +24,9 @@ PROMPTS = ["one", "two", "three", "four", "five"]
 
 
 def test_the_total_is_the_weighted_sum_of_the_parts():
-    composite = CompositeReward(
-        [
-            toy("two_parts", weights={"level": 2.0, "rate": -1.0}),
-            toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
-            toy("mean_level", metric_only=True),
-        ]
-    )
+    lengths = toy("as_list", options={"offset": 0.5}, weights={"length": 3.0})
+    parts = toy("two_parts", weights={"level": 2.0, "rate": -1.0})
+    composite = CompositeReward([parts, lengths, toy("mean_level", metric_only=True)])
     scores = composite.score(clips(), PROMPTS, FPS)[0]
     lengths = torch.tensor([3.0, 3, 5, 4, 4]) + 0.5
     torch.testing.assert_close(scores.total, 2 * LEVELS - FPS + 3 * lengths)
@@ -63,7 +59,7 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing():
     assert toy_rewards.CALLS == [2, 2, 1]
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 8])
+@pytest.mark.parametrize("size", [0, 2, 8])
 def test_scores_do_not_depend_on_the_batch_size(size):
     toy_rewards.CALLS.clear()
     composite = CompositeReward([toy("mean_level", batch_size=size), toy("as_list", batch_size=size)])
@@ -77,10 +73,9 @@ def test_scores_do_not_depend_on_the_batch_size(size):
 @pytest.mark.parametrize("metric_only", [False, True])
 @pytest.mark.parametrize(
     ("name", "bad", "reason"),
-    [("raises_on_bad", "bad", "KeyError"), ("nan_on_bad", "bad", "nan"), ("nan_on_bad", "bad inf", "inf")],
+    [("raises_on_bad", "bad", "TimeoutError"), ("nan_on_bad", "bad", "nan"), ("nan_on_bad", "bad inf", "inf")],
 )
 def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metric_only):
-    """And of a metric only its own value is lost, which is reported too."""
     composite = CompositeReward([toy(name, metric_only=metric_only), toy("as_list")])
     scores, report = composite.score(clips(), ["a", bad, "c", "d", "e"], FPS)
     assert scores.valid.tolist() == [True, metric_only, True, True, True]
@@ -131,7 +126,6 @@ def test_only_what_counts_is_differentiated_and_its_weights_add_up():
     [
         (RewardSpec(name="video_aling"), "Did you mean 'videoalign'"),
         (RewardSpec(name="video_stats", weights={"sharpnes": 1.0}), "Did you mean 'sharpness'"),
-        (toy("as_list", options={"ofset": 1.0}), "ofset"),
         (toy("counts_words", options={"metadata": 1}), "not an option"),
         (RewardSpec(name="toy_rewards:CALLS"), "neither a function nor a class"),
         (RewardSpec(name="subprocess:Popen"), "is not a reward"),
@@ -165,56 +159,35 @@ def test_a_wrong_return_masks_every_clip_with_names_and_prompts(function):
     assert "mine on 'three': part 'mine' " in report.failures[2].describe()
 
 
-CLIPS = torch.stack([torch.full((2, 4, 4, 3), level, dtype=torch.uint8) for level in (0, 51, 255)])
-
-
-def bright(videos, prompts, fps):
-    return videos.float().mean(dim=(1, 2, 3, 4)) / 255
-
-
-class TwoParts:
-    """An object with a state."""
-
-    names = ("level", "half")
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __call__(self, videos, prompts, fps):
-        level = bright(videos, prompts, fps) * self.factor
-        return {"level": level, "half": level / 2}
-
-
 def total(rewards: Any) -> tuple[CompositeReward, list[float]]:
     specs, objects = gather_rewards(rewards)
     composite = CompositeReward(specs, objects=objects)
-    return composite, [round(value, 4) for value in composite.score(CLIPS, ["a"] * 3, 8.0)[0].total.tolist()]
+    return composite, composite.score(clips(), PROMPTS, FPS)[0].total.tolist()
 
 
-def test_an_object_is_called_with_its_state_and_weighted() -> None:
-    composite, values = total([own_reward(TwoParts(2.0), weights={"level": 1.0, "half": -1.0}, label="mine"), bright])
-    assert composite.titles == ("mine", "bright")
-    assert values == [0, 0.4, 2]
+def test_objects_lambdas_partials_and_options() -> None:
+    moved = own_reward(toy_rewards.Movable(gain=2.0), weights={"moved": -1.0}, label="mine")
+    composite, values = total([moved, toy_rewards.mean_level])
+    assert composite.titles == ("mine", "mean_level")
+    assert values == (-LEVELS).tolist()
 
-
-def test_lambdas_partials_and_options() -> None:
     def scaled(videos, prompts, fps, by: float = 1.0):
-        return by * bright(videos, prompts, fps)
+        return by * toy_rewards.level_of(videos)
 
     assert total(lambda videos, prompts, fps: [1.0] * len(prompts))[0].names == ("reward",)
-    assert total(functools.partial(scaled, by=3.0))[1] == [0, 0.6, 3]
-    assert total(own_reward(scaled, options={"by": 2.0}))[1] == [0, 0.4, 2]
+    assert total(functools.partial(scaled, by=3.0))[1] == (3 * LEVELS).tolist()
+    assert total(own_reward(scaled, options={"by": 2.0}))[1] == (2 * LEVELS).tolist()
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: gather_rewards([bright, bright]), "Two rewards are called 'bright'.*label"),
-        (lambda: gather_rewards([TwoParts]), "TwoParts is a class: give an object of it"),
+        (lambda: gather_rewards([nothing, nothing]), "Two rewards are called 'nothing'.*label"),
+        (lambda: gather_rewards([toy_rewards.Movable]), "Movable is a class: give an object of it"),
         (lambda: gather_rewards([3]), "A int is not a reward"),
-        (lambda: own_reward(TwoParts(1.0), options={"factor": 2}), "but TwoParts is an object: set it up yourself"),
-        (lambda: own_reward(functools.partial(bright, None, None)), "cannot be called"),
-        (lambda: load_reward(RewardSpec(name="object:bright")), "got a reward as an object of a Python program"),
+        (lambda: own_reward(toy_rewards.Movable(), options={"gain": 2}), "but Movable is an object"),
+        (lambda: own_reward(functools.partial(nothing, None, None)), "cannot be called"),
+        (lambda: load_reward(RewardSpec(name="object:nothing")), "got a reward as an object of a Python program"),
     ],
 )
 def test_what_is_no_reward_is_refused(make: Any, said: str) -> None:

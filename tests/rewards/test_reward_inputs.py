@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from concurrent.futures import Future
 
@@ -49,9 +50,7 @@ def test_what_ships_with_the_package_gets_no_copy():
 @pytest.mark.parametrize("size", [0, 2])
 def test_rewards_that_ask_for_metadata_get_each_clips_row(size):
     rows = [{"words": "1"}, {"words": "2", "image": "first.png"}, {"words": "9"}, {}, {"words": 1}]
-    composite = CompositeReward(
-        [toy("counts_words", batch_size=size), toy("TakesMetadata", batch_size=size), toy("mean_level")]
-    )
+    composite = CompositeReward([toy("counts_words", batch_size=size), toy("TakesMetadata", batch_size=size)])
     scores = composite.score(clips(), PROMPTS, FPS, rows)[0]
     assert scores.parts["counts_words"].tolist() == [1.0, 1.0, 0.0, 0.0, 1.0]
     # the rows that the first reward emptied were its own
@@ -72,7 +71,6 @@ def frames_by_number(count: int = 1) -> torch.Tensor:
     [
         ([], 3.5),
         ([1.0], 3.5),
-        ([0, 0, 0, 0, 0, 0, 0, 5.0], 7.0),
         ([3.0, 0, 0, 0, 0, 0, 0, 1.0], 1.75),
         ([1.0, 0.0], (0 * 1 + 1 * 1 + 2 * 0.875 + 3 * 0.625 + 4 * 0.375 + 5 * 0.125) / 4.0),
     ],
@@ -90,35 +88,27 @@ def test_a_frame_that_does_not_count_cannot_fail_and_one_that_does_is_named():
     scores, report = CompositeReward([toy("frame_number", options=plain)]).score(videos, ["a", "b"], FPS)
     assert scores.valid.tolist() == [True, False]
     assert report.failures[0].reason == "frame 0: part 'frame_number' is None"
-    late = {**plain, "frame_weights": [0, 0, 0, 0, 1, 1, 1, 1]}
-    assert CompositeReward([toy("frame_number", options=late)]).score(videos, ["a", "b"], FPS)[0].total.tolist() == [
-        5.5,
-        5.5,
-    ]
+    late = CompositeReward([toy("frame_number", options={**plain, "frame_weights": [0, 0, 0, 0, 1, 1, 1, 1]})])
+    assert late.score(videos, ["a", "b"], FPS)[0].total.tolist() == [5.5, 5.5]
 
 
 @pytest.mark.parametrize("spec", [toy("asks_a_network"), toy("AsyncJudge")], ids=["function", "class"])
 def test_async_rewards_are_awaited_also_where_a_loop_runs_already(spec):
     composite = CompositeReward([spec, toy("mean_level", metric_only=True)])
-    expected = [float(len(prompt)) for prompt in PROMPTS]
-    assert composite.score(clips(), PROMPTS, FPS)[0].total.tolist() == expected
+    assert composite.score(clips(), PROMPTS, FPS)[0].total.tolist() == LEVELS.tolist()
 
     async def notebook():
         return composite.score(clips(), PROMPTS, FPS)[0].total.tolist()
 
-    assert asyncio.run(notebook()) == expected
+    assert asyncio.run(notebook()) == LEVELS.tolist()
 
 
 @pytest.mark.parametrize("second", [False, True])
 def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(second, monkeypatch):
     monkeypatch.setattr(toy_rewards, "BOTH", threading.Barrier(2, timeout=20))
-    composite = CompositeReward(
-        [
-            toy("meets_second", overlap=second, isolate_failures=False, metric_only=True),
-            toy("meets_first", overlap=True),
-            toy("too_few", overlap=True, metric_only=True),
-        ]
-    )
+    failing = toy("meets_second", overlap=second, isolate_failures=False, metric_only=True)
+    few = toy("too_few", overlap=True, metric_only=True)
+    composite = CompositeReward([failing, toy("meets_first", overlap=True), few])
     scores, report = composite.score(clips(2), PROMPTS[:2], FPS)
     assert scores.total.tolist() == [1.0, 1.0]
     failed = [(one.reward, one.index) for one in report.failures]
@@ -127,16 +117,19 @@ def test_rewards_that_overlap_run_at_the_same_time_and_report_in_order(second, m
     assert list(composite.seconds) == ["meets_second", "meets_first", "too_few"]
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(device):
-    with pytest.raises(RewardConfigError, match=device):
-        CompositeReward([toy("mean_level", device=device)])
-
-
-@pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0], [float("nan")]])
-def test_wrong_frame_weights_are_refused(weights):
-    with pytest.raises(RewardConfigError, match="0 or more, and one of them positive"):
-        CompositeReward([toy("frame_number", options={"per_frame": True, "frame_weights": weights})])
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (toy("mean_level", device="gpu"), "gpu"),
+        (toy("mean_level", device="cuda:99"), "cuda:99"),
+        (toy("frame_number", options={"per_frame": True, "frame_weights": [1.0, -1.0]}), "and one of them positive"),
+        (toy("frame_number", options={"per_frame": True, "frame_weights": [0.0]}), "and one of them positive"),
+        (toy("frame_number", options={"per_frame": True, "frame_weights": [torch.nan]}), "and one of them positive"),
+    ],
+)
+def test_devices_that_are_not_there_and_wrong_weights_are_refused(spec, why):
+    with pytest.raises(RewardConfigError, match=why):
+        CompositeReward([spec])
 
 
 def test_functions_that_see_frames_get_what_belongs_to_their_clip_and_no_more_frames_than_asked_for():
@@ -181,10 +174,8 @@ def hears_a_level(videos, prompts, fps, sound):
 def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
     """Beside a reward that begins early, which never has the sound."""
     levels = torch.tensor([0.1, 0.4, 0.2, 0.8, 0.3])
-    specs = [
-        toy("mean_level", overlap=True),
-        RewardSpec(name=f"{__name__}:hears_a_level", overlap=overlap, batch_size=2),
-    ]
+    listening = RewardSpec(name=f"{__name__}:hears_a_level", overlap=overlap, batch_size=2)
+    specs = [toy("mean_level", overlap=True), listening]
     composite, sound = CompositeReward(specs), Sound(levels.view(5, 1, 1).expand(5, 2, 80), 16_000)
     with composite.early(FPS) as begun:
         begun.add(clips(), PROMPTS, [{}] * 5)
@@ -201,58 +192,34 @@ def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
 ROWS = [{"worth": 3.0 * number} for number in range(5)]
 
 
-def handed_on(composite: CompositeReward, pieces: list[int], prompts: list[str] = PROMPTS):
-    """Clips that come in pieces of these sizes, then all of them scored."""
-    with composite.early(FPS) as early:
-        at = 0
-        for count in pieces:
-            early.add(clips()[at : at + count], prompts[at : at + count], ROWS[at : at + count])
-            at += count
-        return composite.score(clips(), prompts, FPS, ROWS, early)
-
-
-@pytest.mark.parametrize("pieces", [[5], [1, 1, 3]])
+@pytest.mark.parametrize("pieces", [[0, 5], [0, 1, 2, 5]])
 def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
     specs = [
         toy("mean_level", overlap=True),
         toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
-        toy("raises_for_bad", overlap=True, metric_only=True),
-        toy("Explains", overlap=True, metric_only=True, batch_size=2),
+        toy("raises_on_bad", overlap=True, metric_only=True),
+        toy("with_reasons", overlap=True, metric_only=True, batch_size=2),
         toy("worth", overlap=True, metric_only=True),
     ]
     prompts = ["one", "two", "three bad", "four", "five"]
     expected, plain = CompositeReward(specs).score(clips(), prompts, FPS, ROWS)
-    scores, report = handed_on(CompositeReward(specs), pieces, prompts)
+    composite = CompositeReward(specs)
+    with composite.early(FPS) as early:
+        for start, end in itertools.pairwise(pieces):
+            early.add(clips()[start:end], prompts[start:end], ROWS[start:end])
+        scores, report = composite.score(clips(), prompts, FPS, ROWS, early)
     torch.testing.assert_close(scores.total, expected.total)
     assert list(scores.parts) == list(expected.parts)
     for part, value in scores.parts.items():
-        if part != "raises_for_bad":  # which fails with all clips of a call
+        if part != "raises_on_bad":  # which fails with all clips of a call
             assert torch.equal(value, expected.parts[part])
     assert scores.parts["worth"].tolist() == [row["worth"] for row in ROWS]
-    assert [(one.reward, one.index, one.prompt) for one in report.failures] == [
-        (one.reward, one.index, one.prompt) for one in plain.failures
-    ]
+    failed = [[(one.reward, one.index, one.prompt) for one in told.failures] for told in (report, plain)]
+    assert failed[0] == failed[1]
     assert [(one.index, one.prompt, one.reason) for one in report.remarks] == [
-        (index, prompt, f"because of {prompt}") for index, prompt in enumerate(prompts) if prompt != "two"
+        (index, prompts[index], f"because of {prompts[index]}") for index in (0, 2, 3, 4)
     ]
     assert report.remarks == plain.remarks
-
-
-def test_it_begins_before_the_last_clip_is_there() -> None:
-    begun = threading.Event()
-
-    def watched(videos, prompts, fps):
-        begun.set()
-        return toy_rewards.level_of(videos)
-
-    objects = {"toy_rewards:mean_level": FunctionReward(watched)}
-    composite = CompositeReward([toy("mean_level", overlap=True)], objects=objects)
-    with composite.early(FPS) as early:
-        early.add(clips()[:1], PROMPTS[:1], [{}])
-        assert begun.wait(timeout=60)
-        early.add(clips()[1:], PROMPTS[1:], [{}] * 4)
-        scores, _ = composite.score(clips(), PROMPTS, FPS, early=early)
-    torch.testing.assert_close(scores.total, LEVELS)
 
 
 def test_the_time_of_all_pieces_counts_and_failures_count_on() -> None:
@@ -264,11 +231,8 @@ def test_the_time_of_all_pieces_counts_and_failures_count_on() -> None:
     assert joined.seconds == 6
     assert joined.values["level"].tolist() == [0.5] * 9
     for kind in ("failures", "remarks"):
-        assert [(one.index, one.prompt, one.reason) for one in getattr(joined, kind)] == [
-            (1, "0", kind),
-            (3, "1", kind),
-            (6, "2", kind),
-        ]
+        found = [(one.index, one.prompt, one.reason) for one in getattr(joined, kind)]
+        assert found == [(1, "0", kind), (3, "1", kind), (6, "2", kind)]
 
 
 def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys_device() -> None:

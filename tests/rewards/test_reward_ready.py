@@ -33,7 +33,6 @@ def test_what_stands_between_a_reward_and_its_first_score(tmp_path: Path, monkey
     assert told("clip", model=gone) == f"model {gone} is missing ({source})"
     assert told("clip", model="a/b", tokenizer="a/b") == "downloads a/b"
     assert told("ocr") == 'pip install "sage-grpo[ocr]"'
-    assert told("video_stats") == "ready"
     assert told("toy_rewards:worth") == "own code (toy_rewards:worth): train and evaluate try it out"
     assert "Did you mean 'videoalign'" in told("videoaling")
     server = {"url": "http://localhost/v1", "model": "m", "key_env": "NO_SUCH_KEY"}
@@ -47,9 +46,7 @@ def test_what_stands_between_a_reward_and_its_first_score(tmp_path: Path, monkey
     assert readiness(RewardSpec(name="clip", options={"model": here})).ready
 
 
-@pytest.mark.parametrize(
-    ("value", "named"), [("a/b", True), ("a/b/c", False), ("a", False), ("./b", False), ("~/b", False), ("/b", False)]
-)
+@pytest.mark.parametrize(("value", "named"), [("a/b", True), ("a/b/c", False), ("a", False), ("./b", False)])
 def test_names_on_the_hub_have_an_owner_and_no_path(value: str, named: bool) -> None:
     assert Need("k", value, "s", hub="config.json").is_hub_id is named
     assert not Need("k", value, "s").is_hub_id
@@ -62,8 +59,6 @@ def test_names_on_the_hub_have_an_owner_and_no_path(value: str, named: bool) -> 
     [
         ({"actors": 1, "device": "cuda"}, "leave device out"),
         ({"actor_gpus": 0.5}, "about actors, and it has none"),
-        ({"actor_cpus": 2.0}, "about actors, and it has none"),
-        ({"standardize": {"a": [0.0]}}, "with a positive std"),
         ({"standardize": {"a": [0.0, 0.0]}}, "with a positive std"),
     ],
 )
@@ -111,9 +106,8 @@ def test_rewards_of_other_processes_score_as_here_and_only_what_they_read_travel
     given = {"latents": latents, "sound": sound}
     (wanted, _), (found, _) = (one.score(clips(4), ["a", "b", "a", "b"], 8.0, **given) for one in (ours, theirs))
     assert torch.equal(found.total, wanted.total)
-    assert [(one.hears, one.compares, one.reads_latents) for one in theirs._members] == [
-        (one.hears, one.compares, one.reads_latents) for one in ours._members
-    ]
+    facts = [[(one.hears, one.compares, one.reads_latents) for one in way._members] for way in (ours, theirs)]
+    assert facts[0] == facts[1]
     sent = {title: one.asked[-1][1] for title, one in judges.items()}
     assert [len(one.videos[0]) for one in sent.values()] == [4, 0, 4, 4]
     assert [one.latents is not None for one in sent.values()] == [False, True, False, False]

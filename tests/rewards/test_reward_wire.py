@@ -23,7 +23,6 @@ from sage_grpo.rewards.serving.wire import (
 
 
 def encoded(videos, prompts, fps, request_id):
-    """One piece instead of several."""
     pieces, checksum = encode_request(videos, prompts, fps, request_id)
     return b"".join(pieces), checksum
 
@@ -45,11 +44,8 @@ def test_round_trip():
     parts = {"z": torch.tensor([1.5, float("nan")]), "a": torch.tensor([0.0, 1.0]), "m": torch.ones(2)}
     answer = encode_response(decoded, parts, {1: "why"})
     scores = decode_response(answer, request_id="id-1", checksum=checksum, count=2)
-    assert {name: value.nan_to_num(9).tolist() for name, value in scores.items()} == {
-        "z": [1.5, 9],
-        "a": [0, 1],
-        "m": [1, 1],
-    }
+    found = {name: value.nan_to_num(9).tolist() for name, value in scores.items()}
+    assert found == {"z": [1.5, 9], "a": [0, 1], "m": [1, 1]}
     assert scores.reasons == {1: "why"}
 
 
@@ -92,10 +88,9 @@ def test_an_answer_to_another_request_is_refused():
         decode_response(answer, request_id="same id", checksum=second[1], count=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_changed_byte_is_never_accepted_as_other_content(data):
-    """Any single changed byte is refused, or it changed nothing that a score depends on."""
     videos, prompts = request()
     body, checksum = encoded(videos, prompts, 8.0, "id")
     place = data.draw(st.integers(0, len(body) - 1))
@@ -106,12 +101,10 @@ def test_a_changed_byte_is_never_accepted_as_other_content(data):
     except WireError:
         return
     assert torch.equal(decoded.videos, videos)
-    assert decoded.prompts == prompts
-    assert decoded.fps == 8.0
-    assert decoded.checksum == checksum
+    assert (decoded.prompts, decoded.fps, decoded.checksum) == (prompts, 8.0, checksum)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_changed_answer_never_gives_another_score(data):
     body, checksum = encoded(*request(), 8.0, "id")
@@ -137,12 +130,12 @@ def test_a_prompt_that_would_keep_all_others_waiting_is_refused():
 ZEROS = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)
 
 
-def changed(metadata: dict[str, str] | None = None, entry: object = None, raw: bytes | None = None) -> bytes:
+def changed(metadata: dict[str, str] | None = None, shape: object = (1, 1, 2, 2, 3), raw: bytes | None = None) -> bytes:
     """A request with a right checksum, changed in one place."""
     whole = {"id": "x", "prompts": '["a"]', "fps": "8.0", "checksum": content_checksum(ZEROS, ["a"], 8.0)}
     header = {
         "__metadata__": {**whole, **(metadata or {})},
-        "videos": entry or {"dtype": "U8", "shape": [1, 1, 2, 2, 3], "data_offsets": [0, 12]},
+        "videos": {"dtype": "U8", "shape": shape, "data_offsets": [0, 12]},
     }
     text = json.dumps(header).encode() if raw is None else raw
     return struct.pack("<Q", len(text)) + text + bytes(12)
@@ -150,29 +143,21 @@ def changed(metadata: dict[str, str] | None = None, entry: object = None, raw: b
 
 HALF = "\ud800"
 FLOATS = {"id": "", "prompts": '["x"]', "fps": "8", "checksum": ""}
-
-
-def entry(shape: list[int]) -> dict[str, object]:
-    return {"dtype": "U8", "shape": shape, "data_offsets": [0, 12]}
-
-
 BAD = {
     "empty": b"",
     "endless": struct.pack("<Q", 2**63) + b"{}",
-    "nested": b"[" * 100_000,
     "nested header": struct.pack("<Q", 50_000) + b"[" * 50_000,
-    "a list": changed(raw=b"[1, 2]"),
     "no tensors": changed(raw=b'{"__metadata__": {"id": "x"}}'),
     "floats": save({"videos": torch.zeros(1, 1, 2, 2, 3)}, metadata=FLOATS),
-    "vast": changed(entry=entry([2**40, 2**40])),
+    "vast": changed(shape=[2**40, 2**40]),
     "half a character as id": changed({"id": HALF}),
     "half a character as prompt": changed(
         {"prompts": json.dumps([HALF]), "checksum": content_checksum(ZEROS, [HALF], 8.0)}
     ),
     "a number of many digits": changed(raw=b'{"a": ' + b"9" * 5000 + b"}"),
     "a number of many digits as prompt": changed({"prompts": "[" + "9" * 5000 + "]"}),
-    "a product of many digits": changed(entry=entry([10**4000, 10**4000, 1, 1, 3])),
-    "many dimensions": changed(entry=entry([1] * 1000 + [12])),
+    "a product of many digits": changed(shape=[10**4000, 10**4000, 1, 1, 3]),
+    "many dimensions": changed(shape=[1] * 1000 + [12]),
     "an infinite rate": changed({"fps": "inf"}),
     "deep prompts": changed({"prompts": "[" * 50_000}),
 }

@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_reward_checkpoints import (
-    NORMS,
-    TEMPLATE,
-    naive_patches,
-    reference_model,
-    write_qwen_base,
-    write_videoalign,
-)
+from tiny_reward_checkpoints import NORMS, TEMPLATE, naive_patches, read_by_qwen, reference_model, write_videoalign
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.qwen import patchify, read_template, renamed
@@ -32,95 +25,51 @@ from sage_grpo.rewards.built_in.videoalign import (
     read_config,
     read_state,
 )
-from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardSpec
 
 TOLERANCE = 2e-4
 target_size = partial(qwen_size, min_pixels=MIN_PIXELS)
 LAYOUTS = [
     ("adapter", 1),
-    *(pytest.param(one, marks=pytest.mark.slow) for one in (("adapter", 3), ("whole_lora", 3), ("whole", 1))),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (("whole_lora", 3), ("whole", 1))),
 ]
-PROMPTS = ["a red ball", "a much longer prompt about two blue squares that cross each other", "x"]
+PROMPTS = ["a red ball", "a much longer prompt about two blue squares that cross each other"]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return write_qwen_base(tmp_path_factory.mktemp("base"))
+@pytest.fixture
+def good(spec) -> dict[str, str]:
+    return dict(spec("videoalign").options)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "prompt_template.py"
-    path.write_text(f"raise SystemExit('never executed')\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = {TEMPLATE!r}\n")
-    return path
+@pytest.fixture
+def folder(good) -> Path:
+    return Path(good["checkpoint"])
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def case(request, base, tmp_path_factory):
-    kind, output_dim = request.param
-    model, head, tokenizer = reference_model(base, lora=kind != "whole", output_dim=output_dim)
-    folder = write_videoalign(tmp_path_factory.mktemp("videoalign"), model, head, kind=kind)
-    return folder, model, head, tokenizer
-
-
-@pytest.fixture(scope="module")
-def folder(base, tmp_path_factory) -> Path:
-    model, head, _ = reference_model(base, lora=True, output_dim=3)
-    return write_videoalign(tmp_path_factory.mktemp("videoalign"), model, head, kind="adapter")
-
-
-def clips(count: int = 3, frames: int = 9, size: int = 40) -> torch.Tensor:
+def clips(count: int = 2, frames: int = 9, size: int = 40) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
     coarse = torch.randint(0, 256, (count, frames, size // 8, size // 8, 3), generator=generator)
     return coarse.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3).to(torch.uint8)
 
 
-def reference_scores(case, clip: torch.Tensor, prompt: str, fps: float, *, rope_3d: bool = False) -> torch.Tensor:
+def reference_scores(made, clip: torch.Tensor, prompt: str, fps: float, **given: None) -> torch.Tensor:
     """One clip alone, written out: peft's model, plain patches, plain positions, head at the three tokens."""
-    _, model, head, tokenizer = case
-    height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=200704)
+    model, head, tokenizer = made
+    size = target_size(clip.shape[1], clip.shape[2], max_pixels=200704)
     frames = clip[frame_indices(clip.shape[0], fps, fps=2)].permute(0, 3, 1, 2).float()
-    frames = torch.nn.functional.interpolate(frames, (height, width), mode="bicubic", antialias=True)
-    frames = frames.clamp(0, 255).round() / 255
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in CLIP_PIXELS)
-    frames = (frames - mean) / std
-    grid = (frames.shape[0] // 2, height // 14, width // 14)
-    video = "<|video_pad|>" * (grid[0] * grid[1] * grid[2] // 4)
-    text = (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
-        f"{video}<|vision_end|>{TEMPLATE.format(text_prompt=prompt)}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
-    positions = None if rope_3d else torch.arange(ids.shape[1]).view(1, 1, -1).expand(3, 1, -1)
+    frames = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True).clamp(0, 255).round() / 255
     inner = model.base_model.model.model if hasattr(model, "peft_config") else model.model
-    with torch.no_grad():
-        hidden = inner(
-            input_ids=ids,
-            position_ids=positions,
-            pixel_values_videos=naive_patches(frames),
-            video_grid_thw=torch.tensor([grid]),
-            mm_token_type_ids=(ids == tokenizer.convert_tokens_to_ids("<|video_pad|>")).int() * 2,
-            use_cache=False,
-        ).last_hidden_state[0]
-    names = [f"<|{part}_reward|>" for part in NORMS]
-    scores = []
-    for index, name in enumerate(names):
-        place = ids[0].tolist().index(tokenizer.convert_tokens_to_ids(name))
-        row = head[index] if head.shape[0] == 3 else head[0]
-        scores.append(hidden[place] @ row)
-    return torch.stack(scores)
+    tokens = [f"<|{part}_reward|>" for part in NORMS]
+    read = read_by_qwen(inner, tokenizer, frames, TEMPLATE.format(text_prompt=prompt), tokens, **given)
+    return torch.stack([hidden @ row for hidden, row in zip(read, head.expand(3, -1))])
 
 
-def test_a_prompt_with_a_special_token_is_refused_and_masked_alone(folder, base, template):
-    files = {"checkpoint": str(folder), "base": str(base), "template": str(template)}
-    composite = CompositeReward([RewardSpec(name="videoalign", weights={"TA": 1.0}, options=files)])
+def test_a_prompt_with_a_special_token_is_refused_and_masked_alone(spec):
+    composite = CompositeReward([spec("videoalign")])
     prompts = ["a {text_prompt} and {0} and {video}", "bad <|TA_reward|>", "bad <|im_end|>"]
-    scores, report = composite.score(clips(), prompts, 4.0)
+    scores, report = composite.score(clips(3, frames=4), prompts, 4.0)
     assert scores.valid.tolist() == [True, False, False]
     assert all(one.prompt.removeprefix("bad ") in one.reason for one in report.failures)
-    assert composite.try_out("fine") == ""  # the small clip fits
 
 
 def test_the_latest_checkpoint_wins_and_of_its_files_the_safest(tmp_path):
@@ -158,13 +107,13 @@ def test_the_authors_names_become_those_of_transformers_5():
 
 
 class Evil:
-    """A pickle that would run code."""
-
     def __reduce__(self):
         return (open, ("/tmp/sage_grpo_must_not_exist", "w"))
 
 
-def test_the_template_is_parsed_not_run_and_checked(tmp_path, template):
+def test_the_template_is_parsed_not_run_and_checked(tmp_path):
+    template = tmp_path / "prompt_template.py"
+    template.write_text(f"raise SystemExit('never executed')\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = {TEMPLATE!r}\n")
     name = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
     read = partial(read_template, strings=[name], tokens=SPECIAL_TOKENS, source="prompt_template.py")
     assert read(template) == TEMPLATE
@@ -190,24 +139,26 @@ def test_patches_equal_plain_loops():
         assert torch.equal(patches, naive_patches(whole))
 
 
-def test_scores_equal_the_reference_for_every_layout(case, base, template):
-    files = {"checkpoint": str(case[0]), "base": str(base), "template": str(template)}
+@pytest.mark.parametrize(("kind", "output_dim"), LAYOUTS)
+def test_scores_equal_the_reference_for_every_layout(kind, output_dim, good, tmp_path):
+    made = reference_model(Path(good["base"]), lora=kind != "whole", output_dim=output_dim)
+    files = {**good, "checkpoint": str(write_videoalign(tmp_path, *made[:2], kind=kind))}
     reward, videos = VideoAlign(**files, normalize=False), clips()
     parts = reward(videos, PROMPTS, 4.0)
-    expected = torch.stack([reference_scores(case, clip, prompt, 4.0) for clip, prompt in zip(videos, PROMPTS)])
+    expected = torch.stack([reference_scores(made, clip, prompt, 4.0) for clip, prompt in zip(videos, PROMPTS)])
     ours = torch.stack([parts[name] for name in NORMS], dim=1)
     torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(parts["Overall"], expected.sum(dim=1), atol=3 * TOLERANCE, rtol=0)
     assert ours.std() > 0.1  # the scores do depend on the input
-    wrong = reference_scores(case, videos[0], PROMPTS[0], 4.0, rope_3d=True)
+    wrong = reference_scores(made, videos[0], PROMPTS[0], 4.0, position_ids=None)
     assert (ours[0] - wrong).abs().max() > 0.01  # positions are flat: the 3-D index would be seen
-    normalised = VideoAlign(**files)(videos, PROMPTS, 4.0)
+    normalised = VideoAlign(**files)(videos[:1], PROMPTS[:1], 4.0)
     for part, (mean, std) in NORMS.items():
-        torch.testing.assert_close(normalised[part], (parts[part] - mean) / std)
+        torch.testing.assert_close(normalised[part], (parts[part][:1] - mean) / std, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(normalised["Overall"], sum(normalised[part] for part in NORMS))
 
 
-def configured(folder: Path, to: Path, *, without: tuple[str, ...] = (), **changes: object) -> Path:
+def configured(folder: Path, to: Path, *without: str, **changes: object) -> Path:
     """The released configuration with other values, wherever they stand."""
     config = json.loads((folder / "model_config.json").read_text())
     for part in config.values():
@@ -223,21 +174,12 @@ def configured(folder: Path, to: Path, *, without: tuple[str, ...] = (), **chang
 
 def test_what_is_looked_at_comes_from_the_released_configuration(folder, tmp_path):
     """And the LoRA's scale; a rank-stabilised one is divided by the root of its rank."""
-    read = read_config(
-        configured(folder, tmp_path, fps=4, num_frames=6, max_frame_pixels=50176, num_lora_modules=2, lora_r=9)
-    )
+    changes = {"fps": 4, "num_frames": 6, "max_frame_pixels": 50176, "num_lora_modules": 2, "lora_r": 9}
+    read = read_config(configured(folder, tmp_path, **changes))
     assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (4, 6, 50176, False)
     assert read.lora_scale == pytest.approx(12 / 9)
-    read = read_config(
-        configured(
-            folder,
-            tmp_path,
-            without=("fps", "num_frames", "max_frame_pixels"),
-            num_lora_modules=-1,
-            lora_r=9,
-            use_rslora=True,
-        )
-    )
+    changes = {"num_lora_modules": -1, "lora_r": 9, "use_rslora": True}
+    read = read_config(configured(folder, tmp_path, "fps", "num_frames", "max_frame_pixels", **changes))
     assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (2.0, None, 448 * 448, True)
     assert read.lora_scale == pytest.approx(12 / 3)
 
@@ -256,28 +198,26 @@ def test_a_configuration_that_no_release_has_is_refused(wrong, why, folder, tmp_
         read_config(configured(folder, tmp_path, **wrong))
 
 
-def test_checkpoints_and_bases_that_do_not_belong_together_are_refused(tmp_path, folder, base, template):
+def test_checkpoints_and_bases_that_do_not_belong_together_are_refused(tmp_path, folder, good):
     broken = shutil.copytree(folder, tmp_path / "broken")
     configured(folder, broken, lora_enable=False)
     with pytest.raises(RewardConfigError, match="lora_enable"):
-        VideoAlign(checkpoint=str(broken), base=str(base), template=str(template))
-    adapted = shutil.copytree(base, tmp_path / "base")
+        VideoAlign(**{**good, "checkpoint": str(broken)})
+    adapted = shutil.copytree(good["base"], tmp_path / "base")
     (adapted / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"adapter_config\.json"):
-        VideoAlign(checkpoint=str(folder), base=str(adapted), template=str(template))
+        VideoAlign(**{**good, "base": str(adapted)})
 
 
-def test_weights_cannot_run_code(tmp_path, folder, base, template):
-    """Of a .pth of the authors, and of a folder that has pickled weights alone."""
+def test_weights_cannot_run_code(tmp_path, folder, good):
     evil = shutil.copytree(folder, tmp_path / "evil")
     torch.save({"rm_head.weight": Evil()}, evil / "checkpoint-11" / "non_lora_state_dict.pth")
-    with pytest.raises(pickle.UnpicklingError):
-        VideoAlign(checkpoint=str(evil), base=str(base), template=str(template))
-    pickled = shutil.copytree(base, tmp_path / "pickled")
+    pickled = shutil.copytree(good["base"], tmp_path / "pickled")
     (pickled / "model.safetensors").unlink()
     torch.save({"lm_head.weight": Evil()}, pickled / "pytorch_model.bin")
-    with pytest.raises(pickle.UnpicklingError):
-        VideoAlign(checkpoint=str(folder), base=str(pickled), template=str(template))
+    for changed in ({"checkpoint": str(evil)}, {"base": str(pickled)}):
+        with pytest.raises(pickle.UnpicklingError):
+            VideoAlign(**{**good, **changed})
     assert not Path("/tmp/sage_grpo_must_not_exist").exists()
 
 
@@ -296,7 +236,6 @@ def test_sizes():
     sizes = {
         (480, 832): (336, 588),  # too big: scaled down and floored
         (64, 64): (336, 336),  # small clips are enlarged: ceil
-        (352, 624): (336, 588),
         (336, 308): (336, 308),
         (28, 5600): (28, 5600),  # one patch is enough
     }

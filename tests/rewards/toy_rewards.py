@@ -7,7 +7,6 @@ import json
 
 import torch
 
-from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.spec import RewardSpec
 
 CALLS: list[int] = []
@@ -15,7 +14,6 @@ CALLS: list[int] = []
 
 
 def toy(name: str, **kwargs) -> RewardSpec:
-    """One of these as a configuration names it."""
     return RewardSpec(name=f"toy_rewards:{name}", **kwargs)
 
 
@@ -39,7 +37,6 @@ def as_list(videos, prompts, fps, offset=0.0):
 
 
 def worth(videos, prompts, fps, metadata):
-    """What the prompt file says in its column `worth`."""
     return [float(row["worth"]) for row in metadata]
 
 
@@ -49,21 +46,12 @@ def two_parts(videos, prompts, fps):
 
 
 def two_levels(videos, prompts, fps):
-    """With a gradient."""
     return {"level": level_of(videos), "half": level_of(videos) / 2}
 
 
 def root_of_level(videos, prompts, fps):
     """NaN below 0, and at 0 without a slope."""
     return level_of(videos).sqrt() * (videos.flatten(1).amax(1) != 0)
-
-
-def raises_on_bad(videos, prompts, fps):
-    """Raises for a whole batch because of one prompt."""
-    for prompt in prompts:
-        if "bad" in prompt:
-            raise KeyError(prompt)
-    return mean_level(videos, prompts, fps)
 
 
 def nan_on_bad(videos, prompts, fps):
@@ -85,14 +73,11 @@ def out_of_memory_above_two(videos, prompts, fps):
 
 
 def in_place(videos, prompts, fps):
-    """Falsifies what the next reward sees."""
     videos.zero_()
     return [0.0] * len(prompts)
 
 
 class Movable:
-    """A reward with weights."""
-
     names = ("moved",)
 
     def __init__(self, *, gain: float = 1.0) -> None:
@@ -123,39 +108,28 @@ def through_numpy(videos, prompts, fps):
 
 
 def one_none(videos, prompts, fps):
-    """A judge that gives up on a clip by returning None for it."""
     CALLS.append(len(prompts))
-    return [None if "bad" in prompt else float(len(prompt)) for prompt in prompts]
+    return [None if "bad" in prompt else 6.0 for prompt in prompts]
 
 
-class Explains:
-    """Gives its reasons, except for what is not worth a word."""
-
-    names = ("level",)
-
-    def __call__(self, videos, prompts, fps):
-        level = mean_level(videos, prompts, fps)
-        return PartScores({"level": level}, {i: f"because of {p}" for i, p in enumerate(prompts) if p != "two"})
-
-
-def raises_for_bad(videos, prompts, fps):
-    """Raises for a batch with a bad prompt, and counts every call."""
-    CALLS.append(len(prompts))
+def raises_on_bad(videos, prompts, fps):
+    """Raises for a whole batch because of one prompt, and counts every call."""
+    level = mean_level(videos, prompts, fps)
     if any("bad" in prompt for prompt in prompts):
         raise TimeoutError("the judge takes too long")
-    return [float(len(prompt)) for prompt in prompts]
+    return level
 
 
 async def asks_a_network(videos, prompts, fps):
     await asyncio.sleep(0)
-    return raises_for_bad(videos, prompts, fps)
+    return raises_on_bad(videos, prompts, fps)
 
 
 class AsyncJudge:
     names = ("judged",)
 
     async def __call__(self, videos, prompts, fps):
-        return {"judged": [float(len(prompt)) for prompt in prompts]}
+        return {"judged": level_of(videos)}
 
 
 def counts_words(videos, prompts, fps, metadata):
@@ -174,10 +148,9 @@ class TakesMetadata:
 
 
 def with_reasons(videos, prompts, fps):
-    """Says in a plain mapping why it gave up, and something about a clip that it scored."""
-    said = {"bad": "nobody is in the picture", "a dog": "a dog"}
+    """Says in a plain mapping why it gave up, and something about clips that it scored, if they are worth a word."""
     scores = [None if prompt == "bad" else 1.0 for prompt in prompts]
-    return {"with_reasons": scores, "reasons": [said.get(prompt) for prompt in prompts]}
+    return {"with_reasons": scores, "reasons": [None if one == "two" else f"because of {one}" for one in prompts]}
 
 
 def frame_number(frames, prompts):
@@ -228,7 +201,7 @@ class NeedsAFile:
         raise OSError("there is no such file")
 
     def __call__(self, videos, prompts, fps):
-        return {"file": torch.zeros(len(prompts))}
+        """Never called."""
 
 
 def ranked(videos, prompts, fps):
@@ -256,10 +229,8 @@ def only_nan(videos, prompts, fps):
 
 
 def half_nan(videos, prompts, fps):
-    """One of two parts is never a number."""
     return {"level": mean_level(videos, prompts, fps), "broken": only_nan(videos, prompts, fps)}
 
 
 def never_finds(videos, prompts, fps):
-    """NaN for every clip, and why."""
     return {"never_finds": only_nan(videos, prompts, fps), "reasons": ["no face in any frame"] * len(prompts)}
