@@ -60,7 +60,7 @@ def test_a_parser_that_was_used_before_starts_from_the_same_defaults(file: Path)
     file.write_text("names: [z]\nweights: {MQ: 3.0}\nadapters: [{seed: 7}]\n")
     recipe = Options(names=["a"], weights={"VQ": 0.5}, adapters=[Adapter(rank=9)], adapter=Adapter(seed=3))
     for defaults in (None, recipe):
-        words = ["--adapter.rank", "8", "--weights.TA", "2", "--names", "b", "c", "--adapters=[{rank:1}]", "--quiet"]
+        words = ["--adapter.rank", "8", "--weights.TA", "2", "--names", "b", "c", "--adapters=[{rank: 1}]", "--quiet"]
         assert run(*words, defaults=defaults).weights == {**(defaults.weights if defaults else {}), "TA": 2.0}
         assert run("--config", str(file), defaults=defaults).names == ["z"]
         with pytest.raises(ConfigError):
