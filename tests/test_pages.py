@@ -13,6 +13,7 @@ import pages  # noqa: E402
 import pictures  # noqa: E402
 
 
+@pytest.mark.slow
 def test_marked_places_are_fresh_and_every_number_has_a_source() -> None:
     assert pages.problems() == [], "run: PYTHONPATH=src python benchmarks/pages.py"
 
