@@ -112,15 +112,3 @@ def fake_run(
     journal.note(folder, "sentinel", 3, "lr halved")
     (folder / ".finished").write_text(f"{iterations}\n")
     return folder
-
-
-def many_prompts(folder: Path, count: int) -> None:
-    """Let the index of every evaluation name `count` clips that share the few files which are there."""
-    for file in (folder / "videos").glob("heldout-*.json"):
-        index = json.loads(file.read_text())
-        few = index["rows"]
-        index["rows"] = [
-            {**few[place % len(few)], "prompt": f"prompt number {place} of many", "noise": str(place)}
-            for place in range(count)
-        ]
-        file.write_text(json.dumps(index))

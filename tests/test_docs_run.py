@@ -97,10 +97,7 @@ def pretend(words: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        page if page in ("README.md", "docs/rewards.md") else pytest.param(page, marks=pytest.mark.slow)
-        for page in by_page(SHELL)
-    ],
+    [page if page == "docs/rewards.md" else pytest.param(page, marks=pytest.mark.slow) for page in by_page(SHELL)],
 )
 def test_commands_parse(page: str, folder: Path, parsed: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     write_files(page, folder)
@@ -181,16 +178,18 @@ def test_commands_run(
 # ---- files
 
 
-@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_files_are_configurations(block: Block, folder: Path) -> None:
-    write_files(block.page, folder)
-    (folder / "shown.yaml").write_text(block.text)
-    if "serve.yaml" in block.text:
-        options = importlib.import_module("sage_grpo.commands.serve_reward").Options
-        assert parse(options, ["--config", "shown.yaml"], prog="serve-reward").rewards
-        return
-    start, words = importlib.import_module("sage_grpo.commands.train").defaults(["--config", "shown.yaml"])
-    assert parse(TrainConfig, words, prog="train", defaults=start, recipes=True) != recipe("shapes")
+@pytest.mark.slow
+@pytest.mark.parametrize("page", by_page(blocks("yaml")))
+def test_files_are_configurations(page: str, folder: Path) -> None:
+    write_files(page, folder)
+    for block in by_page(blocks("yaml"))[page]:
+        (folder / "shown.yaml").write_text(block.text)
+        if "serve.yaml" in block.text:
+            options = importlib.import_module("sage_grpo.commands.serve_reward").Options
+            assert parse(options, ["--config", "shown.yaml"], prog="serve-reward").rewards
+            continue
+        start, words = importlib.import_module("sage_grpo.commands.train").defaults(["--config", "shown.yaml"])
+        assert parse(TrainConfig, words, prog="train", defaults=start, recipes=True) != recipe("shapes"), block
 
 
 # ---- Python
@@ -222,10 +221,9 @@ def names(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
     assert "WanPipeline" in dir(diffusers)  # importing it takes seconds
 
     pairs = MagicMock(differences={"total": SimpleNamespace(change=0.1, low=0.0, high=0.2, win_share=0.6)})
-    monkeypatch.setattr(sage_grpo, "train", stand_in(api.train, MagicMock()), raising=False)
-    monkeypatch.setattr(sage_grpo, "generate", stand_in(api.generate, MagicMock()), raising=False)
-    monkeypatch.setattr(sage_grpo, "evaluate", stand_in(api.evaluate, MagicMock()), raising=False)
-    monkeypatch.setattr(sage_grpo, "evaluate_pairs", stand_in(api.evaluate_pairs, pairs), raising=False)
+    for name in ("train", "generate", "evaluate", "evaluate_pairs"):
+        answer = pairs if name == "evaluate_pairs" else MagicMock()
+        monkeypatch.setattr(sage_grpo, name, stand_in(getattr(api, name), answer), raising=False)
     monkeypatch.setitem(vars(diffusers), "WanPipeline", MagicMock())
     monkeypatch.setattr(lora, "load_lora", stand_in(lora.load_lora, None))
     torch.save({"weight": torch.zeros(2)}, folder / "ImageReward.pt")

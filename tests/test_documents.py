@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,13 +27,18 @@ def nested(levels: int, closed: bool = True) -> str:
     return "[" * levels + "]" * levels * closed
 
 
+OTHERS = ("[]", "null", "1", '"x"')
+"""JSON that is no object."""
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "{'a': 1}", "\ufffe", "1" * 5000, nested(200_000), nested(200_000, closed=False), '{"a":' * 3000]
+    "text", ["", "{", "{'a': 1}", "\ufffe", "1" * 5000, nested(200_000), nested(200_000, closed=False), *OTHERS]
 )
 def test_what_is_no_json_is_refused_in_one_line(text: str, tmp_path) -> None:
     file = tmp_path / "given.json"
     file.write_text(text)
-    for call in (lambda: parse_json(text, "given.json"), lambda: read_json(file), lambda: read_object(file)):
+    whole = (lambda: parse_json(text, "given.json"), lambda: read_json(file))
+    for call in (lambda: read_object(file), *(() if text in OTHERS else whole)):
         with pytest.raises(DocumentError, match=r"given\.json") as refused:
             call()
         assert "\n" not in str(refused.value)
@@ -46,24 +52,13 @@ def test_depth_is_limited_whoever_calls(wrap: Any) -> None:
     for text in (nested(MAX_DEPTH + 1), '{"a": {"b":' + nested(MAX_DEPTH - 1) + "}}"):
         with pytest.raises(DocumentError, match="nested"):
             parse_json(wrap(text))
+    with pytest.raises(DocumentError):
+        parse_json(b"\xff\x00\x81")  # no text
 
 
 def test_many_brackets_are_not_deep() -> None:
     wide = json.dumps([[], {}, "[" * 500] * 1000)
     assert parse_json(wide) == json.loads(wide)
-
-
-def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(DocumentError):
-        parse_json(b"\xff\x00\x81")
-
-
-def test_an_object_is_demanded(tmp_path) -> None:
-    file = tmp_path / "given.json"
-    for text in ("[]", "null", "1", '"x"'):
-        file.write_text(text)
-        with pytest.raises(DocumentError, match="object"):
-            read_object(file)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +71,7 @@ def test_an_object_is_demanded(tmp_path) -> None:
     ],
 )  # fmt: skip
 def test_values_are_of_their_kind(value: object, kind: Any, fits: bool) -> None:
-    if fits:
-        demand({"a": value}, {"a": kind}, "given")
-        return
-    with pytest.raises(DocumentError, match="given: 'a' must be"):
+    with nullcontext() if fits else pytest.raises(DocumentError, match="given: 'a' must be"):
         demand({"a": value}, {"a": kind}, "given")
 
 
@@ -122,14 +114,10 @@ WHOLE = {
 }
 
 
-def test_plain_data_fits_its_types() -> None:
-    assert misfit(WHOLE, Outer, "given") == ""
-    assert misfit({"parts": []}, Outer, "given") == ""
-
-
 @pytest.mark.parametrize(
     ("change", "where"),
     [
+        ({}, ""), ({"parts": []}, ""),
         ({"parts": None}, "given.parts"), ({"parts": [1]}, "given.parts"), ({"parts": [{}]}, "lacks 'name'"),
         ({"parts": [{"name": 1}]}, "name"), ({"parts": [{"name": "x", "score": "1"}]}, "score"),
         ({"parts": [{"name": "x", "score": math.nan}]}, "score"), ({"kind": "c"}, "given.kind"), ({"kind": []}, "given.kind"),
@@ -140,7 +128,9 @@ def test_plain_data_fits_its_types() -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_with_its_place(change: dict[str, Any], where: str) -> None:
-    assert where in misfit({**WHOLE, **change}, Outer, "given")
+    said = misfit({**WHOLE, **change}, Outer, "given")
+    assert where in said
+    assert where or not said
 
 
 def test_values_are_shown_short_and_in_one_line() -> None:

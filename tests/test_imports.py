@@ -40,16 +40,11 @@ def test_the_package_and_its_help_need_no_library_at_all(code: str) -> None:
     assert not loaded & {*HEAVY, "torch", "numpy", "jsonargparse", "rich"}
 
 
-def test_the_core_needs_torch_and_nothing_else_that_is_heavy() -> None:
+def test_the_core_and_configs_need_torch_and_nothing_else_that_is_heavy() -> None:
+    """A spec is a frozen dataclass whose load() imports the heavy thing."""
     folders = [SOURCE / "flow", SOURCE / "rl"]
     names = [f"{folder.name}.{path.stem}" for folder in folders for path in sorted(folder.glob("[a-z]*.py"))]
-    imports = "\n".join(f"import sage_grpo.{name}" for name in [*names, "gaussian", "types", "inspector"])
-    loaded = _modules_after(imports)
+    names += ["gaussian", "types", "inspector", "training.config", "models.spec", "rewards.spec"]
+    loaded = _modules_after("\n".join(f"import sage_grpo.{name}" for name in names))
     assert "torch" in loaded
     assert not loaded & set(HEAVY)
-
-
-def test_configs_are_light() -> None:
-    """A spec is a frozen dataclass whose load() imports the heavy thing."""
-    modules = ("sage_grpo.training.config", "sage_grpo.models.spec", "sage_grpo.rewards.spec")
-    assert not _modules_after("\n".join(f"import {module}" for module in modules)) & set(HEAVY)

@@ -189,7 +189,7 @@ def test_paper_preserves_the_marginal_does_not_hold_for_the_discretised_sage_ker
 # The official code -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shift", "steps"), [(7.0, 50), (9.0, 38), (12.0, 29)])
+@pytest.mark.parametrize(("shift", "steps"), [(7.0, 50), (9.0, 39)])
 def test_official_one_sided_clamp_is_nan_for_a_large_shift_with_many_steps(shift: float, steps: int) -> None:
     sigmas = Schedule.shifted(steps, shift).sigmas
     assert float(sigmas[1]) > 0.997
@@ -199,18 +199,13 @@ def test_official_one_sided_clamp_is_nan_for_a_large_shift_with_many_steps(shift
     assert torch.isnan(variance.sqrt()).any()
     for kernel in (Sage(), SageExact(), SageExact(sigma_max=0.997)):
         step = kernel(sigmas[:-1], sigmas[1:])
-        for value in (step.a, step.b, step.std):
-            assert torch.isfinite(value).all()
+        assert all(torch.isfinite(value).all() for value in (step.a, step.b, step.std))
     assert float(Sage()(sigmas[0], sigmas[1]).std) == 0.0  # inside the clamp: sampled, never trained
     assert float(SageExact()(sigmas[0], sigmas[1]).std) > 0.0
-
-
-@pytest.mark.parametrize(("shift", "steps"), [(7.0, 48), (9.0, 37), (12.0, 28)])
-def test_official_one_sided_clamp_is_right_just_below(shift: float, steps: int) -> None:
-    sigmas = grid(steps, shift)
-    p, q = sigmas[:-1].clamp(max=0.997), sigmas[1:]
+    below = grid(steps - 2, shift)
+    p, q = below[:-1].clamp(max=0.997), below[1:]
     variance = torch.log((1 - q) / (1 - p)) - (p - q)
-    torch.testing.assert_close(Sage(eta=1.0)(sigmas[:-1], q).std.square(), variance, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(Sage(eta=1.0)(below[:-1], q).std.square(), variance, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", [Sage(), Flow()], ids=lambda kernel: type(kernel).__name__)

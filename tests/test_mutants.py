@@ -40,16 +40,6 @@ def test_every_listed_error_can_be_planted_and_names_tests_that_exist() -> None:
     assert not problems, "\n".join(["Bring the tables in tests/mutants up to date:", *problems])
 
 
-@pytest.mark.parametrize(
-    "entry",
-    ["- what: lost\n  in: sums.py::add\n  from: a\n  tests: t", "- {what: w, in: sums.py, from: [a], to: b, tests: t}"],
-)
-def test_a_table_that_is_misspelt_says_so(tmp_path: Path, entry: str) -> None:
-    (tmp_path / "sums.yaml").write_text(entry)
-    with pytest.raises(ValueError, match=r"sums\.yaml: .* must have the texts"):
-        list(error.read(tmp_path / "sums.yaml"))
-
-
 SUMS = '''\
 SCALE = {"one": 1, "two": 2}
 
@@ -81,15 +71,9 @@ IN_MEAN = replace(ADDS, symbol="Mean.__call__", old="total + value", new="total"
 CASES = [
     (ADDS, "scaled(a + b,", "scaled(a - b,"),
     (replace(ADDS, symbol="scaled", old="log(a)", new="pass"), "        log(a)", "        pass"),
-    (
-        replace(ADDS, symbol="scaled", old="if a < 0:\n    log(a)\nreturn a", new="abs(a)"),
-        "    if a < 0:\n        log(a)\n    return a",
-        "    abs(a)",
-    ),
     (replace(ADDS, symbol="SCALE", old="2", new="-2"), '"two": 2', '"two": -2'),
     (replace(ADDS, symbol="Mean.start", old="0.0", new="1.0"), "= 0.0", "= 1.0"),
     (replace(IN_MEAN, which="2 of 2"), "{total + value}", "{total}"),
-    (replace(IN_MEAN, which="1 of 2"), "= total + value", "= total"),
     (replace(IN_MEAN, old="total", new="total or 1", which="5 of 5"), "total / len", "(total or 1) / len"),
 ]
 
@@ -121,14 +105,13 @@ def test_an_error_fits_also_after_the_code_was_moved_or_surrounded(
 
 def test_an_error_that_does_not_fit_says_so(tmp_path: Path) -> None:
     root = _tree(tmp_path, sums=SUMS)
-    misfits = [
+    for changes, said in (
         ({"old": "a * b"}, "0 times instead of once"),
         ({"symbol": "sum"}, "is gone"),
         ({"symbol": "Mean.__call__", "old": "total + value"}, "2 times instead of once"),
         ({"new": "(a) + b"}, "nothing would change"),
         ({"new": "a +"}, "invalid syntax"),
-    ]
-    for changes, said in misfits:
+    ):
         assert said in str(replace(ADDS, **changes).fault(root))  # type: ignore[arg-type]
 
 
@@ -141,30 +124,18 @@ def test_a_rule_changes_one_thing_at_a_time() -> None:
             check(a)
             return g(max(a, 0), -a ** 2).clamp(min=0.0)
     """)
-    changes = generate.changes_of(source, Path("f.py"))
-    made = [(error.old, error.new) for error in (change.error(Path()) for change in changes)]
-    assert sorted(made) == sorted(
-        [
-            ("1", "2"),
-            ("True", "False"),
-            ("not a <= 2.0 or on", "not a <= 2.0 and on"),
-            ("not a <= 2.0", "a <= 2.0"),
-            ("a <= 2.0", "a < 2.0"),
-            ("2.0", "4.0"),
-            ("check(a)", "pass"),
-            ("g(max(a, 0), -a ** 2).clamp(min=0.0)", "g(max(a, 0), -a ** 2)"),
-            ("g(max(a, 0), -a ** 2).clamp(min=0.0)", "g(max(a, 0), -a ** 2).clamp(max=0.0)"),
-            ("g(max(a, 0), -a ** 2)", "g(-a ** 2, max(a, 0))"),
-            ("max(a, 0)", "min(a, 0)"),
-            ("0", "1"),
-            ("-a ** 2", "a ** 2"),
-            ("a ** 2", "a * 2"),
-            ("2", "3"),
-            ("0.0", "1.0"),
-        ]
-    )
+    made = [change.error(Path()) for change in generate.changes_of(source, Path("f.py"))]
+    called = "g(max(a, 0), -a ** 2).clamp(min=0.0)"
+    wanted = [
+        ("1", "2"), ("True", "False"), ("not a <= 2.0 or on", "not a <= 2.0 and on"), ("not a <= 2.0", "a <= 2.0"),
+        ("a <= 2.0", "a < 2.0"), ("2.0", "4.0"), ("check(a)", "pass"), (called, "g(max(a, 0), -a ** 2)"),
+        (called, "g(max(a, 0), -a ** 2).clamp(max=0.0)"), ("g(max(a, 0), -a ** 2)", "g(-a ** 2, max(a, 0))"),
+        ("max(a, 0)", "min(a, 0)"), ("0", "1"), ("-a ** 2", "a ** 2"), ("a ** 2", "a * 2"), ("2", "3"), ("0.0", "1.0"),
+    ]  # fmt: skip
+    assert sorted((one.old, one.new) for one in made) == sorted(wanted)
 
 
+@pytest.mark.slow
 def test_drawn_errors_can_be_planted_and_what_is_none_is_still_made(tmp_path: Path) -> None:
     some = generate.drawn(ROOT, 5, 8, "fl")
     assert {generate.room(one.file) for one in some} == {"flow"}
@@ -265,20 +236,6 @@ KINDS = """
 import functools
 
 
-def wrapped(function):
-    @functools.wraps(function)
-    def inner(*args):
-        return function(*args)
-
-    return inner
-
-
-@wrapped
-@functools.cache
-def plain(a=1):
-    return a + 1
-
-
 class Kind:
     @property
     def read(self):
@@ -288,16 +245,13 @@ class Kind:
     def still():
         return 1 + 1
 
-    @classmethod
-    def made(cls):
-        return 1 + 1
-
-    def method(self):
-        return 1 + 1
+    @functools.cache
+    def method(self, a=1):
+        return a + 1
 """
 
 
-@pytest.mark.parametrize("symbol", ["plain", "Kind.read", "Kind.still", "Kind.made", "Kind.method"])
+@pytest.mark.parametrize("symbol", ["Kind.read", "Kind.still", "Kind.method"])
 def test_a_loaded_function_gets_other_code_whatever_is_around_it(symbol: str, tmp_path: Path) -> None:
     """No default, decorator or constant: they were read before."""
     path = _tree(tmp_path, kinds=KINDS) / PACKAGE / "kinds.py"
@@ -306,19 +260,10 @@ def test_a_loaded_function_gets_other_code_whatever_is_around_it(symbol: str, tm
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     known = module.Kind()  # was there before
-    one = replace(ADDS, file="kinds.py", symbol=symbol, old="a + 1" if symbol == "plain" else "1 + 1", new="0")
+    one = replace(ADDS, file="kinds.py", symbol=symbol, old="a + 1" if symbol == "Kind.method" else "1 + 1", new="0")
     assert plant.can_be_swapped(one, tmp_path)
     plant.swap(tmp_path, one)
-    now = {
-        "plain": module.plain(),
-        "Kind.read": known.read,
-        "Kind.still": known.still(),
-        "Kind.made": module.Kind.made(),
-        "Kind.method": known.method(),
-    }
+    now = {"Kind.read": known.read, "Kind.still": known.still(), "Kind.method": known.method()}
     assert now == {name: 0 if name == symbol else 2 for name in now}
-    default, decorator = (
-        replace(one, symbol="plain", old="1", which="1 of 2"),
-        replace(one, symbol="plain", old="functools.cache"),
-    )
-    assert not any(plant.can_be_swapped(other, tmp_path) for other in (default, decorator))
+    for old, which in (("1", "1 of 2"), ("functools.cache", "")):
+        assert not plant.can_be_swapped(replace(one, symbol="Kind.method", old=old, which=which), tmp_path)

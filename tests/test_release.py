@@ -1,4 +1,4 @@
-"""What a release ships: one version, one address, metadata that an index can show, files that tools can read, a site without warnings."""
+"""The site of the documents: links hold, and it is built without a warning."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = (ROOT / "pyproject.toml").read_text()
-SOURCE = re.findall(r'^Source = "(.+)"$', PROJECT, flags=re.MULTILINE)[0]
-WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def module(path: Path) -> ModuleType:
@@ -29,23 +26,21 @@ def module(path: Path) -> ModuleType:
 
 def test_links_of_pages_hold_where_they_are_shown() -> None:
     site = module(ROOT / "scripts" / "docs_site.py")
-    assert site.REPOSITORY == SOURCE
-    text = (
-        "[a](docs/plan.md#memory) [b](CONTRIBUTING.md) [c](examples/api.ipynb) [d](https://e.org) ```[e](docs/x.md)```"
-    )
-    assert site.relinked("[a](docs/plan.md#memory)", "README.md", "index.md") == "[a](plan.md#memory)"
-    assert site.relinked("[b](../../CONTRIBUTING.md)", "docs/guides/x.md", "guides/x.md") == "[b](../contributing.md)"
-    assert f"[c]({SOURCE}/blob/main/examples/api.ipynb) [d](https://e.org)" in site.relinked(
-        text.split("```")[0], "README.md", "index.md"
-    )
+    source = re.findall(r'^Source = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)[0]
+    assert source == site.REPOSITORY
     block = "```\n[e](docs/x.md)\n```\n"
-    assert site.relinked(block, "README.md", "index.md") == block
+    shown = f"{source}/blob/main/examples/api.ipynb"
+    for text, file, page, wanted in (
+        ("[a](docs/plan.md#memory)", "README.md", "index.md", "[a](plan.md#memory)"),
+        ("[b](../../CONTRIBUTING.md)", "docs/guides/x.md", "guides/x.md", "[b](../contributing.md)"),
+        ("[c](examples/api.ipynb) [d](https://e.org)", "README.md", "index.md", f"[c]({shown}) [d](https://e.org)"),
+        (block, "README.md", "index.md", block),
+        # A narrow column breaks no figure; code can be copied.
+        ("| 1 ± 0.1 | 37 % of 3 s | `0 ± 1` |", "docs/r.md", "r.md", "| 1\u00a0±\u00a00.1 | 37\u00a0% of 3\u00a0s | `0 ± 1` |"),
+    ):  # fmt: skip
+        assert site.relinked(text, file, page) == wanted
     with pytest.raises(FileNotFoundError, match=r"links to docs/nowhere\.md"):
         site.relinked("[f](docs/nowhere.md)", "README.md", "index.md")
-    figure = site.relinked("| 1.521 ± 0.014 | 37 % of 3 s | `0.1 ± 0.2` |", "docs/report.md", "report.md")
-    assert (
-        figure == "| 1.521\u00a0±\u00a00.014 | 37\u00a0% of 3\u00a0s | `0.1 ± 0.2` |"
-    )  # a narrow column breaks no figure; code can be copied
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -18,8 +16,6 @@ from sage_grpo.lab import report as lab_report
 from sage_grpo.printing import fixed, number, percent, plus_minus, within
 from sage_grpo.statistics import Interval
 from sage_grpo.study.results import to_text, win_rate
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
 
@@ -79,15 +75,8 @@ def test_win_rates_of_a_study_are_rounded_as_its_page_does(wins: int, losses: in
     pair = {"first": "a", "second": "b", "rate": found.rate, "low": found.low, "high": found.high}
     pair |= {"wins": wins, "ties": 0, "losses": losses}
     part = {"name": "motion", "pairs": [pair], "agreement": 0.125, "ranking": []}
-    facts = {
-        "title": "t",
-        "votes": 1,
-        "voters": 1,
-        "prompts": 1,
-        "flagged": [],
-        "excluded": False,
-        "dimensions": [part],
-    }
+    facts = {"title": "t", "votes": 1, "voters": 1, "prompts": 1, "flagged": [], "excluded": False}
+    facts |= {"dimensions": [part]}
     text = to_text(facts)
     assert "alpha): 0.13" in text
     if found.rate is not None:

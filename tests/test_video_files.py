@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import av
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from sage_grpo import video
 from sage_grpo.types import Sound
-from sage_grpo.video import contact_sheet, read_image, read_sound, read_video, write_mp4
+from sage_grpo.video import contact_sheet, lettering, read_image, read_sound, read_video, write_mp4
 
 
 def smooth_clip(frames: int = 6, height: int = 32, width: int = 48) -> torch.Tensor:
@@ -21,7 +22,7 @@ def smooth_clip(frames: int = 6, height: int = 32, width: int = 48) -> torch.Ten
     return (clip * 255).to(torch.uint8)
 
 
-@pytest.mark.parametrize(("height", "width", "fps"), [(32, 48, 24.0), (30, 46, 12.5), (31, 45, 24000 / 1001)])
+@pytest.mark.parametrize(("height", "width", "fps"), [(32, 48, 12.5), (31, 45, 24000 / 1001)])
 def test_mp4_round_trip(height: int, width: int, fps: float, tmp_path) -> None:
     clip = smooth_clip(6, height, width)
     read, rate = read_video(write_mp4(tmp_path / "a" / "clip.mp4", clip, fps))
@@ -64,8 +65,6 @@ def test_images_are_read_as_rgb(tmp_path) -> None:
 def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monkeypatch) -> None:
     from matplotlib import font_manager
 
-    from sage_grpo.video import lettering
-
     own = lettering(["Ω naïve, Привет, سلام\nline two"])
     assert own.remark == ""
     assert own.families == ("DejaVu Sans",)
@@ -84,8 +83,6 @@ def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monk
 
 
 def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
-    from sage_grpo.video import lettering
-
     clip = smooth_clip(2)
     sheet = read_image(contact_sheet(tmp_path / "a.png", [clip], ["word " * 60], columns=2, cell=64))
     top = sheet[:22].float().mean(-1)
@@ -94,25 +91,16 @@ def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
     assert lettering(["word"]).pieces("one two")[0][1] == "one two"
 
 
-def test_without_x264_clips_are_written_so_that_browsers_play_them(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
-    file = write_mp4(tmp_path / "clip.mp4", smooth_clip(), 8)
-    with av.open(str(file)) as container:
-        assert container.streams.video[0].codec_context.name in ("vp9", "libvpx-vp9")
-    assert read_video(file)[0].shape == smooth_clip().shape
-
-
-@pytest.mark.parametrize(("frames", "height", "width"), [(13, 47, 38), (9, 36, 52)])
 @pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
-def test_the_same_clip_gives_the_same_file(codec, frames, height, width, tmp_path, monkeypatch) -> None:
+def test_the_same_clip_gives_the_same_file(codec, tmp_path, monkeypatch) -> None:
     """Whatever was in memory before: x264's lookahead reads what nobody wrote, and files that are read in between leave it there."""
     monkeypatch.setattr(av, "codecs_available", av.codecs_available - ({"libx264", "libvpx-vp9"} - {codec}))
-    t, y, x, colour = torch.meshgrid(*(torch.arange(n) for n in (frames, height, width, 3)), indexing="ij")
+    t, y, x, colour = torch.meshgrid(*(torch.arange(n) for n in (13, 47, 38, 3)), indexing="ij")
     noise = torch.randn(t.shape, generator=torch.Generator().manual_seed(0))
     wave = torch.sin((x + 3 * t * (colour + 1)) / 7) * torch.cos((y - 2 * t) / 5)
     clip = (128 + 100 * wave + 4 * noise).clamp(0, 255).to(torch.uint8)
     files = set()
-    for number in range(40 if codec == "libx264" else 3):
+    for number in range(10 if codec == "libx264" else 3):
         file = write_mp4(tmp_path / f"{number}.mp4", clip, 8.0)
         _litter = [bytearray(random.randbytes(random.randrange(200, 200_000))) for _ in range(10)]
         read_video(file)
@@ -120,11 +108,18 @@ def test_the_same_clip_gives_the_same_file(codec, frames, height, width, tmp_pat
     assert len(files) == 1
 
 
-def test_an_encoder_is_asked_for_nothing_that_depends_on_the_machine(tmp_path) -> None:
-    """x264 writes its settings into the file: as many threads everywhere, and no lookahead."""
+def test_an_encoder_is_asked_for_nothing_that_depends_on_the_machine_and_browsers_play_its_files(
+    tmp_path, monkeypatch
+) -> None:
+    """x264 writes its settings into the file: as many threads everywhere, and no lookahead. Without x264 it is another codec."""
     settings = write_mp4(tmp_path / "a.mp4", smooth_clip(), 8).read_bytes().decode("latin1")
     for setting in ("threads=1 ", "rc=cqp ", "mbtree=0", "scenecut=0", "weightp=0", "bframes=0"):
         assert setting in settings
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
+    file = write_mp4(tmp_path / "clip.mp4", smooth_clip(), 8)
+    with av.open(str(file)) as container:
+        assert container.streams.video[0].codec_context.name in ("vp9", "libvpx-vp9")
+    assert read_video(file)[0].shape == smooth_clip().shape
 
 
 def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) -> None:
@@ -145,9 +140,8 @@ def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) ->
         read_video(tmp_path / "clip.gif")
 
 
-@pytest.mark.parametrize("side", [10_000, 13_400])
-def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(side, tmp_path) -> None:
-    Image.new("1", (side, side)).save(tmp_path / "bomb.png")
+def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(tmp_path) -> None:
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
     assert (tmp_path / "bomb.png").stat().st_size < 100_000
     with pytest.raises(ValueError, match=r"bomb.png is too large a picture: .* Scale it down"):
         read_image(tmp_path / "bomb.png")
@@ -214,8 +208,6 @@ def test_a_sheet_enlarges_small_frames_and_leaves_lines_for_captions(tmp_path) -
 
 
 def test_letters_go_to_the_first_face_that_has_them(monkeypatch) -> None:
-    from pathlib import Path
-
     own, other = Path("own"), Path("other")
     monkeypatch.setattr(video, "_letters_of", lambda file: frozenset("ab ") if file == own else frozenset("xyb"))
     letters = video.Lettering(("one", "two"), (own, other), ("q",))

@@ -45,18 +45,11 @@ EDITS = {"qwen_image_edit": lambda: tiny_families.qwen_image(edit=True)}
 """Those that change a picture."""
 SOUND = {"ltx2": tiny_families.ltx2, "ltx2_3": lambda: tiny_families.ltx2(newer=True)}
 """Those whose clips have a sound."""
-IMAGES = (
-    "flux",
-    "flux_plain",
-    "flux2",
-    "flux2_distilled",
-    "sd3",
-    "sd3_two",
-    "qwen_image",
-    "qwen_image_edit",
-    "z_image",
-)
+IMAGES = tuple(kind for kind in (*OTHERS, *EDITS) if kind.startswith(("flux", "sd3", "qwen", "z_image")))
 """Those that make pictures: clips of one frame."""
+PICTURE = {"height": 16, "width": 16}
+VISION = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+"""Of encoders of a picture."""
 
 
 def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -> Path:
@@ -146,7 +139,7 @@ def _hunyuan15(kind: str, shift: float) -> Any:
     import diffusers
     from diffusers import AutoencoderKLHunyuanVideo15, ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler
     from diffusers import HunyuanVideo15Transformer3DModel as Transformer
-    from transformers import ByT5Tokenizer, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
+    from transformers import ByT5Tokenizer, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel
 
     channels = 4
     transformer = Transformer(
@@ -175,26 +168,14 @@ def _hunyuan15(kind: str, shift: float) -> Any:
         upsample_match_channel=False,
         scaling_factor=1.7,
     )
-    text_encoder = Qwen2_5_VLTextModel(
-        Qwen2_5_VLTextConfig(
-            vocab_size=300,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=2048,
-            rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
-        )
-    )
-    byt5 = T5EncoderModel(T5Config(vocab_size=384, d_model=12, d_kv=4, d_ff=16, num_layers=1, num_heads=2))
+    qwen = Qwen2_5_VLTextConfig(**{**tiny_families.QWEN25, "intermediate_size": 32, "num_hidden_layers": 4})
     components = {
-        "text_encoder": text_encoder.eval(),
+        "text_encoder": Qwen2_5_VLTextModel(qwen).eval(),
         "tokenizer": qwen_tokenizer(),
         "transformer": transformer,
         "vae": vae.eval(),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=shift),
-        "text_encoder_2": byt5.eval(),
+        "text_encoder_2": tiny_families.t5(12),
         "tokenizer_2": ByT5Tokenizer(),
         "guider": ClassifierFreeGuidance(guidance_scale=3.0),
     }
@@ -202,13 +183,10 @@ def _hunyuan15(kind: str, shift: float) -> Any:
         return diffusers.HunyuanVideo15Pipeline(**components)
     from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
-    vision = SiglipVisionConfig(
-        hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
-    )
     return diffusers.HunyuanVideo15ImageToVideoPipeline(
         **components,
-        image_encoder=SiglipVisionModel(vision).eval(),
-        feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
+        image_encoder=SiglipVisionModel(SiglipVisionConfig(**VISION, num_hidden_layers=1)).eval(),
+        feature_extractor=SiglipImageProcessor(size=PICTURE),
     )
 
 
@@ -233,13 +211,9 @@ def _wan(kind: str, shift: float) -> Any:
     if kind in ("wan_i2v", "wan_flf2v"):
         from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
-        vision = CLIPVisionConfig(
-            hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
-        )
-        size = {"height": 16, "width": 16}
         components |= {
-            "image_encoder": CLIPVisionModel(vision).eval(),
-            "image_processor": CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size),
+            "image_encoder": CLIPVisionModel(CLIPVisionConfig(**VISION, num_hidden_layers=2)).eval(),
+            "image_processor": CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=PICTURE),
         }
     return diffusers.WanImageToVideoPipeline(**components, expand_timesteps="5b" in kind)
 

@@ -10,12 +10,25 @@ import torch
 SCHEDULER = {"shift": 3.0}
 TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
 """Of text encoders."""
+QWEN25 = {
+    **{**TEXT, "vocab_size": 300, "max_position_embeddings": 2048},
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+}
+"""Of Qwen 2.5 VL, which Qwen-Image and HunyuanVideo 1.5 have."""
+CROSS = {
+    **{"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 2},
+    **{"cross_attention_dim": 24, "caption_channels": 16},
+}
+"""Of transformers that see the prompt by cross attention."""
+JOINT = {"num_attention_heads": 2, "num_layers": 2, "num_single_layers": 2}
+"""Of transformers in which the prompt is tokens among others, first apart and then together."""
+IMAGE_VAE = {
+    **{"latent_channels": 4, "block_out_channels": (4, 4), "layers_per_block": 1, "norm_num_groups": 2},
+    **{"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2},
+}
 DYNAMIC = {
-    "use_dynamic_shifting": True,
-    "base_image_seq_len": 4,
-    "max_image_seq_len": 64,
-    "base_shift": 0.9,
-    "max_shift": 2.0,
+    **{"use_dynamic_shifting": True, "base_image_seq_len": 4, "max_image_seq_len": 64},
+    **{"base_shift": 0.9, "max_shift": 2.0},
 }
 """A shift that differs visibly between 4 tokens and 64."""
 
@@ -45,22 +58,9 @@ LTX_095 = {
 
 def ltx(timestep: bool = False, condition: bool = False, **vae_config: Any) -> Any:
     """LTX-Video with the dynamic, stretched grid of the published checkpoints, or the plain one of those with the newer pipeline."""
-    from diffusers import (
-        AutoencoderKLLTXVideo,
-        LTXConditionPipeline,
-        LTXPipeline,
-        LTXVideoTransformer3DModel,
-    )
+    from diffusers import AutoencoderKLLTXVideo, LTXConditionPipeline, LTXPipeline, LTXVideoTransformer3DModel
 
-    transformer = LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        cross_attention_dim=24,
-        num_layers=2,
-        caption_channels=16,
-    )
+    transformer = LTXVideoTransformer3DModel(in_channels=8, out_channels=8, **CROSS)
     plain = {
         "latent_channels": 8,
         "block_out_channels": (8, 8, 8, 8),
@@ -85,7 +85,7 @@ def ltx(timestep: bool = False, condition: bool = False, **vae_config: Any) -> A
     return (LTXConditionPipeline if condition else LTXPipeline)(
         scheduler=_euler() if condition else _euler(shift_terminal=0.1, **DYNAMIC),
         vae=vae.eval(),
-        text_encoder=_t5(16),
+        text_encoder=t5(16),
         tokenizer=_bytes(),
         transformer=wake(transformer),
     )
@@ -102,28 +102,21 @@ def ltx2(newer: bool = False) -> Any:
     transformer = LTX2VideoTransformer3DModel(
         in_channels=8,
         out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        cross_attention_dim=24,
         vae_scale_factors=(4, 16, 16),
         audio_in_channels=4,
         audio_out_channels=4,
         audio_num_attention_heads=2,
         audio_attention_head_dim=8,
         audio_cross_attention_dim=16,
-        num_layers=2,
-        caption_channels=16,
-        **(late if newer else {}),
+        **{**CROSS, **(late if newer else {})},
     )
     heads = {"attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": 32}
     connectors = LTX2TextConnectors(
         caption_channels=16,
         text_proj_in_factor=3,
-        **{
-            f"video_connector_{key}": value
-            for key, value in {"num_attention_heads": 3 if newer else 2, **heads}.items()
-        },
-        **{f"audio_connector_{key}": value for key, value in {"num_attention_heads": 2, **heads}.items()},
+        **{f"{kind}_connector_{key}": value for kind in ("video", "audio") for key, value in heads.items()},
+        video_connector_num_attention_heads=3 if newer else 2,
+        audio_connector_num_attention_heads=2,
         rope_type="split" if newer else "interleaved",
         per_modality_projections=newer,
         video_hidden_dim=24,
@@ -179,10 +172,7 @@ def hunyuan(embedded: bool = True) -> Any:
     transformer = HunyuanVideoTransformer3DModel(
         in_channels=4,
         out_channels=4,
-        num_attention_heads=2,
         attention_head_dim=10,
-        num_layers=2,
-        num_single_layers=2,
         num_refiner_layers=1,
         mlp_ratio=2.0,
         patch_size=1,
@@ -190,6 +180,7 @@ def hunyuan(embedded: bool = True) -> Any:
         pooled_projection_dim=8,
         rope_axes_dim=(2, 4, 4),
         guidance_embeds=embedded,
+        **JOINT,
     )
     vae = AutoencoderKLHunyuanVideo(
         latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4, scaling_factor=1.7
@@ -214,21 +205,19 @@ def flux(embedded: bool = True) -> Any:
 
     transformer = FluxTransformer2DModel(
         in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
         attention_head_dim=10,
-        num_attention_heads=2,
         joint_attention_dim=16,
         pooled_projection_dim=8,
         guidance_embeds=embedded,
         axes_dims_rope=(2, 4, 4),
+        **JOINT,
     )
     return FluxPipeline(
         scheduler=_euler(**(DYNAMIC if embedded else SCHEDULER)),
         vae=_image_vae(),
         text_encoder=CLIPTextModel(_clip(8)).eval(),
         tokenizer=_clip_tokenizer(),
-        text_encoder_2=_t5(16),
+        text_encoder_2=t5(16),
         tokenizer_2=_bytes(),
         transformer=wake(transformer),
     )
@@ -241,24 +230,15 @@ def flux2(distilled: bool = False) -> Any:
 
     transformer = Flux2Transformer2DModel(
         in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
         attention_head_dim=16,
-        num_attention_heads=2,
         joint_attention_dim=24,
         timestep_guidance_channels=16,
         mlp_ratio=2.0,
         axes_dims_rope=(4, 4, 4, 4),
         guidance_embeds=False,
+        **JOINT,
     )
-    vae = AutoencoderKLFlux2(
-        latent_channels=4,
-        block_out_channels=(4, 4),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
+    vae = AutoencoderKLFlux2(**IMAGE_VAE)
     vae.bn.running_mean.copy_(torch.randn(16))
     vae.bn.running_var.copy_(torch.rand(16) + 0.5)
     qwen = Qwen3Config(
@@ -312,7 +292,7 @@ def sd3(third: bool = True) -> Any:
         tokenizer=_clip_tokenizer(),
         text_encoder_2=clips[1],
         tokenizer_2=_clip_tokenizer(),
-        text_encoder_3=_t5(16) if third else None,
+        text_encoder_3=t5(16) if third else None,
         tokenizer_3=_bytes() if third else None,
     )
 
@@ -326,15 +306,10 @@ def sana_video(large: bool = False) -> Any:
     transformer = SanaVideoTransformer3DModel(
         in_channels=channels,
         out_channels=channels,
-        **size,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        num_layers=2,
         num_cross_attention_heads=2,
         cross_attention_head_dim=12,
-        cross_attention_dim=24,
-        caption_channels=16,
         rope_max_seq_len=32,
+        **{**CROSS, **size},
     )
     vae = wan_vae()
     if large:
@@ -364,10 +339,7 @@ def qwen_image(edit: bool = False) -> Any:
         axes_dims_rope=(2, 4, 4),
     )
     vae = wan_vae("AutoencoderKLQwenImage")
-    text = {
-        **{**TEXT, "vocab_size": 300, "num_hidden_layers": 1, "max_position_embeddings": 2048},
-        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
-    }
+    text = {**QWEN25, "num_hidden_layers": 1}
     vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
     marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>") if edit else ()
     numbers = {
@@ -471,21 +443,11 @@ def _euler(**config: Any) -> Any:
 def _image_vae() -> Any:
     from diffusers import AutoencoderKL
 
-    return AutoencoderKL(
-        latent_channels=4,
-        block_out_channels=(4, 4),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=2,
-        scaling_factor=1.5,
-        shift_factor=0.1,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    ).eval()
+    shape = {"scaling_factor": 1.5, "shift_factor": 0.1, "use_quant_conv": False, "use_post_quant_conv": False}
+    return AutoencoderKL(**IMAGE_VAE, **shape).eval()
 
 
-def _t5(width: int) -> Any:
+def t5(width: int) -> Any:
     from transformers import T5Config, T5EncoderModel
 
     return T5EncoderModel(T5Config(vocab_size=384, d_model=width, d_kv=4, d_ff=16, num_layers=1, num_heads=2)).eval()

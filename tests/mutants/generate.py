@@ -72,7 +72,7 @@ class Equivalent:
 def read(path: Path = FILE) -> tuple[Equivalent, ...]:
     """The generated programs that are no errors."""
     equivalent = []
-    for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader):
+    for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
         if set(entry) - {"which"} != {"in", "from", "to", "why"} or not entry["why"]:
             raise ValueError(f"{path.name}: {entry} must have in, from, to and why, and may have which.")
         file, _, symbol = entry["in"].partition("::")

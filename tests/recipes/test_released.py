@@ -160,16 +160,20 @@ def test_the_clipped_losses(name: str) -> None:
     assert 0 < bound < 3 * (steps - 1)
 
 
+def kls(step: Step, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The squared move of their mean from the initial policy's over twice their variance without its length, and our KL."""
+    moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_ref)
+    mine = closed_form_kl(step.v, step.v_ref, step.ours.sensitivity.expand(3))
+    return (moved**2).mean(1) / (2 * noise**2), mine
+
+
 @in_double
 def test_flow_grpos_kl_is_ours_times_the_steps_length() -> None:
     """(mu - mu_ref)^2 / (2 std_dev_t^2): its variance has no length, so that beta 0.04 is 0.04 dt, and 0.04 / steps in the mean."""
     config, grid = preset("flow_grpo", steps=10), Schedule.shifted(10, 3.0)
     assert (config.trust_region.mode, config.kl.kind) == ("fixed", "constant")
     for step in steps_of(config, grid):
-        noise = flow_noise(config, grid, step)
-        moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_ref)
-        theirs = (moved**2).mean(1) / (2 * noise**2)
-        mine = closed_form_kl(step.v, step.v_ref, step.ours.sensitivity.expand(3))
+        theirs, mine = kls(step, flow_noise(config, grid, step))
         torch.testing.assert_close(theirs, -step.dt * mine, rtol=CLOSE, atol=0)
     lengths = -grid.sigmas.diff()
     assert config.kl.lambda_max == pytest.approx(0.04 * float(lengths.mean()), rel=CLOSE)
@@ -180,11 +184,8 @@ def test_flow_grpos_kl_on_wan_is_ours() -> None:
     """There it divides by (std_dev_t sqrt(dt))^2, the whole variance: beta 0.004 is our coefficient."""
     config, grid = preset("flow_grpo", "wan", steps=20), Schedule.shifted(20, 3.0)
     for step in steps_of(config, grid):
-        noise = wan_noise(config, grid, step)
-        moved = their_mean(step, noise, step.v) - their_mean(step, noise, step.v_ref)
-        theirs = 0.004 * (moved**2).mean(1) / (2 * (noise * torch.sqrt(-step.dt)) ** 2)
-        mine = config.kl.lambda_max * closed_form_kl(step.v, step.v_ref, step.ours.sensitivity.expand(3))
-        torch.testing.assert_close(theirs, mine, rtol=CLOSE, atol=0)
+        theirs, mine = kls(step, wan_noise(config, grid, step))
+        torch.testing.assert_close(0.004 * theirs / -step.dt, config.kl.lambda_max * mine, rtol=CLOSE, atol=0)
 
 
 @in_double
@@ -276,14 +277,11 @@ def planned(config: TrainConfig, iteration: int = 0):
     return foresee(config, planner.plan(iteration, [Prompt(str(place)) for place in range(config.batch.prompts)]))
 
 
-@pytest.mark.parametrize(
-    ("target", "steps", "clip", "dims"), [("hunyuan15", 10, 1e-4, SD3), ("wan", 20, 1e-3, 16 * 9 * 30 * 52)]
-)
-def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates(
-    target: str, steps: int, clip: float, dims: int
-) -> None:
-    config = preset("flow_grpo", target, steps=steps)
-    assert clip_range(dims, config.surrogate.clip_scale) == pytest.approx(clip, rel=CLOSE)
+def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates() -> None:
+    on_wan, steps = preset("flow_grpo", "wan", steps=20), 10
+    config = preset("flow_grpo", steps=steps)
+    assert clip_range(16 * 9 * 30 * 52, on_wan.surrogate.clip_scale) == pytest.approx(1e-3, rel=CLOSE)
+    assert clip_range(SD3, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
     assert config.surrogate.clip_range is None
     plan = planned(config)
     assert sorted(plan.groups[0].trained[0]) == sorted(plan.groups[0].trained[1]) == list(range(steps - 1))
@@ -293,7 +291,7 @@ def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates(
 def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
     config = preset("mix_grpo_flash", steps=25)
     assert config.rollout.solver == "ab2"
-    for iteration in (0, 20, 100):
+    for iteration in (0, 20):
         schedule = planned(config, iteration).groups[0].schedule
         first, stop = schedule.exploring_range()
         assert (first, stop - first) == (iteration // 20, 4)

@@ -41,14 +41,10 @@ def at_steps(method: Callable[[TrainConfig], TrainConfig], target: str, steps: i
 def settings() -> dict[str, Any]:
     """Targets by what they change of the defaults; methods by what they change of a target, at several numbers of steps, of which two leave no room for shares."""
     targets = {name: changes(TrainConfig(), target()) for name, target in {**TARGETS, **WHOLE}.items()}
-    kinds = {
-        "shapes, 6": ("shapes", 6),
-        "shapes, 2": ("shapes", 2),
-        "wan, 20": ("wan", 20),
-        "hunyuan15, 25": ("hunyuan15", 25),
-    }
+    kinds = (("shapes", 6), ("shapes", 2), ("wan", 20), ("hunyuan15", 25))
     methods = {
-        name: {title: at_steps(method, *kind) for title, kind in kinds.items()} for name, method in METHODS.items()
+        name: {f"{target}, {steps}": at_steps(method, target, steps) for target, steps in kinds}
+        for name, method in METHODS.items()
     }
     return {"targets": targets, "methods": methods, "weights": SETTINGS}
 
@@ -61,7 +57,7 @@ def test_presets_say_what_they_said() -> None:
             assert values == known[part][name], f"{part} {name}: see the head of this file"
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["shapes", "wan", "ltx2"])
 def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(target: str) -> None:
     name = yaml.safe_load((EXAMPLES / f"{target}.yaml").read_text())["recipe"]
     start, argv = train.defaults(["--config", str(EXAMPLES / f"{target}.yaml")])

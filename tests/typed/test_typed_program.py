@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 import torch
 import user_script
 
@@ -20,6 +21,7 @@ from sage_grpo.rewards.spec import RewardSettings, RewardSpec
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_package_and_typed_program_have_no_error_and_mistakes_are_errors() -> None:
     """The call of `make types`, so that what that has found out is not found out again."""
     mypy = subprocess.run([sys.executable, "-m", "mypy", "--no-pretty"], cwd=ROOT, capture_output=True, text=True)
