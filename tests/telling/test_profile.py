@@ -49,13 +49,10 @@ def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
     for phase in PHASES:
         with gzip.open(folder / f"{phase}.json.gz") as file:
             names[phase] = {event.get("name", "") for event in json.load(file)["traceEvents"]}
-    assert any("Backward" in name for name in names["update"])
-    assert not any("Backward" in name for name in names["rollout"])
+    assert [any("Backward" in name for name in names[phase]) for phase in ("update", "rollout")] == [True, False]
     text = (folder / "table.txt").read_text()
-    assert text.startswith("Iteration 1 to 2")
     assert [line.split()[0] for line in text.splitlines()[3:7]] == PHASES
     assert text.splitlines()[3] in said
-    assert "aten::" in text
 
 
 def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:

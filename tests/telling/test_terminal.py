@@ -77,12 +77,9 @@ def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
     assert raw.getvalue() == b"0.5 ? 0.1\n"
     screen = SimpleNamespace(isatty=lambda: True, closed=False)
     assert Outlet(screen).isatty()
-    for other in (
-        None,
-        SimpleNamespace(isatty=lambda: False, closed=False),
-        SimpleNamespace(isatty=lambda: True, closed=True),
-    ):
-        assert not Outlet(other).isatty()
+    for look, closed in ((False, False), (True, True)):
+        assert not Outlet(SimpleNamespace(isatty=lambda look=look: look, closed=closed)).isatty()
+    assert not Outlet(None).isatty()
 
 
 def trainer_of(out: Path, **more: Any) -> Any:
