@@ -23,18 +23,6 @@ from trainer_zoo.toy import ToyModel
 WORDS = ["a cat", "a red dog", "a bird", "the sea", "a tree"]
 
 
-class Level:
-    """A reward object with a state."""
-
-    names = ("bright",)
-
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
-
-    def __call__(self, videos: torch.Tensor, prompts: list[str], fps: float) -> dict[str, torch.Tensor]:
-        return {"bright": bright(videos, prompts, fps) * self.factor}
-
-
 def toy() -> ToyModel:
     return ToyModel(ModelSpec(family="trainer_zoo.toy"))
 
@@ -70,52 +58,33 @@ def test_objects_train_as_what_they_stand_for(config, own, tmp_path: Path) -> No
 
 
 def test_callbacks_see_what_the_journal_has(config) -> None:
-    seen: list[tuple[str, int]] = []
-    rows, folders, best = [], [], []
-
-    def iteration(event) -> None:
-        seen.append(("iteration", event.iteration))
-        rows.append(event.metrics)
-        assert event.videos.shape == (8, 2, 8, 8, 3)
-        assert len(event.prompts) == 8
-
-    def evaluation(event) -> None:
-        seen.append(("evaluation", event.iteration))
-        rows.append(event.metrics)
-        best.append(event.best)
-        assert len(event.videos) == len(event.prompts) == 1
+    seen: list[Any] = []
 
     def checkpoint(event) -> None:
-        seen.append(("checkpoint", event.iteration))
-        folders.append(event.folder)
         assert event.complete
         assert event.folder.is_dir()
+        seen.append(event)
 
-    hooks = {"on_iteration": iteration, "on_evaluation": evaluation, "on_checkpoint": checkpoint}
-    result = sage_grpo.train(config, **hooks)
-    assert seen == [
-        ("evaluation", 0), ("iteration", 1), ("checkpoint", 1), ("iteration", 2), ("evaluation", 2), ("checkpoint", 2),
+    result = sage_grpo.train(config, on_iteration=seen.append, on_evaluation=seen.append, on_checkpoint=checkpoint)
+    assert [(type(event).__name__.removesuffix("Event"), event.iteration) for event in seen] == [
+        ("Evaluation", 0), ("Iteration", 1), ("Checkpoint", 1), ("Iteration", 2), ("Evaluation", 2), ("Checkpoint", 2),
     ]  # fmt: skip
-    for told, row in zip(rows, result.metrics):
-        assert {name: row[name] for name in told} == told
-    assert best[0]
-    assert folders == [Path(config.out) / "checkpoints" / f"00000{number}" for number in (1, 2)]
+    told = [event for event in seen if hasattr(event, "metrics")]
+    assert [(len(event.videos), len(event.prompts)) for event in told] == [(1, 1), (8, 8), (8, 8), (1, 1)]
+    for event, row in zip(told, result.metrics):
+        assert {name: row[name] for name in event.metrics} == event.metrics
+    assert told[0].best
+    assert seen[2].folder == Path(config.out) / "checkpoints" / "000001"
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["on_iteration", *(pytest.param(f"on_{what}", marks=pytest.mark.slow) for what in ("evaluation", "checkpoint"))],
-)
-def test_what_a_callback_raises_ends_the_run_saved(where: str, config, tmp_path: Path) -> None:
-    config = replace(config, keep=replace(config.keep, checkpoint_every=1 if where == "on_checkpoint" else 9))
-    config = replace(config, evaluate=replace(config.evaluate, every=1))
+def test_what_a_callback_raises_ends_the_run_saved(config, tmp_path: Path) -> None:
+    config = replace(config, keep=replace(config.keep, checkpoint_every=9))
 
     def fails(event) -> None:
-        if event.iteration == 1:
-            raise ZeroDivisionError("mine")
+        raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        sage_grpo.train(config, **{where: fails})
+        sage_grpo.train(config, on_iteration=fails)
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
     assert sage_grpo.train(config).iteration == 2
     run_command(replace(config, out=str(tmp_path / "whole")))
@@ -141,8 +110,6 @@ def test_own_objects_are_compared_when_a_run_is_continued(config, own, capsys: p
 
     with pytest.raises(ConfigError, match=r"\n  plugins: the code of rewards or of a model of your own\n"):
         sage_grpo.train(config, **{**own, "rewards": own_reward(bright, batch_size=0)})
-    with pytest.raises(ConfigError, match=r"\n  rewards: .*object:bright"):
-        sage_grpo.train(config, **{**own, "rewards": Level()})
     with pytest.raises(ConfigError, match=r"\n  model.family: .*object:ToyModel"):
         sage_grpo.train(config, **{**own, "model": None})
     capsys.readouterr()
@@ -173,12 +140,12 @@ def test_fingerprints_tell_code_apart_and_nothing_else() -> None:
         exec(text, names)
         return of_object(names["A"]())
 
-    text = "class A:\n    'words'\n    level = 3\n    def __call__(self, x, y=1):\n        return x in {0, 8}\n"
+    text = "class A:\n    'words'\n    def __call__(self, x, y=1):\n        return x in {0, 8}\n"
     assert of(text) == of("\n\n" + text.replace("'words'", "'other words'"))  # neither its place nor its description
     assert of(text) == of(text.replace("{0, 8}", "{8, 0}"))  # sets have an order of their own in every process
-    for old, new in (("level = 3", "level = 4"), ("{0, 8}", "{0, 9}"), ("y=1", "y=2"), ("x in", "x not in")):
+    for old, new in (("{0, 8}", "{0, 9}"), ("y=1", "y=2"), ("x in", "x not in")):
         assert of(text) != of(text.replace(old, new)), new
-    assert stable({"picture": object(), "worth": [1, {"a"}]}) == "{'picture': <object>, 'worth': [1, {'a'}]}"
+    assert stable(object()) == "<object>"
 
 
 @pytest.mark.parametrize(
@@ -195,38 +162,20 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(objects: dict
     assert not Path(config.out).exists()
 
 
-@pytest.fixture
-def ran(config, own) -> dict[str, Any]:
-    """A run with objects of its own, and what its last evaluation found."""
-    result = sage_grpo.train(config, **own)
+def test_a_run_with_objects_is_evaluated_with_them_and_makes_their_clips(config, own, tmp_path: Path) -> None:
+    result = sage_grpo.train(replace(config, iterations=1), **own)
     found = {name: value for name, value in result.metrics[-1].items() if name.startswith("eval/")}
-    return {"out": str(result.out), "found": found, **own}
-
-
-@pytest.mark.slow
-def test_a_run_with_objects_is_evaluated_with_them(ran) -> None:
-    objects = {"rewards": ran["rewards"], "prompts": WORDS}
-    assert evaluate(ran["out"], model=toy(), **objects).metrics == ran["found"]
-    assert evaluate(ran["out"], model=toy(), weights="base", **objects).metrics != ran["found"]
-    settings = {"settings": EvalConfig(prompts=2, steps=3, show=1), "micro_batch": 4}
-    assert evaluate(model=ran["model"], **objects, **settings).metrics == ran["found"]
-    seen: list[str] = []
-
-    def count(videos, prompts, fps):
-        seen.extend(prompts)
-        return [0.0] * len(prompts)
-
-    evaluate(model=toy(), rewards=own_reward(count, try_out=False), prompts=WORDS * 15)
-    assert len(seen) == 75  # more than a run evaluates by default
-
-
-def test_clips_of_a_model_object_are_those_of_the_command(ran, tmp_path: Path) -> None:
-    clips = generate([{"prompt": "a cat", "seed": 3}, "a dog"], run=ran["out"], model=toy(), steps=3)
+    out, objects = str(result.out), {"rewards": own["rewards"], "prompts": WORDS}
+    assert evaluate(out, model=toy(), **objects).metrics == found
+    assert evaluate(out, model=toy(), weights="base", **objects).metrics != found
+    settings = EvalConfig(prompts=2, steps=3, show=1)
+    assert evaluate(model=own["model"], **objects, settings=settings, micro_batch=4).metrics == found
+    wanted = [{"prompt": "a cat", "seed": 3}, "a dog"]
+    clips = generate(wanted, run=out, model=toy(), steps=3)
     assert (clips.prompts, clips.seeds, clips.fps) == (["a cat", "a dog"], [3, 1], 8.0)
-    assert torch.equal(clips.videos, generate(["a cat", "a dog"], model=ran["model"], steps=3, seed=0).videos) is False
-    same = generate([{"prompt": "a cat", "seed": 3}, "a dog"], model=ran["model"], steps=3, batch=2)
+    other, same = (generate(those, model=own["model"], steps=3) for those in (["a cat", "a dog"], wanted))
     assert torch.equal(clips.videos, same.videos)
-    files = clips.save(tmp_path / "clips")
-    assert [file.is_file() for file in files] == [True, True]
+    assert not torch.equal(clips.videos, other.videos)
+    assert [file.is_file() for file in clips.save(tmp_path / "clips")] == [True, True]
     with pytest.raises(ConfigError, match=r"generate has no option 'stpes'.*Did you mean 'steps'"):
         generate("a cat", model=toy(), stpes=3)

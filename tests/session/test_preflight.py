@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sage_grpo.commands.train import run
 from sage_grpo.data.prompts import Condition, Prompt
 from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import LoraSpec
@@ -42,51 +43,32 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -> None:
-    from sage_grpo.commands.train import run
-
     config = dataclasses.replace(recipe("shapes/sage"), out=str(tmp_path / "run"))
+    window = dataclasses.replace(config.rollout, window=Window(kind="drawn", at=[5]))
     for change, said in (
-        ({"kernel": dataclasses.replace(config.kernel, name="ode")}, "No step of the rollout can be trained"),
         ({"update": dataclasses.replace(config.update, updates_per_rollout=9)}, "9"),
-        (
-            {"rollout": dataclasses.replace(config.rollout, window=Window(kind="drawn", at=[5]))},
-            "window.at names step 5",
-        ),
+        ({"rollout": window}, "window.at names step 5"),
         ({"rewards": []}, "rewards: none of them counts"),
         ({"rewards": [RewardSpec(name="no_such_thing:reward")]}, "there is no module no_such_thing"),
-        ({"model": dataclasses.replace(config.model, device="cud")}, 'no device "cud"'),
         ({"model": dataclasses.replace(config.model, family="os.path")}, "no function load"),
+        ({"model": dataclasses.replace(config.model, path=str(tmp_path))}, "model_index.json"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
             run(dataclasses.replace(config, **change))
     assert not (tmp_path / "run").exists()
-
-
-def test_prompts_that_are_there_more_than_once_are_told() -> None:
-    a, b = Prompt("A  cat"), Prompt("a dog")
-    (told,) = prompt_remarks([a, Prompt("a cat"), b, Prompt("a cat", seed=1)], [])
-    assert told.startswith("1 of 4 training prompts are copies of another ('a cat' is there 2 times)")
-    (told,) = prompt_remarks([], [b, b, b])
-    assert told.startswith("2 of 3 held-out prompts are copies")
-    assert prompt_remarks([a], [b]) == []
 
 
 def test_what_is_here_is_not_missing(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = recipe("hunyuan15_lora")
-    assert [need.key for need in needs(config)] == [
-        "data.prompts", "data.eval_prompts", "model.path", "rewards videoalign: checkpoint", "rewards videoalign: base",
-        "rewards videoalign: template",
-    ]  # fmt: skip
     assert not any(need.is_here for need in needs(config))
     for offline, fetched in (("0", True), ("1", False)):
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
         with pytest.raises(FileNotFoundError) as missing:
             check_files(config)
-        names = "Qwen/Qwen2-VL-2B-Instruct, hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
         last = str(missing.value).splitlines()[-1]
         assert last.startswith("Would be downloaded from the hub: ") == fetched
-        assert all((name in last) >= fetched for name in names.split(", "))
+        assert ("Qwen/Qwen2-VL-2B-Instruct" in last) >= fetched
     for need in needs(config):
         (tmp_path / need.value).mkdir(parents=True)
     assert all(need.is_here for need in needs(config))
@@ -125,9 +107,7 @@ def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_pa
 @pytest.mark.parametrize(
     ("dtype", "device", "told"), [("bfloat16", "cpu", True), ("float32", "cpu", False), ("bfloat16", "cuda", False)]
 )
-def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(
-    dtype: str, device: str, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(dtype: str, device: str, told: bool, monkeypatch) -> None:
     monkeypatch.setattr(sys.modules[preflight.__module__], "choose_device", torch.device)
     config = recipe("shapes/sage")
     model = dataclasses.replace(config.model, dtype=dtype, device=device)
@@ -144,12 +124,9 @@ def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:
     update = dataclasses.replace(config.update, updates_per_rollout=1)
     config = dataclasses.replace(config, rollout=rollout, kernel=kernel, update=update)
     check_plan(config)
+    late = dataclasses.replace(rollout, window=Window(kind="fixed", start=19, length=1))
     with pytest.raises(ValueError, match="No step of the rollout can be trained"):
-        check_plan(
-            dataclasses.replace(
-                config, rollout=dataclasses.replace(rollout, window=Window(kind="fixed", start=19, length=1))
-            )
-        )
+        check_plan(dataclasses.replace(config, rollout=late))
 
 
 def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
@@ -160,12 +137,9 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
     def of(**changes: object) -> TrainConfig:
         return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
 
-    for model, said in (
-        ({"path": str(tmp_path / "file")}, "is a file: give the folder"),
-        ({"path": str(tmp_path / "empty")}, "model_index.json"),
-    ):
+    for name, said in (("file", "is a file: give the folder"), ("empty", "model_index.json")):
         with pytest.raises((ValueError, FileNotFoundError), match=said):
-            check_model(of(**model).model)
+            check_model(of(path=str(tmp_path / name)).model)
     check_model(of(path="on/the-hub", family="wan").model)
     check_model(config.model)
     own = Given(model=object(), rewards={"object:x": object()})  # type: ignore[arg-type, dict-item]
@@ -207,11 +181,8 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() 
     found = {need.key: need for need in needs(config) if not need.key.startswith("rewards")}
     assert list(found) == ["data.clips", "data.eval_prompts", "model.path", "model.lora.path"]
     assert "Did you mean 'starter_eval'" in found["data.eval_prompts"].source
-    assert (found["model.path"].hub, found["model.lora.path"].pinned, found["model.path"].pinned) == (
-        "model_index.json",
-        True,
-        False,
-    )
+    assert [found[f"model.{name}"].pinned for name in ("lora.path", "path")] == [True, False]
+    assert found["model.path"].hub == "model_index.json"
     data = dataclasses.replace(config.data, clips=None, prompts="startr", eval_prompts=None)
     (prompts, *_) = needs(dataclasses.replace(config, data=data))
     assert (prompts.key, "Did you mean 'starter'" in prompts.source) == ("data.prompts", True)
@@ -235,6 +206,12 @@ def test_a_policy_that_never_lags_is_told() -> None:
 
 
 def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
+    a, b = Prompt("A  cat"), Prompt("a dog")
+    (told,) = prompt_remarks([a, Prompt("a cat"), b, Prompt("a cat", seed=1)], [])
+    assert told.startswith("1 of 4 training prompts are copies of another ('a cat' is there 2 times)")
+    (told,) = prompt_remarks([], [b, b, b])
+    assert told.startswith("2 of 3 held-out prompts are copies")
+    assert prompt_remarks([a], [b]) == []
     image, other = tmp_path / "a.png", tmp_path / "b.png"
     a, b = Prompt("A  cat", image=image), Prompt("a cat", image=image)
     (told,) = prompt_remarks([a], [b, Prompt("a cat", image=other), Prompt("a dog")])
@@ -244,16 +221,10 @@ def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
     assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []
 
 
-def test_the_crew_is_asked_with_the_ranks_and_the_objects_and_the_checkpoint_is_looked_at(
-    tmp_path, monkeypatch
-) -> None:
+def test_the_crew_is_asked_with_the_ranks_and_the_objects(monkeypatch) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(sys.modules[preflight.__module__].on_ray, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
     config = recipe("shapes/sage")
     preflight(config)
     preflight(config, 2, Given(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
     assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]
-    (tmp_path / "empty").mkdir()
-    empty = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path / "empty")))
-    with pytest.raises((ValueError, FileNotFoundError), match=r"model_index\.json"):
-        preflight(empty)

@@ -47,30 +47,21 @@ def saved(config: TrainConfig) -> list[str]:
     return sorted(folder.name for folder in (Path(config.out) / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(
-    "background", [pytest.param(False, marks=pytest.mark.slow), True], ids=["at once", "in the background"]
-)
-def test_a_failed_save_stops_the_run_with_status_1(
-    background: bool, make_config, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config(iterations=5, parallel=ParallelSpec(async_checkpoint=background))
-    with full_disk(3):
+def test_a_failed_save_stops_the_run_with_status_1(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(iterations=3, parallel=ParallelSpec(async_checkpoint=True))
+    with full_disk(2):
         assert command.run(config) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "sage-grpo train stopped: Checkpoint 3 could not be written" in said
+    assert "sage-grpo train stopped: Checkpoint 2 could not be written" in said
     assert "No space left on device" in said
     assert "Done" not in said
-    assert saved(config) == ["000001", "000002"]  # and nothing half-written takes up room
+    assert saved(config) == ["000001"]  # and nothing half-written takes up room
     assert command.run(config) == 0
-    assert "at iteration 2." in capsys.readouterr().out
-    assert saved(config) == ["000004", "000005"]
+    assert "at iteration 1." in capsys.readouterr().out
+    assert saved(config) == ["000002", "000003"]
 
 
-@pytest.mark.parametrize(
-    ("step", "stands"),
-    [("write_data", 1), ("_put_in_place", 2)]
-    + [pytest.param(*step, marks=pytest.mark.slow) for step in (("_write", 1), ("_sync_folder", 2))],
-)
+@pytest.mark.parametrize(("step", "stands"), [("write_data", 1), ("_put_in_place", 2)])
 def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
     step: str, stands: int, make_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,10 +72,8 @@ def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    longer, holder = (
-        replace(config, iterations=3),
-        checkpoint.HuggingFaceStorageWriter if step == "write_data" else checkpoint,
-    )
+    longer = replace(config, iterations=2)
+    holder = checkpoint.HuggingFaceStorageWriter if step == "write_data" else checkpoint
     monkeypatch.setattr("sage_grpo.cli._run", lambda *words: command.run(longer))
     with monkeypatch.context() as patch:
         patch.setattr(holder, step, interrupt)
@@ -94,7 +83,7 @@ def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
     assert "Traceback" not in said.err
     assert main(["train"]) == 0
     assert f"at iteration {stands}." in capsys.readouterr().out
-    assert saved(config) == ["000002", "000003"]
+    assert saved(config) == ["000001", "000002"]
 
 
 # A number that is saved again
@@ -123,8 +112,7 @@ def test_what_is_written_in_the_background_is_the_moment_of_the_save(
     weights, larger = torch.zeros(3), torch.zeros(4, 4)
     tensors = {"w": weights, "part": larger[1:]}
     meta: dict[str, Any] = {"value": 0.0, "state": {"best": [1]}}
-    files, rows = {}, bytearray(b"one row\n")
-    files["metrics.jsonl"] = bytes(rows)
+    files = {"metrics.jsonl": b"one row\n"}
     writer = checkpoint.Writer(World(), background=True)
     folder = writer.save(tmp_path, 1, tensors, meta, files)
     assert not folder.exists()
@@ -191,5 +179,3 @@ def test_prune_removes_only_what_it_wrote(tmp_path: Path) -> None:
         "2024-backup/precious", "0001/precious", "000001.copy/precious", "1e6/precious", "000001/notes.txt",
     }  # fmt: skip
     assert read(tmp_path) == 4.0
-    write(tmp_path, 4, 5.0)
-    assert (tmp_path / "000001" / "notes.txt").read_text() == "the good one"

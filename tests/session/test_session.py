@@ -77,11 +77,8 @@ def test_a_run_says_why_it_stops_and_where_it_stands(trainer: Any, tmp_path: Pat
     for number, sentinel, signal in ((4, True, True), (4, False, True), (0, False, False)):
         trainer.state.iteration = number
         session._say_why(trainer, said, by_sentinel=sentinel, by_signal=signal)
-    ways = [
-        "by the sentinel after iteration 4; saved",
-        "by signal after iteration 4; saved",
-        "as asked before the first iteration",
-    ]
+    ways = ["by the sentinel after iteration 4; saved", "by signal after iteration 4; saved"]
+    ways.append("as asked before the first iteration")
     assert said.lines == [(f"Stopped {way}. The same command continues from here.", None) for way in ways]
     assert [(one["kind"], one["text"]) for one in read_events(tmp_path)] == [
         ("stop", "by the sentinel"), ("stop", "by signal"), ("stop", "as asked"),
@@ -97,10 +94,9 @@ def test_a_run_ends_with_its_weights_and_says_what_is_doubted(trainer: Any, tmp_
     (tmp_path / "final").rmdir()
     trainer.state.sentinel.doubts, trainer.state.best = ["hacking", "drift"], {"iteration": 3}
     session._finish(trainer, said)
-    doubt = (
-        "The sentinel doubts the weights that this run ends with (hacking, drift): best/ has those after iteration 3."
-    )
-    assert said.lines[2] == (doubt, "yellow")
+    doubt, style = said.lines[2]
+    assert doubt.endswith("this run ends with (hacking, drift): best/ has those after iteration 3.")
+    assert style == "yellow"
     assert [one["text"] for one in read_events(tmp_path)] == ["", doubt]
     trainer.state.best = {"iteration": 0}
     assert session._doubt(trainer).endswith("look at their clips before you use them.")
@@ -161,12 +157,8 @@ def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: P
     assert json.loads((tmp_path / "schedule.json").read_text()) == {"sigmas": [1.0, 0.0]}
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["out"] == str(tmp_path)
     (words, named) = asked[0]
-    assert (words[0], words[1], words[2]["out"], named["resumed_at"]) == (
-        tmp_path,
-        trainer.config.log,
-        str(tmp_path),
-        None,
-    )
+    assert (*words[:2], words[2]["out"]) == (tmp_path, trainer.config.log, str(tmp_path))
+    assert named["resumed_at"] is None
     copy = tmp_path / "checkpoints" / "000004"
     copy.mkdir(parents=True)
     (copy / "metrics.jsonl").write_text('{"iteration": 1}\n')
