@@ -47,10 +47,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
             yield some, torch.zeros(len(some), 5, 32, 48, 3, dtype=torch.uint8), None
 
     monkeypatch.setattr(bench, "sample", sample)
-    loaded = SimpleNamespace(video=video)
-    monkeypatch.setattr(
-        Weights, "load", lambda self: SimpleNamespace(**vars(loaded), name="base" if self.lora is None else "tuned")
-    )
+
+    def load(weights: Weights) -> Any:
+        return SimpleNamespace(video=video, name="base" if weights.lora is None else "tuned")
+
+    monkeypatch.setattr(Weights, "load", load)
     return found
 
 
@@ -63,14 +64,12 @@ def options(wan: Path, tmp_path: Path, text: str = "a cat\na dog\n", **fields) -
 
 def test_what_is_whole_is_kept_and_the_rest_is_made_again(wan, lora, tmp_path, made, capsys, monkeypatch) -> None:
     monkeypatch.setattr(bench, "AT_ONCE", 1)
-    given, out = options(wan, tmp_path, lora=str(lora)), tmp_path / "out"
+    given, out, files = options(wan, tmp_path, lora=str(lora)), tmp_path / "out", ("0000.mp4", "0001.mp4")
     assert run(given) == 0
-    assert made == [
-        (name, file, seed) for name in ("base", "tuned") for file, seed in (("0000.mp4", 5), ("0001.mp4", 6))
-    ]
+    assert made == [(name, file, seed) for name in ("base", "tuned") for file, seed in zip(files, (5, 6))]
     assert capsys.readouterr().out == f"base: 2 clips in {out / 'base'}\ntuned: 2 clips in {out / 'tuned'}\n"
     for name in ("base", "tuned"):  # and nothing that a suite would take for a clip
-        assert sorted(file.name for file in (out / name).iterdir()) == ["0000.mp4", "0001.mp4"]
+        assert sorted(file.name for file in (out / name).iterdir()) == [*files]
     record = json.loads((out / "bench.json").read_text())
     assert [tuple(clip.values()) for clip in record["clips"]] == [("0000.mp4", "a cat", 5), ("0001.mp4", "a dog", 6)]
     assert record["video"] == {"frames": 5, "height": 32, "width": 48}
@@ -138,14 +137,10 @@ def test_what_was_tuned_is_known_after_the_base_alone(wan, tmp_path) -> None:
     folder.mkdir()
     (folder / "weights.safetensors").write_bytes(b"first")
     claim = partial(bench._claim, tmp_path / "out", given, bench.clips_of(given))
-    both = {
-        "base": Weights(given.model),
-        "tuned": Weights(replace(given.model, lora=LoraSpec(path=str(folder)))),  # as a run exported it
-    }
-    claim(both)
-    claim({"base": both["base"]})
-    claim(both)
-    claim({"base": both["base"]})
+    tuned = Weights(replace(given.model, lora=LoraSpec(path=str(folder))))  # as a run exported it
+    both = {"base": Weights(given.model), "tuned": tuned}
+    for those in (both, {"base": both["base"]}, both, {"base": both["base"]}):
+        claim(those)
     (folder / "weights.safetensors").write_bytes(b"of another run")
     with pytest.raises(ValueError, match=r"other settings:\n  weights\.tuned"):
         claim(both)
@@ -155,10 +150,8 @@ def test_the_record_says_what_the_model_was_given(wan, tmp_path) -> None:
     (tmp_path / "long.txt").write_text("a cat\na dog, much longer\n")
     given = options(wan, tmp_path, rewrites=str(tmp_path / "long.txt"))
     record = bench._claim(tmp_path / "out", given, bench.clips_of(given), {})
-    assert [(clip["prompt"], clip.get("given")) for clip in record["clips"]] == [
-        ("a cat", None),
-        ("a dog", "a dog, much longer"),
-    ]
+    given_of = {clip["prompt"]: clip.get("given") for clip in record["clips"]}
+    assert given_of == {"a cat": None, "a dog": "a dog, much longer"}
 
 
 def test_clips_from_other_pictures_are_not_mixed(wan, tmp_path) -> None:
@@ -182,7 +175,6 @@ def test_clips_from_other_pictures_are_not_mixed(wan, tmp_path) -> None:
 
 def test_a_lists_own_seeds_win(wan, tmp_path) -> None:
     (tmp_path / "p.csv").write_text("prompt,seed\na cat,70\na dog,\na bird,0\n")
-    seeds = [
-        clip.seed for clip in bench.clips_of(options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv")))
-    ]
-    assert seeds == [70, 71, 72, 73, 74, 10, 11, 12, 13, 14, 0, 1, 2, 3, 4]
+    given = options(wan, tmp_path, bench="vbench", prompts=str(tmp_path / "p.csv"))
+    seeds = [clip.seed for clip in bench.clips_of(given)]
+    assert seeds == [*range(70, 75), *range(10, 15), *range(5)]

@@ -61,11 +61,8 @@ def test_suites_that_count_their_clips(put, tmp_path: Path) -> None:
     (tmp_path / "lists").mkdir()
     put("lists/1_consistent_attr.txt", "a\nb\n")
     put("lists/7_numeracy.txt", "c\n")
-    assert files("t2v_compbench", tmp_path / "lists") == [
-        "consistent_attr/0001.mp4",
-        "consistent_attr/0002.mp4",
-        "numeracy/0001.mp4",
-    ]
+    found = files("t2v_compbench", tmp_path / "lists")
+    assert found == ["consistent_attr/0001.mp4", "consistent_attr/0002.mp4", "numeracy/0001.mp4"]
     one = put("prompts.json", [{"caption": "a"}, {"caption": "b"}])
     assert files("phygenbench", one) == ["output_video_1.mp4", "output_video_2.mp4"]
     assert files("videophy", one) == ["0001.mp4", "0002.mp4"]
@@ -78,21 +75,15 @@ def test_prompts_that_cannot_be_file_names_are_refused_by_name(text: str, put) -
     with pytest.raises(ValueError, match=r"for the prompt .*, which cannot be"):
         files("vbench", put("p.json", [text]))
     assert files("evalcrafter", put("p.json", [text])) == ["0000.mp4"]
-
-
-@pytest.mark.parametrize("name", ["../up", "..", "a/b"])
-def test_ids_do_not_leave_the_folder(name: str, put) -> None:
     with pytest.raises(ValueError, match="which cannot be"):
-        files("evalcrafter", put("p.json", {f"{name}/": "a"}))
+        files("evalcrafter", put("p.json", {"../up/": "a"}))
 
 
 def test_rewritten_prompts_keep_the_names_of_the_list(put) -> None:
     entries = read_lists(str(put("p.txt", "a\nb\n")))
     slots = layout("evalcrafter", entries, [Prompt("a long a"), Prompt("a long b")])
-    assert [(slot.file, slot.prompt.text, slot.text) for slot in slots] == [
-        ("0000.mp4", "a", "a long a"),
-        ("0001.mp4", "b", "a long b"),
-    ]
+    found = [(slot.file, slot.prompt.text, slot.text) for slot in slots]
+    assert found == [("0000.mp4", "a", "a long a"), ("0001.mp4", "b", "a long b")]
     with pytest.raises(ValueError, match="1 rewritten prompts for 2 prompts"):
         layout("evalcrafter", entries, [Prompt("a long a")])
 

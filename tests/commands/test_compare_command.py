@@ -19,10 +19,8 @@ from sage_grpo.lab.store import ROWS, SUITE
 
 def test_words_are_lists_of_fields_and_values() -> None:
     words = ["a", "--vary", "x=1", "b", "--seeds", "3", "--vary=y=2", "--set", "q=1", "--suite=", "--arms"]
-    assert compare.defaults(words) == (
-        None,
-        ["a", "--seeds", "3", "--vary", "x=1", "b", "y=2", "--set", "q=1", "--suite", ""],
-    )
+    found = ["a", "--seeds", "3", "--vary", "x=1", "b", "y=2", "--set", "q=1", "--suite", ""]
+    assert compare.defaults(words) == (None, found)
     assert compare._fields(["x=1", "2", "y.z=[a", "b]"]) == ["x=1,2", "y.z=[a,b]"]
     assert compare._fields(["1", "2"]) == ["1,2"]
     assert compare._split("1,[2,3],{a: (4,5)},,6") == ["1", "[2,3]", "{a: (4,5)}", "6"]
@@ -36,19 +34,14 @@ def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own
     vary = ["optimizer.lr=1,2", "kernel.eta=3"]
     (made,) = compare.suites_of(Options(recipes=["shapes/branch", "shapes/sage"], vary=vary, out="x/mine"))
     assert (made.name, made.title) == ("mine", "shapes/branch and shapes/sage over optimizer.lr, kernel.eta")
-    assert made.arms[1] == Arm(
-        name="shapes/branch lr=2 eta=3", recipe="shapes/branch", options={"optimizer.lr": "2", "kernel.eta": "3"}
-    )
+    options = {"optimizer.lr": "2", "kernel.eta": "3"}
+    assert made.arms[1] == Arm(name="shapes/branch lr=2 eta=3", recipe="shapes/branch", options=options)
     assert (made.baseline, len(made.arms)) == ("shapes/branch lr=1 eta=3", 4)
     (twins,) = compare.suites_of(Options(recipes=["shapes/sage"], vary=["a.lr=1", "b.lr=2"]))
     assert (twins.title, twins.arms[0].name) == ("shapes/sage over a.lr, b.lr", "shapes/sage a.lr=1 b.lr=2")
     (plain,) = compare.suites_of(Options(recipes=["shapes/sage"]))
-    assert (plain.title, plain.arms[0].name, plain.seeds, plain.iterations) == (
-        "shapes/sage",
-        "shapes/sage",
-        tuple(range(FIRST_SEED, FIRST_SEED + 8)),
-        None,
-    )
+    assert (plain.title, plain.arms[0].name, plain.iterations) == ("shapes/sage", "shapes/sage", None)
+    assert plain.seeds == tuple(range(FIRST_SEED, FIRST_SEED + 8))
     more = {"set": ["seed=4"], "seeds": 2, "first_seed": 7, "iterations": 5, "points": [1, 3], "columns": ["TA", "new"]}
     (changed,) = compare.suites_of(Options(recipes=["shapes/sage"], **more))
     assert (changed.options, changed.seeds, changed.iterations, changed.points) == ({"seed": "4"}, (7, 8), 5, (1, 3))
@@ -117,10 +110,8 @@ def test_a_comparison_ends_with_its_tables_and_says_what_is_lacking(lab, tmp_pat
         options = Options(recipes=["shapes/sage"], out=str(out), jobs=3, budget=5.0, weights=True, mps=False)
         assert compare.run(options) == status
         told = capsys.readouterr()
-        assert (
-            told.out
-            == f"TABLE\n\nReport: {out}/report.md\nData: {out}. In one file: tar -czf {place}.tar.gz -C {tmp_path} {place}\n"
-        )
+        packed = f"tar -czf {place}.tar.gz -C {tmp_path} {place}"
+        assert told.out == f"TABLE\n\nReport: {out}/report.md\nData: {out}. In one file: {packed}\n"
         assert told.err.startswith("sage-grpo: slow\n")
         assert said in told.err
         assert told.err.count("\n") == 1 + bool(failed) + bool(missing)

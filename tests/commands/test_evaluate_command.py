@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ def result(**changes: Any) -> Evaluation:
     return replace(Evaluation({"eval/total": 1.00005, "eval/a": -0.5}, CLIPS, ["a", "b"], "one failed", []), **changes)
 
 
-def test_scores_are_a_table_or_json_and_files(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_scores_are_a_table_or_json_and_files(tmp_path: Path, calls, capsys, monkeypatch) -> None:
     found = {"total": 1.00005, "a": -0.5}
     monkeypatch.setattr(evaluate, "measure", lambda options, say: say("half way") or result())
     assert evaluate.run(evaluate.Options(out=tmp_path / "out")) == 0
@@ -37,11 +38,9 @@ def test_scores_are_a_table_or_json_and_files(tmp_path: Path, capsys, monkeypatc
     assert told.err.endswith("the miniature that the package carries.\nsage-grpo: half way\none failed\n")
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == found
     assert (tmp_path / "out" / "clips.png").is_file()
-    monkeypatch.setattr(evaluate, "measure", lambda options, say: result(report="", clips=CLIPS[:0]))
-    assert (
-        evaluate.run(evaluate.Options(out=tmp_path / "other", json=True, model=ModelSpec(path="here", train=False)))
-        == 0
-    )
+    calls("sage_grpo.commands.evaluate.measure", result(report="", clips=CLIPS[:0]))
+    model = ModelSpec(path="here", train=False)
+    assert evaluate.run(evaluate.Options(out=tmp_path / "other", json=True, model=model)) == 0
     told = capsys.readouterr()
     assert (json.loads(told.out), told.err) == (found, "")
     assert not (tmp_path / "other" / "clips.png").exists()
@@ -87,20 +86,16 @@ def test_scores_of_files_are_a_table_with_their_means_and_the_reasons(capsys) ->
     assert "more" not in capsys.readouterr().out
 
 
-def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, capsys, monkeypatch) -> None:
-    asked: dict[str, Any] = {}
+def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, calls, capsys) -> None:
     row = ScoredVideo("a.mp4", "p", {}, 8.0, 5, 32, 32, {"a": 1.0}, "")
-    monkeypatch.setattr(
-        "sage_grpo.clips.files.score_videos", lambda *words, **named: asked.update(named, words=words) or [row]
-    )
+    asked = calls("sage_grpo.clips.files.score_videos", [row])
     options = evaluate.Options(videos=tmp_path, prompts="p.csv", out=tmp_path / "out", micro_batch=3, json=True)
     assert evaluate.run(options) == 0
     assert json.loads(capsys.readouterr().out) == {"a": {"mean": 1.0, "standard_error": None, "count": 1}}
-    assert asked["words"] == (tmp_path, Path("p.csv"), options.rewards)
-    assert (asked["output"], asked["batch_size"], asked["device"].type) == (tmp_path / "out", 3, "cpu")
+    named = {"output": tmp_path / "out", "batch_size": 3, "device": torch.device("cpu")}
+    assert asked == [((tmp_path, Path("p.csv"), options.rewards), named)]
     for changes, said in (
         ({"prompts": None}, "one prompt per video"),
-        ({"prompts": "train"}, "one prompt per video"),
         ({"prompts": "shapes"}, "one prompt per video"),
         ({"lora": "x", "pairs": True}, "--lora, --pairs would change nothing"),
         ({"model": ModelSpec(shift=3.0, train=False)}, "--model would change nothing"),
@@ -114,7 +109,7 @@ def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, capsy
         evaluate.run(options)
 
 
-def test_an_estimate_is_the_time_of_its_passes_and_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimate_is_the_time_of_its_passes_and_clips(calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the quickest calls; with a gradient a pass takes three times as long."""
     now = [0.0]
 
@@ -127,8 +122,8 @@ def test_an_estimate_is_the_time_of_its_passes_and_clips(monkeypatch: pytest.Mon
     passes = {"rollout": SimpleNamespace(clips=10), "replay": SimpleNamespace(clips=5)}
     found = SimpleNamespace(passes=[passes], evaluation=[SimpleNamespace(clips=7)])
     monkeypatch.setattr(demo, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(ModelSpec, "load", lambda self: model)
-    monkeypatch.setattr("sage_grpo.forecast.costs.forecast", lambda *words, **named: found)
+    calls("sage_grpo.models.spec.ModelSpec.load", model)
+    calls("sage_grpo.forecast.costs.forecast", found)
     config = recipe("shapes/sage")
     batch = replace(config.batch, prompts=3, group_size=2, micro_batch=4)
     config = replace(config, iterations=10, batch=batch, evaluate=replace(config.evaluate, prompts=5))
@@ -138,16 +133,22 @@ def test_an_estimate_is_the_time_of_its_passes_and_clips(monkeypatch: pytest.Mon
     assert said == ["10 seconds", "20 seconds", "30 seconds", "100 seconds", "2 minutes", "7 minutes"]
 
 
-def test_the_demo_ends_with_before_and_after(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_it_times_a_pass_of_any_model(checkpoint: Callable[[str], Path]) -> None:
+    """Wan's chooses its expert by the one noise level of a pass: a level for every clip, as others would take, stopped the demo."""
+    config = recipe("scenes/branch")
+    model = replace(config.model, path=str(checkpoint("wan_t2v")), frames=5, height=32, width=32, fps=8.0)
+    short, long = (demo.estimate(replace(config, model=model, iterations=count)) for count in (1, 1000))
+    assert 0 < short < long
+
+
+def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> None:
     rows = [{"iteration": n, "eval/total": total, "eval/TA": 0.5} for n, total in ((0, 1.0), (1, 9.0), (2, 1.25))]
-    run = SimpleNamespace(evaluations=rows)
-    seen: list[Any] = []
-    monkeypatch.setattr("sage_grpo.report.summary.verdict", lambda found: ["Better."])
-    monkeypatch.setattr("sage_grpo.report.run_data.read_run", lambda out: run)
-    monkeypatch.setattr("sage_grpo.report.picture.draw_run", lambda out, file: file)
-    monkeypatch.setattr("sage_grpo.report.page.leave_report", lambda out: f"Report of {out.name}.")
-    monkeypatch.setattr("sage_grpo.session.run", lambda config, world: seen.append(config))
-    monkeypatch.setattr(demo, "estimate", lambda config: 45.0)
+    calls("sage_grpo.report.summary.verdict", ["Better."])
+    calls("sage_grpo.report.run_data.read_run", SimpleNamespace(evaluations=rows))
+    drawn = calls("sage_grpo.report.picture.draw_run", "drawn")
+    calls("sage_grpo.report.page.leave_report", "Report of mine.")
+    seen = calls("sage_grpo.session.run")
+    calls("sage_grpo.commands.demo.estimate", 45.0)
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2, seed=3)) == 0
     told = capsys.readouterr().out
     assert told.startswith("This takes about 40 seconds on this machine, by a pass of its network.\n")
@@ -155,7 +156,8 @@ def test_the_demo_ends_with_before_and_after(tmp_path: Path, capsys, monkeypatch
     assert "total" not in told.partition("change\n")[2] or "\ntotal                 1.000    1.250   +0.250\n" in told
     assert "\nTA                    0.500    0.500   +0.000\n" in told
     assert "\n\nBetter.\n\nReport of mine.\nPicture: " in told
-    (config,) = seen
+    ((config, _), _), *_ = seen
+    assert drawn[0][0][0] == tmp_path / "mine"
     assert (config.out, config.seed, config.iterations, config.evaluate.every) == (str(tmp_path / "mine"), 3, 2, 2)
     rows[2]["iteration"] = 1  # it was stopped
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2)) == 0

@@ -21,9 +21,9 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 
 
-@pytest.fixture(scope="module")
-def wan(tmp_path_factory):
-    return tiny.build("wan_t2v", tmp_path_factory.mktemp("generate") / "wan")
+@pytest.fixture
+def wan(checkpoint):
+    return checkpoint("wan_t2v")
 
 
 def options(folder, out, **fields) -> Options:
@@ -81,8 +81,6 @@ def test_the_best_and_the_worst_clip_of_a_prompt_become_a_pair(wan, tmp_path, ca
 
 
 def test_videos_that_nothing_tells_apart_make_no_pair() -> None:
-    rows = [
-        ScoredVideo(f"{n}.mp4", text, scores={"total": total})
-        for n, (text, total) in enumerate([("a", 1.0), ("a", 1.0), ("b", math.nan), ("b", 2.0), ("c", 0.5), ("c", 0.0)])
-    ]
+    totals = [("a", 1.0), ("a", 1.0), ("b", math.nan), ("b", 2.0), ("c", 0.5), ("c", 0.0)]
+    rows = [ScoredVideo(f"{n}.mp4", text, scores={"total": total}) for n, (text, total) in enumerate(totals)]
     assert best_and_worst(rows) == [{"prompt": "c", "win": "4.mp4", "lose": "5.mp4"}]

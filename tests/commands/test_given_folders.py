@@ -49,13 +49,12 @@ def test_a_command_named_as_a_reward_is_not_run(given, tmp_path, capsys) -> None
     mark = tmp_path / "mark"
     reward = {"name": "subprocess:Popen", "options": {"args": ["touch", str(mark)]}, "weights": {"x": 1.0}}
     run = given({"rewards": [reward], "data": {"eval_prompts": "shapes"}})
-    for trust in ("false", "true"):
-        assert main(["evaluate", "--run", str(run), "--weights", "base", "--trust_run", trust]) == 2
-        assert "subprocess:Popen" in capsys.readouterr().err
+    assert main(["evaluate", "--run", str(run), "--weights", "base", "--trust_run", "true"]) == 2
+    assert "subprocess:Popen" in capsys.readouterr().err
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["subprocess:run", "builtins:exec", "weakref:finalize", "functools:partial"])
+@pytest.mark.parametrize("name", ["subprocess:run", "builtins:exec", "functools:partial"])
 def test_what_is_not_written_as_a_reward_is_refused_before_it_is_called(name: str) -> None:
     with pytest.raises(RewardConfigError, match=r"is not a reward|has no"):
         load_reward(RewardSpec(name=name, options={"per_frame": False}))
@@ -65,9 +64,7 @@ def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys
     folder = given({"rewards": [{"name": "evil:bright"}], "evaluate": {"prompts": 1, "steps": 1}})
     words = ["evaluate", "--run", str(folder), "--weights", "base", "--settings.prompts", "1", "--settings.steps", "1"]
     assert main(words) == 2
-    message = capsys.readouterr().err
-    assert "evil:bright" in message
-    assert "--trust_run true" in message
+    assert "--trust_run true" in capsys.readouterr().err
     assert not evil.exists()
     assert main([*words, "--trust_run", "true"]) == 0
     assert evil.exists()
@@ -77,7 +74,7 @@ def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys
 @pytest.mark.parametrize(
     ("words", "answer"),
     [([], False), (["--trust_run"], True), (["--trust_run", "--json"], True), (["--trust_run=true"], True)]
-    + [(["--trust_run", word], word == "true") for word in ("false", "true", "maybe")],
+    + [(["--trust_run", word], False) for word in ("false", "maybe")],
 )
 def test_the_flag_is_read_as_the_parser_reads_it(words, answer) -> None:
     assert trusted(words) is answer
@@ -85,7 +82,7 @@ def test_the_flag_is_read_as_the_parser_reads_it(words, answer) -> None:
 
 def test_a_model_family_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
     folder = given({"model": {"family": "evil.family"}})
-    for command in ("evaluate", "export", "generate"):
+    for command in ("export", "generate"):
         assert main([command, "--run", str(folder)]) == 2
         assert "evil.family" in capsys.readouterr().err
     assert not evil.exists()
@@ -102,12 +99,11 @@ def test_a_kernel_of_a_given_run_is_imported_only_when_asked_for(given, evil, ca
 
 
 def test_a_given_run_does_not_choose_where_secrets_are_sent(given) -> None:
-    options = {"urls": ["http://elsewhere:1"], "token_env": "AWS_SECRET_ACCESS_KEY"}
-    with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
-        read_config(given({"rewards": [{"name": "remote", "options": options, "weights": {"x": 1.0}}]}))
-    options = {"url": "https://elsewhere/v1", "model": "m", "key_env": "AWS_SECRET_ACCESS_KEY"}
-    with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
-        read_config(given({"rewards": [{"name": "vlm_judge", "options": options, "weights": {"x": 1.0}}]}))
+    remote = {"urls": ["http://elsewhere:1"], "token_env": "AWS_SECRET_ACCESS_KEY"}
+    judge = {"url": "https://elsewhere/v1", "model": "m", "key_env": "AWS_SECRET_ACCESS_KEY"}
+    for name, options in (("remote", remote), ("vlm_judge", judge)):
+        with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
+            read_config(given({"rewards": [{"name": name, "options": options, "weights": {"x": 1.0}}]}))
 
 
 @pytest.mark.parametrize("config", [{"model": "{other}"}, {"model": {"lora": "{other}"}}])
@@ -121,13 +117,11 @@ def test_a_given_run_does_not_open_other_files(given, tmp_path, config) -> None:
 
 def test_rewards_that_the_user_names_are_theirs_and_export_loads_none(given, evil) -> None:
     folder = given({"rewards": [{"name": "elsewhere:reward"}]})
-    for words, refused in ((["--rewards", '[{"name": "evil:bright"}]'], False), (["--trust_run"], False), ([], True)):
-        if refused:
-            with pytest.raises(ValueError, match="--trust_run true"):
-                evaluate.defaults(["--run", str(folder), *words])
-        else:
-            options, _ = evaluate.defaults(["--run", str(folder), *words])
-            assert options is not None
-            assert (options.run, options.rewards[0].name) == (str(folder), "elsewhere:reward")
+    with pytest.raises(ValueError, match="--trust_run true"):
+        evaluate.defaults(["--run", str(folder)])
+    for words in (["--rewards", '[{"name": "evil:bright"}]'], ["--trust_run"]):
+        options, _ = evaluate.defaults(["--run", str(folder), *words])
+        assert options is not None
+        assert (options.run, options.rewards[0].name) == (str(folder), "elsewhere:reward")
     assert read_config(folder, rewards=False).rewards[0].name == "elsewhere:reward"
     assert not evil.exists()

@@ -16,9 +16,7 @@ import yaml
 
 from report_zoo import fake_run
 from sage_grpo.cli import main
-from sage_grpo.commands.evaluate import Options as EvaluateOptions
-from sage_grpo.commands.evaluate import defaults
-from sage_grpo.configure import ConfigError, parse, read_yaml
+from sage_grpo.configure import ConfigError, read_yaml
 from sage_grpo.folder.card import complete
 from sage_grpo.folder.lock import ENTRIES, FolderLock, owned
 from sage_grpo.folder.saved import Choice, find_checkpoint, read_config
@@ -68,9 +66,9 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("name", [".report.html.tmp", "report.html"])
-def test_a_report_is_not_written_through_a_link(run: Path, private: Path, name: str) -> None:
-    (run / name).symlink_to(private)
+def test_a_report_is_not_written_through_a_link(run: Path, private: Path) -> None:
+    for name in (".report.html.tmp", "report.html"):
+        (run / name).symlink_to(private)
     assert main(["report", str(run)]) == 0
     assert private.read_bytes() == SECRET
     assert b"sage-grpo report" in (run / "report.html").read_bytes()
@@ -78,7 +76,6 @@ def test_a_report_is_not_written_through_a_link(run: Path, private: Path, name: 
 
 
 def test_a_linked_folder_gets_and_loses_no_clips(run: Path, private: Path, capsys) -> None:
-    """Names that an earlier report would have written, and that one would tidy away."""
     (private.parent / "00-heldout-000099-00.mp4").write_bytes(SECRET)
     (private.parent / "07-other.mp4").write_bytes(SECRET)
     before = content(private.parent)
@@ -105,7 +102,6 @@ def test_a_clip_that_is_a_link_is_neither_embedded_nor_put_beside_nor_served(run
     assert not [file for file in (run / "beside_clips").iterdir() if file.read_bytes() == SECRET]
     assert len(list((run / "beside_clips").iterdir())) == 17  # of 18
     assert watcher.clip(f"00-{name}") is None
-    assert watcher.clip("00-heldout-000004-02.mp4") is not None
 
 
 def test_what_takes_a_clips_place_while_it_is_watched_is_not_served(run: Path, private: Path) -> None:
@@ -166,7 +162,6 @@ def test_a_run_does_not_start_where_it_would_write_elsewhere(tmp_path: Path, pri
     "name", [*ENTRIES, ".lock", "checkpoints/.000003.partial", "checkpoints/.000003.partial/manifest.json"]
 )
 def test_a_run_does_not_start_beside_a_pipe(tmp_path: Path, name: str) -> None:
-    """Whose reader would wait, and whose writer as well."""
     place = tmp_path / "out" / name
     place.parent.mkdir(parents=True)
     os.mkfifo(place)
@@ -189,17 +184,16 @@ def emptied(place: Path) -> None:
     threading.Thread(target=lambda: place.open("wb").close(), daemon=True).start()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "state.json", "manifest.json"])
-def test_what_is_read_of_a_run_is_no_pipe(run: Path, name: str) -> None:
+def test_what_is_read_of_a_run_is_no_pipe(run: Path) -> None:
     folder = run / "checkpoints" / "000004"
     folder.mkdir(parents=True)
     for file in ("state.json", "manifest.json"):
         (folder / file).write_text('{"state.json": {}, "a.safetensors": {}}')
-    place = run / name if name == "config.yaml" else folder / name
-    emptied(place)
-    read = {"config.yaml": lambda: read_yaml(place), "state.json": lambda: read_meta(folder)}
-    with pytest.raises(LeadsOut, match=f"{name} is a pipe"):
-        read.get(name, lambda: find_checkpoint(run))()
+    reads = {run / "config.yaml": read_yaml, folder / "manifest.json": lambda file: find_checkpoint(run)}
+    for place, read in {**reads, folder / "state.json": lambda file: read_meta(folder)}.items():
+        emptied(place)
+        with pytest.raises(LeadsOut, match=f"{place.name} is a pipe"):
+            read(place)
 
 
 def test_a_link_deep_in_what_a_run_keeps_is_found(tmp_path: Path, private: Path) -> None:
@@ -233,42 +227,28 @@ def test_links_among_clips_are_not_sent_to_the_hub(run: Path, private: Path, tmp
     config, out = read_config(run), tmp_path / "export"
     out.mkdir()
     complete(out, run, config, 4)
-    assert sorted(file.name for file in (out / "clips").iterdir()) == [
-        f"heldout-00000{iteration}-0{place}.mp4"
-        for iteration in (0, 4)
-        for place in range(4)
-        if (iteration, place) != (4, 1)
-    ]
+    places = [(iteration, place) for iteration in (0, 4) for place in range(4) if (iteration, place) != (4, 1)]
+    names = [f"heldout-00000{iteration}-0{place}.mp4" for iteration, place in places]
+    assert sorted(file.name for file in (out / "clips").iterdir()) == names
     linked(run, "metrics.jsonl", private)
     with pytest.raises(LeadsOut):
         complete(out, run, config, 4)
 
 
 def with_settings(run: Path, **settings: Any) -> Path:
-    file = run / "config.yaml"
-    config = yaml.safe_load(file.read_text())
+    config = yaml.safe_load((run / "config.yaml").read_text())
     for key, value in settings.items():
-        place = config
-        *groups, last = key.split("__")
-        for group in groups:
-            place = place[group]
-        place[last] = value
-    file.write_text(yaml.safe_dump(config))
+        group, _, last = key.rpartition("__")
+        (config[group] if group else config)[last] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     return run
 
 
 def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(run: Path, private: Path) -> None:
     with_settings(run, model__cache=str(private.parent))
-    words = ["--run", str(run)]
-    with pytest.warns(UserWarning, match=r"model\.cache .* is not used.*--model\.cache"):
-        options, _ = defaults(words)
-    with pytest.warns(UserWarning, match="is not used"):
-        trusted = read_config(run, trust=True)
-    assert trusted.model.cache == "auto"
-    assert options is not None
-    assert options.model.cache == "auto"
-    named = parse(EvaluateOptions, [*words, "--model.cache", "mine"], prog="evaluate", defaults=options)
-    assert named.model.cache == "mine"
+    for trust in (False, True):
+        with pytest.warns(UserWarning, match=r"model\.cache .* is not used.*--model\.cache"):
+            assert read_config(run, trust=trust).model.cache == "auto"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_config(with_settings(run, model__cache=None)).model.cache is None
@@ -278,21 +258,17 @@ def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(run: Path
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
 
-@pytest.mark.parametrize(
-    "key", ["model__path", "data__prompts", "optimizer__kind", f"optimizer__{ESCAPE}", "model__family", "out"]
-)
+@pytest.mark.parametrize("key", ["model__path", "optimizer__kind", f"optimizer__{ESCAPE}"])
 def test_a_config_does_not_steer_the_terminal(run: Path, key: str, capsys) -> None:
     with_settings(run, **{key: f"x{ESCAPE}"})
-    for words in (["report"], ["generate", "--run"], ["evaluate", "--print_config", "--run"], ["train", "--config"]):
-        place = run / "config.yaml" if words[0] == "train" else run
-        assert main([*words, str(place)]) == 2
+    for words in (["report", str(run)], ["generate", "--run", str(run)], ["train", "--config", f"{run}/config.yaml"]):
+        assert main(words) == 2
         told = capsys.readouterr()
         assert not CONTROL.search(told.out + told.err)
         assert "\\x1b]0;owned" in told.err
 
 
 def test_names_in_a_run_do_not_steer_the_terminal(run: Path, capsys) -> None:
-    """A checkpoint's manifest names what it likes; and a folder is called what its maker likes."""
     folder = run / "checkpoints" / "000004"
     folder.mkdir(parents=True)
     manifest = {"state.json": {}, "a.safetensors": {}, f"b{ESCAPE}": {}}

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from sage_grpo.clips import evaluate as module
 from sage_grpo.clips.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document
 from sage_grpo.commands.evaluate import pairs_table as table
+from sage_grpo.folder.saved import Weights
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import Evaluation
 
 
 def result(rows: list[tuple[str, float | None]], **changed: str) -> Evaluation:
-    made = [
-        {
-            "prompt": prompt,
-            "noise": changed.get("noise", str(place)),
-            "scores": {"total": score, "TA": 1.0},
-            "clip": None,
-        }
-        for place, (prompt, score) in enumerate(rows)
-    ]
+    made: list[Any] = []
+    for place, (prompt, score) in enumerate(rows):
+        scores = {"total": score, "TA": 1.0}
+        made.append({"prompt": prompt, "noise": changed.get("noise", str(place)), "scores": scores, "clip": None})
     return Evaluation({"eval/total": math.nan}, torch.zeros(0), [], "", made)
 
 
@@ -52,22 +51,16 @@ def test_clips_of_other_noises_are_not_paired() -> None:
 def test_one_prompt_has_no_interval_and_says_so() -> None:
     base, tuned = result([("a", 1.0), ("b", None)]), result([("a", 2.0), ("b", 1.0)])
     found = compare(base, tuned)
-    shown = table(found)
-    assert "+1.0000   none" in shown
-    assert "Left out, because a reward failed: total 1." in shown
+    assert "+1.0000   none" in table(found)
     written = json.loads(json.dumps(pairs_document(found, base, tuned), allow_nan=False))
     assert (written["differences"]["total"]["low"], written["base"]["total"]) == (None, None)
-    assert written["pairs"][1] == {
-        "prompt": "b", "noise": "1", "base": {"total": None, "TA": 1.0}, "tuned": {"total": 1.0, "TA": 1.0}
-    }  # fmt: skip
+    scores = {"base": {"total": None, "TA": 1.0}, "tuned": {"total": 1.0, "TA": 1.0}}
+    assert written["pairs"][1] == {"prompt": "b", "noise": "1", **scores}
 
 
 def test_rewards_without_weights_have_no_total_and_say_so() -> None:
-    options = EvaluateSpec(
-        rewards=[RewardSpec(name="video_stats", metric_only=True)],
-        settings=EvalConfig(prompts=2, steps=1),
-        micro_batch=2,
-    )
+    rewards = [RewardSpec(name="video_stats", metric_only=True)]
+    options = EvaluateSpec(rewards=rewards, settings=EvalConfig(prompts=2, steps=1), micro_batch=2)
     with pytest.warns(UserWarning, match="No reward has a weight, so there is no total"):
         result = measure(options)
     assert math.isfinite(result.metrics["eval/motion"])
@@ -75,44 +68,27 @@ def test_rewards_without_weights_have_no_total_and_say_so() -> None:
     assert all("motion" in row["scores"] and "total" not in row["scores"] for row in result.rows)
 
 
-def test_what_is_evaluated_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_what_is_evaluated_is_what_was_asked_for(calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """One model after the other, each with the settings, the rewards and the prompts of the options."""
-    from types import SimpleNamespace
-
-    from sage_grpo.clips import evaluate as module
-    from sage_grpo.folder.saved import Weights
-
-    asked, loaded = [], []
-    monkeypatch.setattr(
-        "sage_grpo.training.evaluate.evaluate", lambda *words, **named: asked.append((words, named)) or BASE
-    )
+    loaded: list[Any] = []
+    asked, tried = calls("sage_grpo.training.evaluate.evaluate", BASE), calls("sage_grpo.training.inputs.try_rewards")
+    calls("sage_grpo.models.lora.read_header")
     monkeypatch.setattr(Weights, "load", lambda self, model: loaded.append(self.lora) or "model")
-    monkeypatch.setattr("sage_grpo.training.inputs.try_rewards", lambda *words: asked.append(words))
-    monkeypatch.setattr("sage_grpo.models.lora.read_header", lambda folder: None)
-    weighed = [
-        RewardSpec(name="video_stats", weights={"motion": 1.0}),
-        RewardSpec(name="video_stats", label="b", metric_only=True),
-    ]
-    options = EvaluateSpec(
-        rewards=weighed, settings=EvalConfig(prompts=300, steps=2), micro_batch=3, lora="x", max_failed_fraction=0.125
-    )
+    weighed = [RewardSpec(name="video_stats", weights={"motion": 1.0})]
+    weighed.append(RewardSpec(name="video_stats", label="b", metric_only=True))
+    given = {"rewards": weighed, "settings": EvalConfig(prompts=300, steps=2), "max_failed_fraction": 0.125}
+    options = EvaluateSpec(micro_batch=3, lora="x", **given)
     with pytest.warns(UserWarning, match=r"settings\.prompts .*300 .*286"):
         assert measure_pair(options) == (BASE, BASE)
-    (reward, prompts, spec), first, second = asked
+    ((reward, prompts, spec), _), first, second = *tried, *asked
     assert (spec, len(prompts), loaded, reward.max_failed_fraction) == (options.model, 286, [None, "x"], 0.125)
     assert first[0] == second[0] == ("model", reward, prompts, options.settings)
     assert first[1]["micro_batch"] == 3
-    for choice, said in (
-        (EvaluateSpec(), "--pairs compares"),
-        (EvaluateSpec(run="r", weights="base"), "--pairs compares"),
-    ):
-        with pytest.raises(ValueError, match=said):
+    for choice in (EvaluateSpec(), EvaluateSpec(run="r", weights="base")):
+        with pytest.raises(ValueError, match="--pairs compares"):
             measure_pair(choice)
-    for prompts, run, said in (
-        (None, None, "no prompts"),
-        (None, "r", "r was trained without held-out"),
-        ("train", None, "give --run"),
-    ):
+    odd = [(None, None, "no prompts"), (None, "r", "r was trained without held-out"), ("train", None, "give --run")]
+    for prompts, run, said in odd:
         with pytest.raises(ValueError, match=said):
             module._prompts(EvaluateSpec(prompts=prompts, run=run))
     config = SimpleNamespace(data=SimpleNamespace(prompts="starter"))
@@ -120,21 +96,19 @@ def test_what_is_evaluated_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch
     trained = module._prompts(EvaluateSpec(prompts="train", run="r"))
     assert [one.text for one in trained] == [one.text for one in module._prompts(EvaluateSpec(prompts="starter"))]
     assert len(module._prompts(EvaluateSpec(prompts="shapes"))) == 286
-    nothing = Evaluation(
-        {"eval/total": 0.0, "eval/total_stderr": 0.0, "eval/TA": 1.0}, torch.zeros(0), [], "", BASE.rows[:1]
-    )
-    left = module._without_total(nothing)
+    metrics = {"eval/total": 0.0, "eval/total_stderr": 0.0, "eval/TA": 1.0}
+    left = module._without_total(Evaluation(metrics, torch.zeros(0), [], "", BASE.rows[:1]))
     assert (left.metrics, left.rows[0]["scores"], left.rows[0]["prompt"]) == ({"eval/TA": 1.0}, {"TA": 1.0}, "a")
+
+
+def test_pairs_are_written_and_lost_ones_left_out(calls, tmp_path) -> None:
     clips = torch.arange(2 * 3 * 8 * 8 * 3).reshape(2, 3, 8, 8, 3).to(torch.uint8)
-    seen: list = []
-    monkeypatch.setattr("sage_grpo.video.contact_sheet", lambda *words: seen.append(words))
+    seen = calls("sage_grpo.video.contact_sheet")
     shown = [Evaluation({}, clips + place, ["p", "q"], "", []) for place in (0, 1)]
     module.write_pairs(tmp_path, {"a": 1}, *shown)
-    ((file, sheet, captions),) = seen
+    (((file, sheet, captions), _),) = seen
     assert (file, captions) == (tmp_path / "pairs.png", ["base: p", "tuned: p", "base: q", "tuned: q"])
-    assert [torch.equal(one, other) for one, other in zip(sheet, (clips[0], clips[0] + 1, clips[1], clips[1] + 1))] == [
-        True
-    ] * 4
+    assert torch.equal(torch.stack([*sheet]), torch.stack([clips[0], clips[0] + 1, clips[1], clips[1] + 1]))
     assert json.loads((tmp_path / "pairs.json").read_text()) == {"a": 1}
     assert len(compare(BASE, TUNED)) == 2
     assert compare(result([]), result([])) == {}

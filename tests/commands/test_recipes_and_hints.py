@@ -25,10 +25,9 @@ def test_a_file_names_its_recipe_and_the_command_line_wins(tmp_path: Path, capsy
     of_file = printed(capsys, "--config", str(file))
     assert (of_file["recipe"], of_file["kernel"]["name"], of_file["seed"]) == ("shapes/cps", "cps", 7)
     assert of_file["optimizer"]["lr"] == recipe("shapes/cps").optimizer.lr
-    for words in (["--recipe", "flow_grpo"], ["--recipe=flow_grpo"]):
-        for order in ([*words, "--config", str(file)], ["--config", str(file), *words]):
-            both = printed(capsys, *order)
-            assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
+    for order in (["--recipe=flow_grpo", "--config", str(file)], ["--config", str(file), "--recipe", "flow_grpo"]):
+        both = printed(capsys, *order)
+        assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
 
 
 def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, capsys) -> None:
@@ -39,29 +38,16 @@ def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, 
     assert printed(capsys, "--config", str(tmp_path / "short.yaml"))["rewards"][0]["name"] == "shapes"
 
 
-REWARD = """
-from helper_beside_it import level
-
-def bright(videos, prompts, fps):
-    return videos.float().mean(dim=(1, 2, 3, 4)) / level
-"""
-
-
 @pytest.mark.slow
 def test_a_reward_in_the_current_folder_is_found_by_the_console_script(tmp_path: Path) -> None:
     """The console script's sys.path starts with its own folder, not with the current one; what is installed is not hidden."""
-    (tmp_path / "my_reward.py").write_text(REWARD)
-    (tmp_path / "helper_beside_it.py").write_text("level = 255\n")
+    (tmp_path / "my_reward.py").write_text("import helper_beside_it\ndef bright(videos, prompts, fps): ...\n")
+    (tmp_path / "helper_beside_it.py").write_text("")
     (tmp_path / "yaml.py").write_text("raise SystemExit('the wrong yaml')\n")
     script = """
 import os, sys
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 assert os.getcwd() not in sys.path and "" not in sys.path
-try:
-    load_reward(RewardSpec(name="your_reward:bright"))
-except ValueError as error:
-    assert "there is no module your_reward" in str(error), error
-assert os.getcwd() not in sys.path  # only for a name that is there
 names = load_reward(RewardSpec(name="my_reward:bright")).names
 import yaml
 print(names, yaml.safe_load("[1]"))

@@ -41,7 +41,6 @@ def test_a_configuration_is_looked_at_file_by_file(tmp_path: Path, capsys, monke
     run.mkdir()
     (run / "config.yaml").write_text("recipe: shapes/sage\n")
     assert [row["name"] for row in listed(capsys, str(run))] == ["shapes"]
-    assert [row["name"] for row in listed(capsys, "shapes/sage")] == ["shapes"]
 
 
 def test_packages_keys_and_names_are_checked(monkeypatch) -> None:

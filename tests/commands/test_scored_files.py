@@ -16,7 +16,9 @@ from sage_grpo.clips.files import ScoredVideo, find_videos, read_prompts, score_
 from sage_grpo.clips.generate import GenerateSpec, clips_of, prompts_of, sample
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Sound
+from trainer_zoo.toy import ToyModel
 
 
 def test_videos_of_a_folder_are_found_with_their_prompts(tmp_path: Path) -> None:
@@ -25,12 +27,9 @@ def test_videos_of_a_folder_are_found_with_their_prompts(tmp_path: Path) -> None
         (tmp_path / "v" / name).write_text("")
     names = [path.relative_to(tmp_path / "v").as_posix() for path in find_videos(tmp_path / "v")]
     assert names == ["b.MP4", "d.mp4/x.gif", "in/a.webm"]
-    for folder, said in (
-        (tmp_path / "v" / "c.txt", "is not a folder"),
-        (tmp_path / "v" / "in" / "none", "is not a folder"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            find_videos(folder)
+    for name in ("c.txt", "in/none"):
+        with pytest.raises(ValueError, match="is not a folder"):
+            find_videos(tmp_path / "v" / name)
 
     def read(name: str, text: str) -> list[str]:
         (tmp_path / name).write_text(text)
@@ -54,10 +53,8 @@ def test_videos_of_a_folder_are_found_with_their_prompts(tmp_path: Path) -> None
 
 
 def rows_of(*totals: float) -> list[ScoredVideo]:
-    return [
-        ScoredVideo(f"{n}.mp4", "=a", {}, 8.0, 3, 4, 5, {"TA": total, "total": total}, "")
-        for n, total in enumerate(totals)
-    ]
+    scores = [{"TA": total, "total": total} for total in totals]
+    return [ScoredVideo(f"{n}.mp4", "=a", {}, 8.0, 3, 4, 5, found, "") for n, found in enumerate(scores)]
 
 
 def test_scores_are_written_and_summed_up_over_what_could_be_scored(tmp_path: Path) -> None:
@@ -73,10 +70,8 @@ def test_scores_are_written_and_summed_up_over_what_could_be_scored(tmp_path: Pa
     assert lines[3] == "2.mp4,'=a,8.0,3,4,5,,,cannot be read"
     found = json.loads((tmp_path / "scores.json").read_text())
     assert (found["summary"]["TA"]["count"], found["videos"][2]["scores"]) == (3, {"TA": None, "total": None})
-    assert (files.summary([]), files.summary(rows[2:3])["TA"]) == (
-        {},
-        {"mean": None, "standard_error": None, "count": 0},
-    )
+    assert files.summary([]) == {}
+    assert files.summary(rows[2:3])["TA"] == {"mean": None, "standard_error": None, "count": 0}
     files.refuse_unscored(tmp_path, rows)
     with pytest.raises(ValueError, match=r"None of the 1 videos in .*\. 2\.mp4: cannot be read"):
         files.refuse_unscored(tmp_path, rows[2:3])
@@ -88,26 +83,25 @@ def test_scores_go_to_their_rows_with_what_a_reward_says(monkeypatch) -> None:
     def score(clips: Any, texts: Any, fps: float, **named: Any) -> Any:
         asked.append((len(clips), texts, fps, named["metadata"]))
         said = [SimpleNamespace(index=1, reward="TA", reason="odd")]
-        parts = {"TA": torch.tensor([1.0, 2.0])}
-        return SimpleNamespace(parts=parts, total=torch.tensor([3.0, 4.0])), SimpleNamespace(
-            failures=said, remarks=said
-        )
+        found = SimpleNamespace(parts={"TA": torch.tensor([1.0, 2.0])}, total=torch.tensor([3.0, 4.0]))
+        return found, SimpleNamespace(failures=said, remarks=said)
 
     reward: Any = SimpleNamespace(hears=False, score=score)
     rows, clips = rows_of(0.0, 0.0), torch.zeros(2, 7, 8, 9, 3)
     rows[0].metadata = {"n": 1}
     score_clips(reward, rows, clips, None)
     assert [row.scores for row in rows] == [{"TA": 1.0, "total": 3.0}, {"TA": 2.0, "total": 4.0}]
-    assert [(row.frames, row.height, row.width, row.reason) for row in rows] == [
-        (7, 8, 9, ""),
-        (7, 8, 9, "TA: odd; TA: odd"),
-    ]
+    assert [(row.frames, row.height, row.width) for row in rows] == [(7, 8, 9)] * 2
+    assert [row.reason for row in rows] == ["", "TA: odd; TA: odd"]
     assert asked == [(2, ["=a", "=a"], 8.0, [{"n": 1}, {}])]
     reward.hears = True
     score_clips(reward, rows[:1], clips[:1], None)
     assert (rows[0].reason, len(asked)) == ("it has no sound, and a reward listens", 1)
     score_clips(reward, rows, clips, Sound(torch.zeros(2, 1, 4), 4))
     assert len(asked) == 2
+
+
+def test_files_of_one_size_and_rate_are_scored_together(monkeypatch) -> None:
     seen: list[Any] = []
     sizes = iter([(4, 8.0), (4, 8.0), (4, 8.0), (5, 8.0), (5, 6.0), None])
 
@@ -141,11 +135,8 @@ def test_clips_have_the_seeds_pictures_and_names_of_their_prompts(tmp_path: Path
     assert len(prompts_of(GenerateSpec(prompts="starter"))) > 5
     (tmp_path / "list.txt").write_text("x\ny\n")
     assert [one.text for one in prompts_of(GenerateSpec(prompts=[str(tmp_path / "list.txt")]))] == ["x", "y"]
-    for given, said in (
-        (["a", " "], "Prompt 2 of 2 is empty"),
-        ([], "nothing to generate"),
-        ("none.XLSX", "none.XLSX"),
-    ):
+    odd = [(["a", " "], "Prompt 2 of 2 is empty"), ([], "nothing to generate"), ("none.XLSX", "none.XLSX")]
+    for given, said in odd:
         with pytest.raises((ValueError, FileNotFoundError), match=said):
             prompts_of(GenerateSpec(prompts=given))
     for fields, said in (
@@ -160,15 +151,11 @@ def test_clips_have_the_seeds_pictures_and_names_of_their_prompts(tmp_path: Path
 
 @pytest.mark.parametrize("kernel", ["ode", "sage_exact"])
 def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str) -> None:
-    from sage_grpo.models.spec import ModelSpec
-    from trainer_zoo.toy import ToyModel
-
     model, prompts = ToyModel(ModelSpec(family="trainer_zoo.toy")), [Prompt(text) for text in ("a", "b", "c")]
     found = []
     for batch in (1, 2):
-        options = GenerateSpec(
-            prompts="x", steps=3, batch=batch, progress=False, kernel=KernelSpec(name=kernel, eta=1.0)
-        )
+        spec = KernelSpec(name=kernel, eta=1.0)
+        options = GenerateSpec(prompts="x", steps=3, batch=batch, progress=False, kernel=spec)
         batches = list(sample(options, model, clips_of(options, prompts)))
         assert [len(some) for some, _, _ in batches] == ([1, 1, 1] if batch == 1 else [2, 1])
         found.append(torch.cat([videos for _, videos, _ in batches]))
@@ -176,19 +163,16 @@ def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str) -> Non
     assert not torch.equal(found[0][0], found[0][1])
 
 
-def test_a_reward_that_listens_gets_the_sound_of_its_own_file(tmp_path: Path, monkeypatch) -> None:
-    heard: list[Any] = []
+def test_a_reward_that_listens_gets_the_sound_of_its_own_file(tmp_path: Path, calls, monkeypatch) -> None:
+    sounds = {tmp_path / "a.mp4": Sound(torch.ones(2, 4), 4)}
     monkeypatch.setattr(files, "find_videos", lambda folder: [folder / "a.mp4", folder / "b.mp4"])
     monkeypatch.setattr(files, "read_prompts", lambda path, names: [Prompt(name) for name in names])
-    monkeypatch.setattr(files, "judge", lambda rewards, rows, device: SimpleNamespace(hears=True))
-    monkeypatch.setattr(files, "read_video", lambda path: (torch.zeros(1, 2, 2, 3), 8.0))
-    monkeypatch.setattr(
-        files, "read_sound", lambda path: Sound(torch.ones(2, 4), 4) if path == tmp_path / "a.mp4" else None
-    )
-    monkeypatch.setattr(
-        files, "score_clips", lambda reward, rows, clips, sound: heard.append((rows[0].video, len(rows), sound))
-    )
+    monkeypatch.setattr(files, "read_sound", sounds.get)
+    calls("sage_grpo.clips.files.judge", SimpleNamespace(hears=True))
+    calls("sage_grpo.clips.files.read_video", (torch.zeros(1, 2, 2, 3), 8.0))
+    heard = calls("sage_grpo.clips.files.score_clips")
     rows = files.score_videos(tmp_path, tmp_path / "p.txt", [])
-    assert [(name, count, sound is None) for name, count, sound in heard] == [("a.mp4", 1, False), ("b.mp4", 1, True)]
-    assert (heard[0][2].waves.shape, heard[0][2].rate) == ((1, 2, 4), 4)
+    assert [[row.video for row in words[1]] for words, _ in heard] == [["a.mp4"], ["b.mp4"]]
+    ((*_, sound), _), ((*_, silence), _) = heard
+    assert (sound.waves.shape, sound.rate, silence) == ((1, 2, 4), 4, None)
     assert [row.prompt for row in rows] == ["a.mp4", "b.mp4"]
