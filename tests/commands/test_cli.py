@@ -1,17 +1,23 @@
-"""The command line: help, and what is said about mistakes."""
+"""The command line: help, recipes, rewards, and what is said about mistakes."""
 
 from __future__ import annotations
 
 import errno
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from sage_grpo import __version__, cli
 from sage_grpo.cli import main
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec, readiness
 
 
 @pytest.mark.parametrize(
@@ -143,3 +149,101 @@ def test_errors_are_one_line_on_the_right_stream_with_a_status(monkeypatch, caps
     assert not cli._is_first()
     monkeypatch.setenv("RANK", "0")
     assert cli._is_first()
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    with pytest.raises(SystemExit):
+        main(["train", *argv, "--print_config"])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_a_file_names_its_recipe_and_the_command_line_wins(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: shapes/cps\nseed: 7\n")
+    of_file = printed(capsys, "--config", str(file))
+    assert (of_file["recipe"], of_file["kernel"]["name"], of_file["seed"]) == ("shapes/cps", "cps", 7)
+    assert of_file["optimizer"]["lr"] == recipe("shapes/cps").optimizer.lr
+    for order in (["--recipe=flow_grpo", "--config", str(file)], ["--config", str(file), "--recipe", "flow_grpo"]):
+        both = printed(capsys, *order)
+        assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
+
+
+def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, capsys) -> None:
+    first = printed(capsys, "--recipe", "shapes/mix_grpo", "--seed", "3")
+    (tmp_path / "printed.yaml").write_text(yaml.safe_dump(first))
+    assert printed(capsys, "--config", str(tmp_path / "printed.yaml")) == first
+    (tmp_path / "short.yaml").write_text("seed: 7\n")  # with no recipe at all, too
+    assert printed(capsys, "--config", str(tmp_path / "short.yaml"))["rewards"][0]["name"] == "shapes"
+
+
+@pytest.mark.slow
+def test_a_reward_in_the_current_folder_is_found_by_the_console_script(tmp_path: Path) -> None:
+    """The console script's sys.path starts with its own folder, not with the current one; what is installed is not hidden."""
+    (tmp_path / "my_reward.py").write_text("import helper_beside_it\ndef bright(videos, prompts, fps): ...\n")
+    (tmp_path / "helper_beside_it.py").write_text("")
+    (tmp_path / "yaml.py").write_text("raise SystemExit('the wrong yaml')\n")
+    script = """
+import os, sys
+from sage_grpo.rewards.spec import RewardSpec, load_reward
+assert os.getcwd() not in sys.path and "" not in sys.path
+names = load_reward(RewardSpec(name="my_reward:bright")).names
+import yaml
+print(names, yaml.safe_load("[1]"))
+"""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "console_script.py").write_text(script)
+    words = [sys.executable, str(tmp_path / "bin" / "console_script.py")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "('bright',) [1]", done.stderr
+
+
+def test_a_command_without_a_recipe_says_that_it_takes_the_miniature(monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setattr("sage_grpo.commands.plan.run", lambda options: 0)
+    (tmp_path / "cps.yaml").write_text("recipe: cps\n")
+    named = [["shapes/cps"], ["--recipe=cps"], [str(tmp_path / "cps.yaml")], ["--help"]]
+    for words, told in (([], True), *((words, False) for words in named)):
+        assert main(["plan", *words]) == 0
+        errors = capsys.readouterr().err
+        assert [text in errors for text in ("no recipe is named", "this is shapes/sage")] == [told, told]
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> list[dict[str, Any]]:
+    assert main(["rewards", *words, "--json", "true"]) == status
+    return json.loads(capsys.readouterr().out)["rewards"]
+
+
+def test_a_configuration_is_looked_at_file_by_file(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    (tmp_path / "head.safetensors").write_bytes(b"x")
+    rewards = [
+        {"name": "aesthetic", "options": {"model": "nobody/not-there", "head": str(tmp_path / "head.safetensors")}},
+        {"name": "clip", "metric_only": True, "label": "mine", "options": {"model": str(tmp_path / "absent")}},
+        {"name": "nowhere_to_be_found:reward"},
+    ]
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({"recipe": "shapes/sage", "rewards": rewards}))
+    aesthetic, clip, own = listed(capsys, str(file), status=1)
+    assert aesthetic["ready"]
+    assert aesthetic["downloads"] == ["nobody/not-there"]
+    assert (clip["label"], clip["ready"]) == ("mine", False)
+    assert str(tmp_path / "absent") in clip["missing"][0]
+    assert "own code" in own["state"]
+    assert "nowhere_to_be_found" not in sys.modules
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "nobody/not-there is missing" in listed(capsys, str(file), status=1)[0]["missing"][0]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("recipe: shapes/sage\n")
+    assert [row["name"] for row in listed(capsys, str(run))] == ["shapes"]
+
+
+def test_packages_keys_and_names_are_checked(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert 'pip install "sage-grpo[ocr]"' in readiness(RewardSpec(name="ocr")).missing
+    options = {"url": "https://host/v1", "model": "m", "key_env": "sk-secret"}
+    told = readiness(RewardSpec(name="vlm_judge", options=options)).describe()
+    assert "environment variable that key_env names is empty" in told
+    assert "sk-secret" not in told
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    assert readiness(RewardSpec(name="vlm_judge", options={**options, "key_env": "JUDGE_KEY"})).ready
+    assert "Did you mean 'hpsv2'" in readiness(RewardSpec(name="hpsv22")).missing[0]

@@ -1,22 +1,32 @@
-"""The Python API: runs with objects of one's own, callbacks, threads, and what is left of them."""
+"""The Python API: runs with objects and code of one's own, callbacks, and what is left of them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import sage_grpo
+import trainer_toys
 from sage_grpo import StopRequest, evaluate, generate, own_reward
+from sage_grpo.commands.train import run as command
 from sage_grpo.configure import ConfigError
+from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.folder import identity
 from sage_grpo.folder.identity import of_object, stable
-from sage_grpo.folder.journal import read_rows
+from sage_grpo.folder.journal import read_events, read_rows
+from sage_grpo.folder.saved import read_config
+from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.session import run as run_command
-from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.session import run
+from sage_grpo.session.preflight import preflight
+from sage_grpo.training.config import EvalConfig, LogConfig, TrainConfig
+from sage_grpo.training.inputs import Given
 from trainer_toys import bright
 from trainer_zoo.toy import ToyModel
 
@@ -48,33 +58,13 @@ def values(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_objects_train_as_what_they_stand_for(config, own, tmp_path: Path) -> None:
-    run_command(config)
+    run(config)
     result = sage_grpo.train(replace(config, out=str(tmp_path / "own")), **own)
     assert (result.iteration, result.stopped, result.out) == (2, False, tmp_path / "own")
     assert final(config.out) == final(result.out)
     assert values(result.metrics) == values(read_rows(Path(config.out) / "metrics.jsonl"))
     assert result.model is own["model"]
     assert any(not torch.equal(p, q) for p, q in zip(result.model.network.parameters(), toy().network.parameters()))
-
-
-def test_callbacks_see_what_the_journal_has(config) -> None:
-    seen: list[Any] = []
-
-    def checkpoint(event) -> None:
-        assert event.complete
-        assert event.folder.is_dir()
-        seen.append(event)
-
-    result = sage_grpo.train(config, on_iteration=seen.append, on_evaluation=seen.append, on_checkpoint=checkpoint)
-    assert [(type(event).__name__.removesuffix("Event"), event.iteration) for event in seen] == [
-        ("Evaluation", 0), ("Iteration", 1), ("Checkpoint", 1), ("Iteration", 2), ("Evaluation", 2), ("Checkpoint", 2),
-    ]  # fmt: skip
-    told = [event for event in seen if hasattr(event, "metrics")]
-    assert [(len(event.videos), len(event.prompts)) for event in told] == [(1, 1), (8, 8), (8, 8), (1, 1)]
-    for event, row in zip(told, result.metrics):
-        assert {name: row[name] for name in event.metrics} == event.metrics
-    assert told[0].best
-    assert seen[2].folder == Path(config.out) / "checkpoints" / "000001"
 
 
 def test_what_a_callback_raises_ends_the_run_saved(config, tmp_path: Path) -> None:
@@ -87,7 +77,7 @@ def test_what_a_callback_raises_ends_the_run_saved(config, tmp_path: Path) -> No
         sage_grpo.train(config, on_iteration=fails)
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
     assert sage_grpo.train(config).iteration == 2
-    run_command(replace(config, out=str(tmp_path / "whole")))
+    run(replace(config, out=str(tmp_path / "whole")))
     assert final(config.out) == final(tmp_path / "whole")
 
 
@@ -179,3 +169,99 @@ def test_a_run_with_objects_is_evaluated_with_them_and_makes_their_clips(config,
     assert [file.is_file() for file in clips.save(tmp_path / "clips")] == [True, True]
     with pytest.raises(ConfigError, match=r"generate has no option 'stpes'.*Did you mean 'steps'"):
         generate("a cat", model=toy(), stpes=3)
+
+
+OWN = "trainer_toys:Quiet"
+
+
+def test_a_kernel_of_ones_own_trains_and_replays_to_the_bit(make_config, make_trainer) -> None:
+    config = make_config(kernel=KernelSpec(name=OWN, eta=0.5))
+    trainer = make_trainer(config)
+    assert type(trainer.planner.kernel) is trainer_toys.Quiet
+    assert trainer.step()["ratio/first_log"] == 0.0
+    assert trainer.log[1]["ratio/largest_log"] > 0
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"kernel": KernelSpec(name="subprocess:Popen")}, "is not a kernel: it must be a dataclass with"),
+        ({"log": LogConfig(sinks=["trainer_toys:Kep"])}, "trainer_toys has no 'Kep'. Did you mean 'Kept'"),
+        ({"log": LogConfig(sinks=["trainer_toys:bright"])}, "log.sinks 'trainer_toys:bright' is not a sink"),
+    ],
+)
+def test_what_is_not_a_kernel_or_a_sink_is_refused_before_a_run(named, said: str, make_config) -> None:
+    with pytest.raises(ValueError, match=said):
+        preflight(make_config(**named))
+
+
+def test_the_code_of_a_decoder_is_part_of_what_a_run_is_and_is_not_taken_from_a_strangers_folder(
+    make_config, tmp_path: Path
+) -> None:
+    config = replace(make_config(), rewards=TrainConfig().rewards)
+    (tmp_path / "tiny").mkdir()
+    weights = tmp_path / "tiny" / "weights.safetensors"
+    prints, tiny = [identity._of_plugins(config, Given())], str(tmp_path / "tiny")
+    for name, content in (("trainer_toys:darker", b""), (tiny, b"one"), (tiny, b"two")):
+        weights.write_bytes(content)
+        own = replace(config, model=replace(config.model, decoder=name))
+        prints.append(identity._of_plugins(own, Given()))
+    assert len(set(prints)) == 4
+    misspelt = replace(config, model=replace(config.model, decoder="trainer_toys:darkr"))
+    with pytest.raises(ModelError, match=r"model\.decoder 'trainer_toys:darkr': .*Did you mean 'darker'\?"):
+        preflight(misspelt)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"decoder": "trainer_toys:darker"}}))
+    with pytest.raises(ValueError, match=r"names the code trainer_toys:darker \(model\.decoder\).*--trust_run"):
+        read_config(tmp_path)
+    assert read_config(tmp_path, trust=True).model.decoder == "trainer_toys:darker"
+
+
+def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_toys.Kept, "rows", [])
+    monkeypatch.setattr(trainer_toys.Kept, "closed", [])
+    config = make_config(iterations=1, log=LogConfig(tensorboard=False, progress=False, sinks=["trainer_toys:Kept"]))
+    run(config)
+    written = [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")]
+    assert [iteration for iteration, _ in trainer_toys.Kept.rows] == written
+    assert trainer_toys.Kept.closed == [Path(config.out)]
+
+
+def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsys, monkeypatch) -> None:
+    config = make_config(iterations=1, evaluate=EvalConfig(every=1, prompts=2, steps=2, show=1))
+    out = Path(config.out)
+    assert command(config) == 0
+    assert f"Report: {out / 'report.html'}   before and after: {out / 'before_after'}" in capsys.readouterr().out
+    assert "a cat" in (out / "report.html").read_text()
+    assert [file.name for file in (out / "before_after").iterdir()] == ["00-a-cat.mp4"]
+    index = [json.loads((out / "videos" / f"heldout-00000{number}.json").read_text()) for number in (0, 1)]
+    for found in index:
+        assert [(row["prompt"], row["noise"], row["clip"] is None) for row in found["rows"]] == [
+            ("a cat", "1234/0/0", False),
+            ("a red dog", "1234/1/0", True),
+        ]
+    scores = [row["scores"]["total"] for row in index[1]["rows"]]
+    assert scores[0] != scores[1]
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval/total"] == pytest.approx(sum(scores) / 2)
+    assert index[0]["rows"][0]["scores"] != index[1]["rows"][0]["scores"]
+    assert len(json.loads((out / "schedule.json").read_text())["sigmas"]) == config.rollout.steps + 1
+    assert [event["kind"] for event in read_events(out)] == ["start", "finish"]
+    # What goes wrong with the page does not touch the command.
+    monkeypatch.setattr("sage_grpo.report.page.render", lambda data: 1 / 0)
+    with pytest.warns(UserWarning, match="ZeroDivisionError"):
+        assert command(replace(config, iterations=2)) == 0
+    assert (out / ".finished").read_text().strip() == "2"
+    assert [event["kind"] for event in read_events(out)] == ["start", "finish", "resume", "finish"]
+
+
+def test_every_row_has_the_scores_of_its_own_clip(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(every=1, prompts=3, per_prompt=2, steps=2, show=5))
+    trainer = make_trainer(config)
+    trainer.encode_prompts()
+    found = trainer.evaluate()
+    assert [row["clip"] for row in found.rows] == [0, 1, 2, 3, 4, None]
+    assert len({row["noise"] for row in found.rows}) == 6
+    for row in found.rows[:5]:
+        assert row["prompt"] == found.captions[row["clip"]]
+        assert row["scores"]["total"] == pytest.approx(float(found.clips[row["clip"]].float().mean()) / 255, abs=1e-5)
+    assert len({round(row["scores"]["total"], 7) for row in found.rows}) > 3

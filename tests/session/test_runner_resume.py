@@ -1,9 +1,10 @@
-"""Interrupted and continued runs equal uninterrupted ones to the bit; damaged and foreign checkpoints are told apart."""
+"""Interrupted and continued runs equal uninterrupted ones to the bit; damaged and foreign checkpoints are told apart; nothing piles up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,7 +13,7 @@ from sage_grpo.parallel.checkpoint import CheckpointError
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
-from sage_grpo.training.config import AnchorConfig, KeepConfig, OptimizerConfig, TrainConfig
+from sage_grpo.training.config import AnchorConfig, DataConfig, KeepConfig, LogConfig, OptimizerConfig, TrainConfig
 from trainer_helpers import assert_same_run, interrupt, rows
 
 
@@ -114,3 +115,29 @@ def test_resume_must_and_never(full: TrainConfig) -> None:
     with pytest.raises(ValueError, match="holds checkpoints of another run"):
         train(replace(full, resume="never"))
     train(replace(full, resume="must"))
+
+
+@pytest.fixture
+def steady(benchmark_module) -> ModuleType:
+    """The benchmark."""
+    return benchmark_module("steady")
+
+
+@pytest.mark.slow
+def test_no_tensor_is_left_behind(steady, make_config, prompts: Path, tmp_path: Path) -> None:
+    """With new prompts all the time, guidance, an anchor, an average, checkpoints, evaluations and videos."""
+    many = tmp_path / "many.txt"
+    many.write_text("".join(f"a cat, number {number}\n" for number in range(40)))
+    config = make_config(
+        kind="wan_t2v",
+        model={"lora": LoraSpec(rank=2), "guidance_scale": 2.0, "cache": str(tmp_path / "cache")},
+        rollout={"steps": 3},
+        iterations=6,  # prompts are encoded for two at a time
+        data=DataConfig(prompts=str(many), eval_prompts=str(prompts), encode_ahead=4),
+        trust_region=TrustRegion(mode="dual"),
+        optimizer=OptimizerConfig(lr=1e-3, ema=0.9),
+        keep=KeepConfig(checkpoint_every=2, videos_every=3),
+        log=LogConfig(tensorboard=True, progress=False),
+    )
+    counts = [row["tensors"] for row in steady.measure(config)]
+    assert len(set(counts[1:])) == 1, counts
