@@ -53,6 +53,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("words", "answer"), MISTAKES)
 def test_mistakes_exit_with_2_and_an_answer(words: str, answer: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("a cat\n")
     assert main(shlex.split(words)) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sage-grpo: ")]
     assert answer in said[-1]

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
+from sage_grpo.cli import main
+from sage_grpo.commands import train as command
 from sage_grpo.models.spec import LoraSpec
+from sage_grpo.parallel import checkpoint
 from sage_grpo.parallel.checkpoint import CheckpointError
+from sage_grpo.parallel.spec import ParallelSpec
+from sage_grpo.parallel.world import World
 from sage_grpo.rl.kl_control import KlCoefficient
 from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.session import run as train
@@ -141,3 +156,159 @@ def test_no_tensor_is_left_behind(steady, make_config, prompts: Path, tmp_path: 
     )
     counts = [row["tensors"] for row in steady.measure(config)]
     assert len(set(counts[1:])) == 1, counts
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@contextmanager
+def full_disk(first: int) -> Iterator[None]:
+    """Tensors of checkpoints from number `first` on do not fit on the disk; torch reports it with its BaseException."""
+    write = checkpoint.HuggingFaceStorageWriter.write_data
+
+    def limited(self, plan, planner):
+        if int(re.search(r"\.(\d+)\.partial", str(self.path))[1]) >= first:
+            raise FULL
+        return write(self, plan, planner)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.HuggingFaceStorageWriter, "write_data", limited)
+        yield
+
+
+def saved(config: TrainConfig) -> list[str]:
+    return sorted(folder.name for folder in (Path(config.out) / "checkpoints").iterdir())
+
+
+def test_a_failed_save_stops_the_run_with_status_1(make_config, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(iterations=3, parallel=ParallelSpec(async_checkpoint=True))
+    with full_disk(2):
+        assert command.run(config) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sage-grpo train stopped: Checkpoint 2 could not be written" in said
+    assert "No space left on device" in said
+    assert "Done" not in said
+    assert saved(config) == ["000001"]  # and nothing half-written takes up room
+    assert command.run(config) == 0
+    assert "at iteration 1." in capsys.readouterr().out
+    assert saved(config) == ["000002", "000003"]
+
+
+@pytest.mark.parametrize(("step", "stands"), [("write_data", 1), ("_put_in_place", 2)])
+def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
+    step: str, stands: int, make_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(iterations=1)
+    train(config)
+
+    def interrupt(*arguments: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    longer = replace(config, iterations=2)
+    holder = checkpoint.HuggingFaceStorageWriter if step == "write_data" else checkpoint
+    monkeypatch.setattr("sage_grpo.cli._run", lambda *words: command.run(longer))
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, step, interrupt)
+        assert main(["train"]) == 130
+    said = capsys.readouterr()
+    assert "sage-grpo: Interrupted while a checkpoint was saved" in said.err
+    assert "Traceback" not in said.err
+    assert main(["train"]) == 0
+    assert f"at iteration {stands}." in capsys.readouterr().out
+    assert saved(config) == ["000001", "000002"]
+
+
+# A number that is saved again
+
+
+def write(root: Path, number: int, value: float) -> None:
+    checkpoint.Writer(World()).save(root, number, {"w": torch.full((3,), value)}, {"value": value})
+
+
+def read(root: Path) -> float | None:
+    folder = checkpoint.newest_good(root)
+    if folder is None:
+        return None
+    tensors = {"w": torch.zeros(3)}
+    checkpoint.load(folder, tensors, World())
+    assert checkpoint.read_meta(folder)["value"] == tensors["w"][0]
+    return float(tensors["w"][0])
+
+
+def test_what_is_written_in_the_background_is_the_moment_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on meanwhile: weights, what is not a tensor, and the rows change under the writer's hands."""
+    go, now = threading.Event(), checkpoint.Writer._save
+    monkeypatch.setattr(checkpoint.Writer, "_save", lambda *job: go.wait(10) and now(*job))
+    weights, larger = torch.zeros(3), torch.zeros(4, 4)
+    tensors = {"w": weights, "part": larger[1:]}
+    meta: dict[str, Any] = {"value": 0.0, "state": {"best": [1]}}
+    files = {"metrics.jsonl": b"one row\n"}
+    writer = checkpoint.Writer(World(), background=True)
+    folder = writer.save(tmp_path, 1, tensors, meta, files)
+    assert not folder.exists()
+    weights += 1
+    larger += 1
+    meta["value"], meta["state"]["best"][0] = 1.0, 2
+    files["metrics.jsonl"] = b"two rows\n"
+    go.set()
+    writer.finish()
+    found = {"w": torch.full((3,), 7.0), "part": torch.full((3, 4), 7.0)}
+    checkpoint.load(folder, found, World())
+    assert {name: float(tensor.abs().max()) for name, tensor in found.items()} == {"w": 0.0, "part": 0.0}
+    assert checkpoint.read_meta(folder)["value"] == 0.0
+    assert checkpoint.read_meta(folder)["state"] == {"best": [1]}
+    assert (folder / "metrics.jsonl").read_bytes() == b"one row\n"
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_kill_while_a_number_is_saved_again_loses_nothing(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills before and after every step that changes what the folder holds."""
+    write(tmp_path, 4, 1.0)
+    steps = 0
+
+    def step(original, *arguments, **named):
+        nonlocal steps
+        steps += 1
+        if steps == moment + 1:
+            raise KeyboardInterrupt
+        return original(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        for module, name in ((os, "replace"), (checkpoint.shutil, "rmtree"), (checkpoint, "_sync_folder")):
+            patch.setattr(module, name, functools.partial(step, getattr(module, name)))
+        if moment < 4:
+            with pytest.raises(KeyboardInterrupt):
+                write(tmp_path, 4, 2.0)
+        else:
+            write(tmp_path, 4, 2.0)
+    assert steps == min(moment + 1, 4)  # all four steps were tried
+    checkpoint.recover(tmp_path)
+    assert read(tmp_path) == (1.0 if moment == 0 else 2.0)
+    write(tmp_path, 5, 3.0)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["000004", "000005"]  # leftovers are gone
+    assert read(tmp_path) == 3.0
+
+
+# Other people's files
+
+
+def test_prune_removes_only_what_it_wrote(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        write(tmp_path, number, float(number))
+    for name in ("2024-backup", "0001", "000001.copy", "1e6"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("")
+    (tmp_path / "000001" / "notes.txt").write_text("the good one")
+    (tmp_path / "000000").symlink_to(tmp_path / "2024-backup", target_is_directory=True)
+    checkpoint.prune(tmp_path, 2, newest=4)
+    left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    own = {file for file in left if file.startswith(("000003/", "000004/"))}
+    assert left - own == {
+        "2024-backup/precious", "0001/precious", "000001.copy/precious", "1e6/precious", "000001/notes.txt",
+    }  # fmt: skip
+    assert read(tmp_path) == 4.0
