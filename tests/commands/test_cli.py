@@ -62,8 +62,6 @@ def test_mistakes_exit_with_2_and_an_answer(words: str, answer: str, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "at"),
     [
-        ("--recipe wan/branch", [6]),
-        ("--recipe wan/branch --rollout.steps 6", [2]),
         ("--config steps.yaml", [3]),
         ("--recipe wan/branch --config steps.yaml --rollout.steps 6", [2]),
         ("--recipe wan/branch --rollout.steps 6 --rollout.window.at [1]", [1]),
@@ -164,17 +162,14 @@ def test_a_file_names_its_recipe_and_the_command_line_wins(tmp_path: Path, capsy
     of_file = printed(capsys, "--config", str(file))
     assert (of_file["recipe"], of_file["kernel"]["name"], of_file["seed"]) == ("shapes/cps", "cps", 7)
     assert of_file["optimizer"]["lr"] == recipe("shapes/cps").optimizer.lr
-    for order in (["--recipe=flow_grpo", "--config", str(file)], ["--config", str(file), "--recipe", "flow_grpo"]):
-        both = printed(capsys, *order)
-        assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
+    both = printed(capsys, "--recipe=flow_grpo", "--config", str(file))
+    assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
 
 
 def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, capsys) -> None:
     first = printed(capsys, "--recipe", "shapes/mix_grpo", "--seed", "3")
     (tmp_path / "printed.yaml").write_text(yaml.safe_dump(first))
     assert printed(capsys, "--config", str(tmp_path / "printed.yaml")) == first
-    (tmp_path / "short.yaml").write_text("seed: 7\n")  # with no recipe at all, too
-    assert printed(capsys, "--config", str(tmp_path / "short.yaml"))["rewards"][0]["name"] == "shapes"
 
 
 @pytest.mark.slow
@@ -201,7 +196,7 @@ print(names, yaml.safe_load("[1]"))
 def test_a_command_without_a_recipe_says_that_it_takes_the_miniature(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setattr("sage_grpo.commands.plan.run", lambda options: 0)
     (tmp_path / "cps.yaml").write_text("recipe: cps\n")
-    named = [["shapes/cps"], ["--recipe=cps"], [str(tmp_path / "cps.yaml")], ["--help"]]
+    named = [["shapes/cps"], [str(tmp_path / "cps.yaml")], ["--help"]]
     for words, told in (([], True), *((words, False) for words in named)):
         assert main(["plan", *words]) == 0
         errors = capsys.readouterr().err

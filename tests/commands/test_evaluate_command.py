@@ -141,8 +141,8 @@ def test_it_times_a_pass_of_any_model(checkpoint: Callable[[str], Path]) -> None
     """Wan's chooses its expert by the one noise level of a pass: a level for every clip, as others would take, stopped the demo."""
     config = recipe("scenes/branch")
     model = replace(config.model, path=str(checkpoint("wan_t2v")), frames=5, height=32, width=32, fps=8.0)
-    short, long = (demo.estimate(replace(config, model=model, iterations=count)) for count in (1, 1000))
-    assert 0 < short < long
+    batch = replace(config.batch, micro_batch=2)
+    assert demo.estimate(replace(config, model=model, batch=batch)) > 0
 
 
 def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> None:

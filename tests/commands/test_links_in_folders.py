@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from report_zoo import fake_run
@@ -34,6 +35,7 @@ from sage_grpo.report.watch import Watcher
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.telling.terminal import Terminal
+from sage_grpo.training.evaluate import Evaluation
 
 SECRET = b"what nobody was to see or to lose " * 3
 
@@ -350,9 +352,11 @@ def test_what_is_not_written_as_a_reward_is_refused_before_it_is_called(name: st
         load_reward(RewardSpec(name=name, options={"per_frame": False}))
 
 
-def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
+def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, calls, capsys) -> None:
+    calls("sage_grpo.models.spec.ModelSpec.load")
+    calls("sage_grpo.training.evaluate.evaluate", Evaluation({"eval/bright": 0.5}, torch.zeros(0), [], "", []))
     folder = given({"rewards": [{"name": "evil:bright"}], "evaluate": {"prompts": 1, "steps": 1}})
-    words = ["evaluate", "--run", str(folder), "--weights", "base", "--settings.prompts", "1", "--settings.steps", "1"]
+    words = ["evaluate", "--run", str(folder), "--weights", "base"]
     assert main(words) == 2
     assert "--trust_run true" in capsys.readouterr().err
     assert not evil.exists()

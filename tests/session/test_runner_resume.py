@@ -106,30 +106,21 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(full: TrainConfig, t
     assert_same_run(full, hurt)
 
 
-def test_when_all_checkpoints_are_damaged_the_run_says_so_and_keeps_what_is_there(full: TrainConfig) -> None:
+def test_a_run_is_continued_as_asked_from_what_fits_and_is_whole(full: TrainConfig) -> None:
+    with pytest.raises(FileNotFoundError, match="no usable checkpoint"):
+        train(replace(full, resume="must"))
     interrupt(full, at=8)
+    with pytest.raises(ValueError, match="holds checkpoints of another run"):
+        train(replace(full, resume="never"))
+    for change in ({"trust_region": TrustRegion(mode="none")}, {"optimizer": OptimizerConfig(lr=1e-2, ema=None)}):
+        with pytest.raises(CheckpointError, match=r"does not fit this configuration.*choose another `out`"):
+            train(replace(full, **change, allow_changes=["trust_region", "optimizer"]))
     before = rows(full)
     for number in (2, 4):
         flip_a_bit(newest(full, number))
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match=r"every checkpoint.*damaged"):
         train(full)
     assert rows(full) == before
-
-
-def test_a_checkpoint_of_another_kind_of_run_does_not_fit_even_if_asked_for(full: TrainConfig) -> None:
-    interrupt(full, at=6)
-    for change in ({"trust_region": TrustRegion(mode="none")}, {"optimizer": OptimizerConfig(lr=1e-2, ema=None)}):
-        with pytest.raises(CheckpointError, match=r"does not fit this configuration.*choose another `out`"):
-            train(replace(full, **change, allow_changes=["trust_region", "optimizer"]))
-
-
-def test_resume_must_and_never(full: TrainConfig) -> None:
-    with pytest.raises(FileNotFoundError, match="no usable checkpoint"):
-        train(replace(full, resume="must"))
-    interrupt(full, at=6)
-    with pytest.raises(ValueError, match="holds checkpoints of another run"):
-        train(replace(full, resume="never"))
-    train(replace(full, resume="must"))
 
 
 @pytest.fixture

@@ -538,18 +538,12 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
         torch.ones(1)
 
 
-def test_an_iteration_that_diverged_leaves_no_table(tmp_path: Path) -> None:
+def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path) -> None:
     """The sentinel may go back and the run go on: the next row is another iteration's."""
-    said: list[str] = []
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(profile=0),
-        state=SimpleNamespace(iteration=0),
-        world=SimpleNamespace(is_main=True),
-        clock=Clock(),
-    )
-    profile_of = Profile(trainer, SimpleNamespace(say=said.append), tmp_path)
-    with pytest.raises(Diverged), profile_of.during(0):
+    said = Said()
+    recording = Profile(trainer, said, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(Diverged), recording.during(4):
         raise Diverged("not finite")
     assert trainer.clock.recorder is None
-    profile_of.after({})
-    assert not said
+    recording.after({})
+    assert not said.lines
