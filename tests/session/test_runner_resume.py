@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -187,7 +187,7 @@ def test_a_failed_save_stops_the_run_with_status_1(make_config, capsys: pytest.C
 
 @pytest.mark.parametrize(("step", "stands"), [("write_data", 1), ("_put_in_place", 2)])
 def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
-    step: str, stands: int, make_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: str, stands: int, make_config, monkeypatch, capsys
 ) -> None:
     config = make_config(iterations=1)
     train(config)
@@ -210,26 +210,20 @@ def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
     assert saved(config) == ["000001", "000002"]
 
 
-# A number that is saved again
-
-
 def write(root: Path, number: int, value: float) -> None:
     checkpoint.Writer(World()).save(root, number, {"w": torch.full((3,), value)}, {"value": value})
 
 
-def read(root: Path) -> float | None:
+def read(root: Path) -> float:
     folder = checkpoint.newest_good(root)
-    if folder is None:
-        return None
+    assert folder is not None
     tensors = {"w": torch.zeros(3)}
     checkpoint.load(folder, tensors, World())
     assert checkpoint.read_meta(folder)["value"] == tensors["w"][0]
     return float(tensors["w"][0])
 
 
-def test_what_is_written_in_the_background_is_the_moment_of_the_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_in_the_background_is_the_moment_of_the_save(tmp_path: Path, monkeypatch) -> None:
     """Training goes on meanwhile: weights, what is not a tensor, and the rows change under the writer's hands."""
     go, now = threading.Event(), checkpoint.Writer._save
     monkeypatch.setattr(checkpoint.Writer, "_save", lambda *job: go.wait(10) and now(*job))
@@ -255,9 +249,7 @@ def test_what_is_written_in_the_background_is_the_moment_of_the_save(
 
 
 @pytest.mark.parametrize("moment", range(5))
-def test_a_kill_while_a_number_is_saved_again_loses_nothing(
-    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_while_a_number_is_saved_again_loses_nothing(moment: int, tmp_path: Path, monkeypatch) -> None:
     """Kills before and after every step that changes what the folder holds."""
     write(tmp_path, 4, 1.0)
     steps = 0
@@ -272,10 +264,7 @@ def test_a_kill_while_a_number_is_saved_again_loses_nothing(
     with monkeypatch.context() as patch:
         for module, name in ((os, "replace"), (checkpoint.shutil, "rmtree"), (checkpoint, "_sync_folder")):
             patch.setattr(module, name, functools.partial(step, getattr(module, name)))
-        if moment < 4:
-            with pytest.raises(KeyboardInterrupt):
-                write(tmp_path, 4, 2.0)
-        else:
+        with pytest.raises(KeyboardInterrupt) if moment < 4 else nullcontext():
             write(tmp_path, 4, 2.0)
     assert steps == min(moment + 1, 4)  # all four steps were tried
     checkpoint.recover(tmp_path)
@@ -283,9 +272,6 @@ def test_a_kill_while_a_number_is_saved_again_loses_nothing(
     write(tmp_path, 5, 3.0)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["000004", "000005"]  # leftovers are gone
     assert read(tmp_path) == 3.0
-
-
-# Other people's files
 
 
 def test_prune_removes_only_what_it_wrote(tmp_path: Path) -> None:
@@ -298,8 +284,6 @@ def test_prune_removes_only_what_it_wrote(tmp_path: Path) -> None:
     (tmp_path / "000000").symlink_to(tmp_path / "2024-backup", target_is_directory=True)
     checkpoint.prune(tmp_path, 2, newest=4)
     left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    own = {file for file in left if file.startswith(("000003/", "000004/"))}
-    assert left - own == {
-        "2024-backup/precious", "0001/precious", "000001.copy/precious", "1e6/precious", "000001/notes.txt",
-    }  # fmt: skip
+    theirs = {"2024-backup/precious", "0001/precious", "000001.copy/precious", "1e6/precious", "000001/notes.txt"}
+    assert {file for file in left if not file.startswith(("000003/", "000004/"))} == theirs
     assert read(tmp_path) == 4.0

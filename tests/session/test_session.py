@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from contextlib import nullcontext
@@ -206,18 +205,18 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -> None:
-    config = dataclasses.replace(recipe("shapes/sage"), out=str(tmp_path / "run"))
-    window = dataclasses.replace(config.rollout, window=Window(kind="drawn", at=[5]))
+    config = replace(recipe("shapes/sage"), out=str(tmp_path / "run"))
+    window = replace(config.rollout, window=Window(kind="drawn", at=[5]))
     for change, said in (
-        ({"update": dataclasses.replace(config.update, updates_per_rollout=9)}, "9"),
+        ({"update": replace(config.update, updates_per_rollout=9)}, "9"),
         ({"rollout": window}, "window.at names step 5"),
         ({"rewards": []}, "rewards: none of them counts"),
         ({"rewards": [RewardSpec(name="no_such_thing:reward")]}, "there is no module no_such_thing"),
-        ({"model": dataclasses.replace(config.model, family="os.path")}, "no function load"),
-        ({"model": dataclasses.replace(config.model, path=str(tmp_path))}, "model_index.json"),
+        ({"model": replace(config.model, family="os.path")}, "no function load"),
+        ({"model": replace(config.model, path=str(tmp_path))}, "model_index.json"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=said):
-            run(dataclasses.replace(config, **change))
+            run(replace(config, **change))
     assert not (tmp_path / "run").exists()
 
 
@@ -253,13 +252,11 @@ def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_pa
     (tmp_path / "train.txt").write_text("a cat\na dog\n")
     (tmp_path / "held.txt").write_text("a tree\nthe sea\na hill\n")
     config = recipe("shapes/sage")
-    data = dataclasses.replace(
-        config.data, prompts=str(tmp_path / "train.txt"), eval_prompts=str(tmp_path / "held.txt")
-    )
+    data = replace(config.data, prompts=str(tmp_path / "train.txt"), eval_prompts=str(tmp_path / "held.txt"))
 
     def remarks(asked: int) -> list[str]:
-        evaluate = dataclasses.replace(config.evaluate, prompts=asked)
-        return preflight(dataclasses.replace(config, data=data, evaluate=evaluate))
+        evaluate = replace(config.evaluate, prompts=asked)
+        return preflight(replace(config, data=data, evaluate=evaluate))
 
     (told,) = remarks(16)
     assert "asks for 16 prompts" in told
@@ -273,8 +270,8 @@ def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_pa
 def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(dtype: str, device: str, told: bool, monkeypatch) -> None:
     monkeypatch.setattr(sys.modules[preflight.__module__], "choose_device", torch.device)
     config = recipe("shapes/sage")
-    model = dataclasses.replace(config.model, dtype=dtype, device=device)
-    remarks = preflight(dataclasses.replace(config, model=model))
+    model = replace(config.model, dtype=dtype, device=device)
+    remarks = preflight(replace(config, model=model))
     assert [text for text in remarks if "bfloat16 is hundreds of times slower" in text] == remarks
     assert len(remarks) == told
 
@@ -282,14 +279,14 @@ def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(dtype: str, device: str
 def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:
     """Preflight knows no grid but an even one, where dance would hold too much before its last step."""
     config = recipe("shapes/dance_grpo")
-    rollout = dataclasses.replace(config.rollout, steps=20, window=Window(kind="fixed", start=18, length=1))
-    kernel = dataclasses.replace(config.kernel, eta=0.5)
-    update = dataclasses.replace(config.update, updates_per_rollout=1)
-    config = dataclasses.replace(config, rollout=rollout, kernel=kernel, update=update)
+    rollout = replace(config.rollout, steps=20, window=Window(kind="fixed", start=18, length=1))
+    kernel = replace(config.kernel, eta=0.5)
+    update = replace(config.update, updates_per_rollout=1)
+    config = replace(config, rollout=rollout, kernel=kernel, update=update)
     check_plan(config)
-    late = dataclasses.replace(rollout, window=Window(kind="fixed", start=19, length=1))
+    late = replace(rollout, window=Window(kind="fixed", start=19, length=1))
     with pytest.raises(ValueError, match="No step of the rollout can be trained"):
-        check_plan(dataclasses.replace(config, rollout=late))
+        check_plan(replace(config, rollout=late))
 
 
 def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
@@ -298,7 +295,7 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
     def of(**changes: object) -> TrainConfig:
-        return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+        return replace(config, model=replace(config.model, **changes))
 
     for name, said in (("file", "is a file: give the folder"), ("empty", "model_index.json")):
         with pytest.raises((ValueError, FileNotFoundError), match=said):
@@ -307,13 +304,13 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
     check_model(config.model)
     own = Given(model=object(), rewards={"object:x": object()})  # type: ignore[arg-type, dict-item]
     named = [RewardSpec(name="clip"), RewardSpec(name="object:x")]
-    check_code(dataclasses.replace(of(family="no_such.family"), rewards=named), own)
+    check_code(replace(of(family="no_such.family"), rewards=named), own)
     for odd, said in (
         (of(family="no_such.family"), "no_such"),
         (of(decoder="no_such:decoder"), "no_such"),
-        (dataclasses.replace(config, log=LogConfig(sinks=["no_such:Sink"])), "no_such"),
-        (dataclasses.replace(config, rewards=[RewardSpec(name="clip", device="cud")]), "cud"),
-        (dataclasses.replace(config, rewards=[RewardSpec(name="object:y")]), "object"),
+        (replace(config, log=LogConfig(sinks=["no_such:Sink"])), "no_such"),
+        (replace(config, rewards=[RewardSpec(name="clip", device="cud")]), "cud"),
+        (replace(config, rewards=[RewardSpec(name="object:y")]), "object"),
     ):
         with pytest.raises(ValueError, match=said):
             check_code(odd, Given())
@@ -321,12 +318,12 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
 
 def test_workers_that_have_nothing_to_do_are_counted() -> None:
     config = recipe("hunyuan15_lora/branch")
-    batch = dataclasses.replace(config.batch, prompts=2, group_size=4, micro_batch=4)
-    config = dataclasses.replace(config, batch=batch)
+    batch = replace(config.batch, prompts=2, group_size=4, micro_batch=4)
+    config = replace(config, batch=batch)
 
     def told(workers: int) -> str:
-        ray = dataclasses.replace(config.rollout.ray, workers=workers)
-        changed = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, on="ray", ray=ray))
+        ray = replace(config.rollout.ray, workers=workers)
+        changed = replace(config, rollout=replace(config.rollout, on="ray", ray=ray))
         return idle_workers(changed, check_plan(changed))
 
     tasks = len(check_plan(config).plan(0, [Prompt("")] * 2).tasks(0))
@@ -338,20 +335,20 @@ def test_workers_that_have_nothing_to_do_are_counted() -> None:
 
 def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() -> None:
     config = recipe("wan/rft")
-    data = dataclasses.replace(config.data, clips="clips.jsonl", eval_prompts="startr_eval")
-    model = dataclasses.replace(config.model, path="own/Model", lora=LoraSpec(path="my_lora"))
-    config = dataclasses.replace(config, data=data, model=model)
+    data = replace(config.data, clips="clips.jsonl", eval_prompts="startr_eval")
+    model = replace(config.model, path="own/Model", lora=LoraSpec(path="my_lora"))
+    config = replace(config, data=data, model=model)
     found = {need.key: need for need in needs(config) if not need.key.startswith("rewards")}
     assert list(found) == ["data.clips", "data.eval_prompts", "model.path", "model.lora.path"]
     assert "Did you mean 'starter_eval'" in found["data.eval_prompts"].source
     assert [found[f"model.{name}"].pinned for name in ("lora.path", "path")] == [True, False]
     assert found["model.path"].hub == "model_index.json"
-    data = dataclasses.replace(config.data, clips=None, prompts="startr", eval_prompts=None)
-    (prompts, *_) = needs(dataclasses.replace(config, data=data))
+    data = replace(config.data, clips=None, prompts="startr", eval_prompts=None)
+    (prompts, *_) = needs(replace(config, data=data))
     assert (prompts.key, "Did you mean 'starter'" in prompts.source) == ("data.prompts", True)
     own = Given(model=object(), prompts=[Prompt("a")], held_out=[Prompt("b")])  # type: ignore[arg-type]
     shapes = recipe("shapes/sage")
-    odd = dataclasses.replace(shapes, data=dataclasses.replace(shapes.data, prompts="x.txt", eval_prompts="y.txt"))
+    odd = replace(shapes, data=replace(shapes.data, prompts="x.txt", eval_prompts="y.txt"))
     check_files(odd, own)
     with pytest.raises(FileNotFoundError, match=r"2 files or folders are missing:\n  data.prompts x.txt\n"):
         check_files(odd)
@@ -361,9 +358,9 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() 
 
 def test_a_policy_that_never_lags_is_told() -> None:
     config = recipe("shapes/nft")
-    never = dataclasses.replace(config.objective, old_decay=0.0, old_ramp=0)
-    once = dataclasses.replace(config.update, updates_per_rollout=1)
-    (told,) = objective_remarks(dataclasses.replace(config, objective=never, update=once))
+    never = replace(config.objective, old_decay=0.0, old_ramp=0)
+    once = replace(config.update, updates_per_rollout=1)
+    (told,) = objective_remarks(replace(config, objective=never, update=once))
     assert "old_decay 0 and update.updates_per_rollout 1" in told
     assert objective_remarks(config) == objective_remarks(recipe("shapes/sage")) == []
 
