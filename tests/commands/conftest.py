@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from sage_grpo import video
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """place, result -> the words and names of every call of what is there, which returns the result from now on."""
+
+    def watched(place: str, result: Any = None) -> list[Any]:
+        found: list[Any] = []
+        monkeypatch.setattr(place, lambda *words, **named: found.append((words, named)) or result)
+        return found
+
+    return watched
 
 
 @pytest.fixture

@@ -23,22 +23,18 @@ class FakeHub:
     """Repositories as dictionaries of names and content; keeps what is asked of it."""
 
     def __init__(self, place: Path) -> None:
-        self.place = place
+        self.place, self.public, self.cut_short, self.lost = place, False, "", ""
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.sent: list[dict[str, Any]] = []
-        self.public = False
-        self.cut_short = ""
-        self.lost = ""
         self.fetched: list[tuple[str, str | None]] = []
 
     def model_info(self, repo: str, revision: str | None = None, files_metadata: bool = False) -> SimpleNamespace:
-        files = [
-            SimpleNamespace(rfilename=name, size=len(text)) for name, text in self.repositories.get(repo, {}).items()
-        ]
+        sizes = {name: len(text) for name, text in self.repositories.get(repo, {}).items()}
+        files = [SimpleNamespace(rfilename=name, size=size) for name, size in sizes.items()]
         return SimpleNamespace(sha=COMMIT, siblings=files, private=not self.public)
 
     def snapshot_download(
-        self, repo: str, revision: str | None = None, allow_patterns: Any = None, local_dir: Any = None
+        self, repo: str, revision: Any = None, allow_patterns: Any = (), local_dir: Any = None
     ) -> str:
         self.fetched.append((repo, revision))
         place = Path(local_dir or self.place / repo.replace("/", "--"))
@@ -83,13 +79,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     return made
 
 
-def test_download_lists_sizes_fetches_and_checks(
-    fake: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_download_lists_sizes_fetches_and_checks(fake: FakeHub, tmp_path: Path, capsys) -> None:
     assert main(["download", "wan/sage", "--dry_run"]) == 1  # prompts and the template are missing
     said = capsys.readouterr().out
     assert not fake.place.exists()
-    assert not (tmp_path / "ckpts").exists()
     assert f"model.path: {WAN}, commit {COMMIT}" in said
     assert "2 kB  transformer/a.safetensors" in said
     assert "a.bin" not in said  # pickled weights stay there
@@ -103,13 +96,10 @@ def test_download_lists_sizes_fetches_and_checks(
     assert main(["download", "wan/sage"]) == 0
     assert capsys.readouterr().out.count("here, every file in full") == 3
     assert (tmp_path / "ckpts/VideoReward/checkpoint-1/model.pth").stat().st_size == 500
-    assert (fake.place / WAN.replace("/", "--") / "transformer/a.safetensors").is_file()
-    assert not (fake.place / WAN.replace("/", "--") / "transformer/a.bin").exists()
+    assert [file.name for file in (fake.place / WAN.replace("/", "--") / "transformer").iterdir()] == ["a.safetensors"]
 
 
-def test_download_leaves_the_single_files_of_a_diffusers_repository(
-    fake: FakeHub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_download_leaves_the_single_files_of_a_diffusers_repository(fake: FakeHub, capsys) -> None:
     """LTX-2's has several of 20 to 40 GB for other programs; a reward's model may be such a file."""
     fake.repositories["Lightricks/LTX-2"] = fake.repositories[WAN] | {"ltx-2-19b-dev.safetensors": b"v" * 9000}
     fake.repositories["laion/clap-htsat-unfused"] = {"config.json": b"{}", "model.safetensors": b"u" * 100}
@@ -120,12 +110,6 @@ def test_download_leaves_the_single_files_of_a_diffusers_repository(
     assert said.count("  model.safetensors") == 2
 
 
-def test_a_file_that_came_short_is_named(fake: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.cut_short = "transformer/a.safetensors"
-    assert main(["download", "wan/sage"]) == 2
-    assert "a.safetensors is 1,999 bytes instead of 2,000" in capsys.readouterr().err
-
-
 def test_a_file_that_did_not_come_is_named_and_the_revision_is_the_one_asked_for(fake: FakeHub) -> None:
     found = hub.listing(WAN)
     hub.fetch(found, revision="v2")
@@ -133,6 +117,9 @@ def test_a_file_that_did_not_come_is_named_and_the_revision_is_the_one_asked_for
     with pytest.raises(hub.HubError, match=r"a\.safetensors is missing instead of 2,000 bytes"):
         hub.fetch(found)
     assert fake.fetched == [(WAN, "v2"), (WAN, None)]
+    fake.lost, fake.cut_short, fake.place = "", fake.lost, fake.place / "again"
+    with pytest.raises(hub.HubError, match=r"a\.safetensors is 1,999 bytes instead of 2,000"):
+        hub.fetch(found)
 
 
 def _no_connection() -> Exception:
@@ -143,25 +130,19 @@ def _no_connection() -> Exception:
     return kind("[Errno -2] Name or service not known")
 
 
-def test_without_a_network_it_says_so_in_a_paragraph(
-    fake: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_network_it_says_so_in_a_paragraph(fake: FakeHub, monkeypatch, capsys) -> None:
     def fail(*words: Any, **more: Any) -> Any:
         raise _no_connection()
 
     monkeypatch.setattr(fake, "model_info", fail)
     assert main(["download", "wan/sage", "--dry_run"]) == 2
     said = capsys.readouterr().err.strip()
-    assert "\n" not in said
-    assert WAN in said
     assert "Name or service not known). Check the name, the network" in said
 
 
 def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub) -> None:
     fake.repositories["me/lora"] = {"pytorch_lora_weights.safetensors": b"abc", "evil.py": b"", "old.bin": b""}
-    with pytest.raises(
-        hub.HubError, match=rf"model\.lora\.path .*name the commit\. The present one is me/lora@{COMMIT}"
-    ):
+    with pytest.raises(hub.HubError, match=rf"model\.lora\.path .*The present one is me/lora@{COMMIT}"):
         hub.pinned_folder("me/lora@main", option="model.lora.path")
     place = hub.pinned_folder(f"me/lora@{COMMIT}", option="model.lora.path")
     assert [path.name for path in place.iterdir()] == ["pytorch_lora_weights.safetensors"]
@@ -180,18 +161,13 @@ def test_uploads_are_listed_and_strangers_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("known")
     files = hub.uploads(tmp_path)
     assert [file.name for file in files] == ["LICENSE", "a.safetensors", "clips/a [1].mp4", "notice"]
-    *rows, total = hub.table(files).splitlines()
-    assert [row.split()[:2] for row in rows] == [["5", "B"]] * 4
-    assert total.split() == ["20", "B", "in", "4", "file(s)"]
+    assert hub.table(files).splitlines()[-1].split() == ["20", "B", "in", "4", "file(s)"]
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "notes.yaml", "id_rsa", "weights.safetensors.bak",
-        ".secret.json", ".cache/token.txt", "sub/.git/config.json",  # hidden ones, with an ending that an export may have
-    ],
-)  # fmt: skip
+    ["id_rsa", "weights.safetensors.bak", ".secret.json", ".cache/token.txt", "sub/.git/config.json"],
+)
 def test_what_is_no_part_of_an_export_is_not_sent(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"12345")
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -202,8 +178,7 @@ def test_what_is_no_part_of_an_export_is_not_sent(name: str, tmp_path: Path) -> 
 
 def test_a_link_to_a_file_elsewhere_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
-    (tmp_path / "private.json").write_text("secret")
-    (tmp_path / "export" / "config.json").symlink_to(tmp_path / "private.json")
+    (tmp_path / "export" / "config.json").symlink_to(__file__)
     with pytest.raises(hub.HubError, match=r"also holds config\.json, which"):
         hub.uploads(tmp_path / "export")
 

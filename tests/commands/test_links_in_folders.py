@@ -1,4 +1,4 @@
-"""Folders that somebody else made, with links and names that lead out of them: every command stays inside."""
+"""Folders that somebody else made, whose links and names lead out of them: every command stays inside, and runs nothing of theirs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import base64
 import json
 import os
 import shutil
+import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from report_zoo import fake_run
 from sage_grpo.cli import main
-from sage_grpo.commands.evaluate import Options as EvaluateOptions
-from sage_grpo.commands.evaluate import defaults
-from sage_grpo.configure import ConfigError, parse, read_yaml
+from sage_grpo.commands import evaluate
+from sage_grpo.commands.starting import trusted
+from sage_grpo.configure import ConfigError, read_yaml
 from sage_grpo.folder.card import complete
 from sage_grpo.folder.lock import ENTRIES, FolderLock, owned
 from sage_grpo.folder.saved import Choice, find_checkpoint, read_config
@@ -27,9 +30,12 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.parallel.checkpoint import read_meta
 from sage_grpo.parallel.world import World
 from sage_grpo.report.page import leave_report, write_report
-from sage_grpo.report.run_data import read_run
+from sage_grpo.report.run_data import noise_picture, read_run
 from sage_grpo.report.watch import Watcher
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.telling.terminal import Terminal
+from sage_grpo.training.evaluate import Evaluation
 
 SECRET = b"what nobody was to see or to lose " * 3
 
@@ -68,9 +74,9 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("name", [".report.html.tmp", "report.html"])
-def test_a_report_is_not_written_through_a_link(run: Path, private: Path, name: str) -> None:
-    (run / name).symlink_to(private)
+def test_a_report_is_not_written_through_a_link(run: Path, private: Path) -> None:
+    for name in (".report.html.tmp", "report.html"):
+        (run / name).symlink_to(private)
     assert main(["report", str(run)]) == 0
     assert private.read_bytes() == SECRET
     assert b"sage-grpo report" in (run / "report.html").read_bytes()
@@ -78,7 +84,6 @@ def test_a_report_is_not_written_through_a_link(run: Path, private: Path, name: 
 
 
 def test_a_linked_folder_gets_and_loses_no_clips(run: Path, private: Path, capsys) -> None:
-    """Names that an earlier report would have written, and that one would tidy away."""
     (private.parent / "00-heldout-000099-00.mp4").write_bytes(SECRET)
     (private.parent / "07-other.mp4").write_bytes(SECRET)
     before = content(private.parent)
@@ -105,7 +110,6 @@ def test_a_clip_that_is_a_link_is_neither_embedded_nor_put_beside_nor_served(run
     assert not [file for file in (run / "beside_clips").iterdir() if file.read_bytes() == SECRET]
     assert len(list((run / "beside_clips").iterdir())) == 17  # of 18
     assert watcher.clip(f"00-{name}") is None
-    assert watcher.clip("00-heldout-000004-02.mp4") is not None
 
 
 def test_what_takes_a_clips_place_while_it_is_watched_is_not_served(run: Path, private: Path) -> None:
@@ -166,7 +170,6 @@ def test_a_run_does_not_start_where_it_would_write_elsewhere(tmp_path: Path, pri
     "name", [*ENTRIES, ".lock", "checkpoints/.000003.partial", "checkpoints/.000003.partial/manifest.json"]
 )
 def test_a_run_does_not_start_beside_a_pipe(tmp_path: Path, name: str) -> None:
-    """Whose reader would wait, and whose writer as well."""
     place = tmp_path / "out" / name
     place.parent.mkdir(parents=True)
     os.mkfifo(place)
@@ -189,17 +192,16 @@ def emptied(place: Path) -> None:
     threading.Thread(target=lambda: place.open("wb").close(), daemon=True).start()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "state.json", "manifest.json"])
-def test_what_is_read_of_a_run_is_no_pipe(run: Path, name: str) -> None:
+def test_what_is_read_of_a_run_is_no_pipe(run: Path) -> None:
     folder = run / "checkpoints" / "000004"
     folder.mkdir(parents=True)
     for file in ("state.json", "manifest.json"):
         (folder / file).write_text('{"state.json": {}, "a.safetensors": {}}')
-    place = run / name if name == "config.yaml" else folder / name
-    emptied(place)
-    read = {"config.yaml": lambda: read_yaml(place), "state.json": lambda: read_meta(folder)}
-    with pytest.raises(LeadsOut, match=f"{name} is a pipe"):
-        read.get(name, lambda: find_checkpoint(run))()
+    reads = {run / "config.yaml": read_yaml, folder / "manifest.json": lambda file: find_checkpoint(run)}
+    for place, read in {**reads, folder / "state.json": lambda file: read_meta(folder)}.items():
+        emptied(place)
+        with pytest.raises(LeadsOut, match=f"{place.name} is a pipe"):
+            read(place)
 
 
 def test_a_link_deep_in_what_a_run_keeps_is_found(tmp_path: Path, private: Path) -> None:
@@ -233,42 +235,28 @@ def test_links_among_clips_are_not_sent_to_the_hub(run: Path, private: Path, tmp
     config, out = read_config(run), tmp_path / "export"
     out.mkdir()
     complete(out, run, config, 4)
-    assert sorted(file.name for file in (out / "clips").iterdir()) == [
-        f"heldout-00000{iteration}-0{place}.mp4"
-        for iteration in (0, 4)
-        for place in range(4)
-        if (iteration, place) != (4, 1)
-    ]
+    places = [(iteration, place) for iteration in (0, 4) for place in range(4) if (iteration, place) != (4, 1)]
+    names = [f"heldout-00000{iteration}-0{place}.mp4" for iteration, place in places]
+    assert sorted(file.name for file in (out / "clips").iterdir()) == names
     linked(run, "metrics.jsonl", private)
     with pytest.raises(LeadsOut):
         complete(out, run, config, 4)
 
 
 def with_settings(run: Path, **settings: Any) -> Path:
-    file = run / "config.yaml"
-    config = yaml.safe_load(file.read_text())
+    config = yaml.safe_load((run / "config.yaml").read_text())
     for key, value in settings.items():
-        place = config
-        *groups, last = key.split("__")
-        for group in groups:
-            place = place[group]
-        place[last] = value
-    file.write_text(yaml.safe_dump(config))
+        group, _, last = key.rpartition("__")
+        (config[group] if group else config)[last] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     return run
 
 
 def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(run: Path, private: Path) -> None:
     with_settings(run, model__cache=str(private.parent))
-    words = ["--run", str(run)]
-    with pytest.warns(UserWarning, match=r"model\.cache .* is not used.*--model\.cache"):
-        options, _ = defaults(words)
-    with pytest.warns(UserWarning, match="is not used"):
-        trusted = read_config(run, trust=True)
-    assert trusted.model.cache == "auto"
-    assert options is not None
-    assert options.model.cache == "auto"
-    named = parse(EvaluateOptions, [*words, "--model.cache", "mine"], prog="evaluate", defaults=options)
-    assert named.model.cache == "mine"
+    for trust in (False, True):
+        with pytest.warns(UserWarning, match=r"model\.cache .* is not used.*--model\.cache"):
+            assert read_config(run, trust=trust).model.cache == "auto"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_config(with_settings(run, model__cache=None)).model.cache is None
@@ -278,21 +266,17 @@ def test_a_given_run_does_not_decide_where_encoded_prompts_are_written(run: Path
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
 
-@pytest.mark.parametrize(
-    "key", ["model__path", "data__prompts", "optimizer__kind", f"optimizer__{ESCAPE}", "model__family", "out"]
-)
+@pytest.mark.parametrize("key", ["model__path", "optimizer__kind", f"optimizer__{ESCAPE}"])
 def test_a_config_does_not_steer_the_terminal(run: Path, key: str, capsys) -> None:
     with_settings(run, **{key: f"x{ESCAPE}"})
-    for words in (["report"], ["generate", "--run"], ["evaluate", "--print_config", "--run"], ["train", "--config"]):
-        place = run / "config.yaml" if words[0] == "train" else run
-        assert main([*words, str(place)]) == 2
+    for words in (["report", str(run)], ["generate", "--run", str(run)], ["train", "--config", f"{run}/config.yaml"]):
+        assert main(words) == 2
         told = capsys.readouterr()
         assert not CONTROL.search(told.out + told.err)
         assert "\\x1b]0;owned" in told.err
 
 
 def test_names_in_a_run_do_not_steer_the_terminal(run: Path, capsys) -> None:
-    """A checkpoint's manifest names what it likes; and a folder is called what its maker likes."""
     folder = run / "checkpoints" / "000004"
     folder.mkdir(parents=True)
     manifest = {"state.json": {}, "a.safetensors": {}, f"b{ESCAPE}": {}}
@@ -325,3 +309,113 @@ def test_warnings_of_a_command_are_shown_as_text(run: Path, monkeypatch: pytest.
 def test_what_a_run_says_about_its_folder_is_text(capsys) -> None:
     Terminal(enabled=True, progress=False, total=1).say(f"note {ESCAPE}")
     assert "note \\x1b]0;owned\\x07\\x1b[2J" in capsys.readouterr().out
+
+
+@pytest.fixture
+def given(tmp_path: Path):
+    """Writes the folder of a run with some configuration."""
+
+    def write(config: object) -> Path:
+        folder = tmp_path / "given"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text(config if isinstance(config, str) else yaml.safe_dump(config))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module on the Python path that leaves a mark when it is imported; returns the mark."""
+    mark = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\n"
+        "def bright(videos, prompts, fps):\n    return videos.float().mean(dim=(1, 2, 3, 4))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    return mark
+
+
+def test_a_command_named_as_a_reward_is_not_run(given, tmp_path, capsys) -> None:
+    mark = tmp_path / "mark"
+    reward = {"name": "subprocess:Popen", "options": {"args": ["touch", str(mark)]}, "weights": {"x": 1.0}}
+    run = given({"rewards": [reward], "data": {"eval_prompts": "shapes"}})
+    assert main(["evaluate", "--run", str(run), "--weights", "base", "--trust_run", "true"]) == 2
+    assert "subprocess:Popen" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["subprocess:run", "builtins:exec", "functools:partial"])
+def test_what_is_not_written_as_a_reward_is_refused_before_it_is_called(name: str) -> None:
+    with pytest.raises(RewardConfigError, match=r"is not a reward|has no"):
+        load_reward(RewardSpec(name=name, options={"per_frame": False}))
+
+
+def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, calls, capsys) -> None:
+    calls("sage_grpo.models.spec.ModelSpec.load")
+    calls("sage_grpo.training.evaluate.evaluate", Evaluation({"eval/bright": 0.5}, torch.zeros(0), [], "", []))
+    folder = given({"rewards": [{"name": "evil:bright"}], "evaluate": {"prompts": 1, "steps": 1}})
+    words = ["evaluate", "--run", str(folder), "--weights", "base"]
+    assert main(words) == 2
+    assert "--trust_run true" in capsys.readouterr().err
+    assert not evil.exists()
+    assert main([*words, "--trust_run", "true"]) == 0
+    assert evil.exists()
+    assert "bright" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [([], False), (["--trust_run"], True), (["--trust_run", "--json"], True), (["--trust_run=true"], True)]
+    + [(["--trust_run", word], False) for word in ("false", "maybe")],
+)
+def test_the_flag_is_read_as_the_parser_reads_it(words, answer) -> None:
+    assert trusted(words) is answer
+
+
+def test_a_model_family_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
+    folder = given({"model": {"family": "evil.family"}})
+    for command in ("export", "generate"):
+        assert main([command, "--run", str(folder)]) == 2
+        assert "evil.family" in capsys.readouterr().err
+    assert not evil.exists()
+    assert read_config(folder, trust=True).model.family == "evil.family"
+
+
+def test_a_kernel_of_a_given_run_is_imported_only_when_asked_for(given, evil, capsys) -> None:
+    folder = given({"kernel": {"name": "evil:Kernel"}})
+    assert main(["probe", "--run", str(folder), "--rewards", '[{"name": "shapes"}]']) == 2
+    assert "the code evil:Kernel (kernel.name)" in capsys.readouterr().err
+    schedule = {"sigmas": [1.0, 0.5, 0.0], "stochastic": [True, False]}
+    assert noise_picture(replace(read_run(folder), schedule=schedule)) is None
+    assert not evil.exists()
+
+
+def test_a_given_run_does_not_choose_where_secrets_are_sent(given) -> None:
+    remote = {"urls": ["http://elsewhere:1"], "token_env": "AWS_SECRET_ACCESS_KEY"}
+    judge = {"url": "https://elsewhere/v1", "model": "m", "key_env": "AWS_SECRET_ACCESS_KEY"}
+    for name, options in (("remote", remote), ("vlm_judge", judge)):
+        with pytest.raises(ValueError, match=r"elsewhere.*--trust_run"):
+            read_config(given({"rewards": [{"name": name, "options": options, "weights": {"x": 1.0}}]}))
+
+
+@pytest.mark.parametrize("config", [{"model": "{other}"}, {"model": {"lora": "{other}"}}])
+def test_a_given_run_does_not_open_other_files(given, tmp_path, config) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("rank: 3\n")
+    text = yaml.safe_dump(config).replace("{other}", str(other)).replace("'", "")
+    with pytest.raises(ConfigError, match="must be a group of options"):
+        read_config(given(text))
+
+
+def test_rewards_that_the_user_names_are_theirs_and_export_loads_none(given, evil) -> None:
+    folder = given({"rewards": [{"name": "elsewhere:reward"}]})
+    with pytest.raises(ValueError, match="--trust_run true"):
+        evaluate.defaults(["--run", str(folder)])
+    for words in (["--rewards", '[{"name": "evil:bright"}]'], ["--trust_run"]):
+        options, _ = evaluate.defaults(["--run", str(folder), *words])
+        assert options is not None
+        assert (options.run, options.rewards[0].name) == (str(folder), "elsewhere:reward")
+    assert read_config(folder, rewards=False).rewards[0].name == "elsewhere:reward"
+    assert not evil.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 
 from sage_grpo.cli import main
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.printing import number
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.session import run as train
 from sage_grpo.training.config import (
@@ -46,11 +44,7 @@ def finished(checkpoint, tmp_path_factory) -> Run:
             negative_prompt="bad", cache=None, lora=LoraSpec(rank=2) if kind == "lora" else None,
         )  # fmt: skip
         config = TrainConfig(
-            out=str(root / kind),
-            iterations=2,
-            model=model,
-            rewards=BRIGHT,
-            max_failed_fraction=0.5,
+            out=str(root / kind), iterations=2, model=model, rewards=BRIGHT, max_failed_fraction=0.5,
             data=DataConfig(prompts=str(root / "train.txt"), eval_prompts=str(root / "held_out.csv")),
             batch=BatchConfig(prompts=2, group_size=2, micro_batch=3),
             rollout=RolloutConfig(steps=3, deterministic_last=True),
@@ -58,19 +52,9 @@ def finished(checkpoint, tmp_path_factory) -> Run:
             evaluate=EvalConfig(every=1, prompts=2, per_prompt=2, steps=3, seed=5, show=1),
             keep=KeepConfig(checkpoint_every=1, videos_every=1 if kind == "lora" else 0, videos=1),
             log=LogConfig(tensorboard=False, progress=False),
-        )
+        )  # fmt: skip
         train(config)
         return root / kind
-
-    return get
-
-
-@pytest.fixture
-def copied(finished: Run, tmp_path: Path) -> Run:
-    """kind -> a copy of a finished run that a test may spoil."""
-
-    def get(kind: str) -> Path:
-        return Path(shutil.copytree(finished(kind), tmp_path / kind))
 
     return get
 
@@ -133,9 +117,7 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_export_lists_what_it_sends_and_says_what_was_trained(
-    finished: Run, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_lists_what_it_sends_and_says_what_was_trained(finished: Run, tmp_path, capsys, monkeypatch) -> None:
     run = finished("lora")
     sent = []
     monkeypatch.setattr("sage_grpo.hub.upload", lambda *args, **kwargs: sent.append((args, kwargs)) or "a page")
@@ -145,26 +127,16 @@ def test_export_lists_what_it_sends_and_says_what_was_trained(
     assert main([*words, "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert not sent
-    assert "Would send to the private repository me/mine" in said
     files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert {"README.md", "pytorch_lora_weights.safetensors"} < files
     assert any(name.startswith("clips/heldout-") for name in files)
     assert all(name in said for name in files)
     card = (out / "README.md").read_text()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    before, after = rows[0]["eval/brightness"], rows[-1]["eval/brightness"]
-    assert f"| brightness | {number(before)} | {number(after)} |" in card
     assert 'video_stats {"brightness": 1.0}' in card
-    assert 'src="clips/heldout-' in card
-    assert str(tmp_path) not in card
-    assert str(run) not in card  # names of places stay here
+    assert str(tmp_path) not in card  # names of places stay here
     assert main(words) == 0  # into the same folder: nothing is there twice
     (((folder, repo, listed), options),) = sent
     assert (folder, repo) == (out, "me/mine")
     assert {file.name for file in listed} == files
     assert options["private"] is True
     assert (out / "README.md").read_text().count("## Recipe") == 1
-    (out / "notes.yaml").write_text("mine")
-    assert main(words) == 2
-    assert "also holds notes.yaml" in capsys.readouterr().err
-    assert len(sent) == 1

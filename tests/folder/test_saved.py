@@ -45,9 +45,7 @@ def test_weights_are_found_where_the_run_has_them(run: Path) -> None:
     assert Choice().find(SPEC) == of(weights="base") == Weights(SPEC)
     assert of(checkpoint=2, ema=True) == Weights(SPEC, checkpoint=root / "000002", ema=True)
     assert of(weights="best", ema=False) == Weights(SPEC, checkpoint=root / "000002", ema=False)
-    with pytest.raises(
-        FileNotFoundError, match=r"no final weights: its newest checkpoint is --checkpoint 4, of 5 iterations"
-    ):
+    with pytest.raises(FileNotFoundError, match="its newest checkpoint is --checkpoint 4, of 5 iterations"):
         of()  # it is not at its end
     (run / "final").mkdir()
     with pytest.raises(FileNotFoundError, match="no final weights"):
@@ -110,14 +108,8 @@ def test_a_lora_takes_the_place_of_the_runs_own() -> None:
     assert Choice(lora="x").find(SPEC) == Weights(SPEC, lora="x")
     with pytest.raises(ValueError, match="both name an adapter"):
         Choice(lora="x").find(LORA)
-    tunes = [
-        Choice(lora="x"),
-        Choice(run="r"),
-        Choice(run="r", weights="best"),
-        Choice(run="r", weights="base"),
-        Choice(),
-    ]
-    assert [one.tunes for one in tunes] == [True, True, True, False, False]
+    tunes = [Choice(lora="x"), Choice(run="r"), Choice(run="r", weights="best")]
+    assert [one.tunes for one in (*tunes, Choice(run="r", weights="base"), Choice())] == [True] * 3 + [False] * 2
     assert (Choice(run="r", ema=True).base(), Choice(lora="x").base()) == (Choice(run="r", weights="base"), Choice())
 
 
@@ -138,11 +130,9 @@ def test_what_a_strangers_configuration_names_is_told() -> None:
     assert saved._foreign(odd, rewards=True) == [
         *code, "the reward server ['http://***@host']", "the judge at u", "the code mine:one (rewards)",
     ]  # fmt: skip
-    plain = [
-        replace(model, family=family, decoder=decoder)
-        for family, decoder in ((None, None), ("wan", "a/folder"), ("object:M", None))
-    ]
-    assert [saved._foreign(replace(config, model=one), rewards=True) for one in plain] == [[], [], []]
+    for family, decoder in ((None, None), ("wan", "a/folder"), ("object:M", None)):
+        plain = replace(model, family=family, decoder=decoder)
+        assert saved._foreign(replace(config, model=plain), rewards=True) == []
 
 
 def test_a_card_has_the_recipe_the_scores_and_the_clips(tmp_path: Path) -> None:
@@ -219,16 +209,8 @@ def test_an_object_is_its_code_its_constants_and_what_is_bound_to_it(monkeypatch
     def other(videos: Any, prompts: Any, fps: Any, *, level: int = 2) -> int:
         return level
 
-    things = [
-        score,
-        other,
-        Kind,
-        Kind().three,
-        functools.partial(score, 1),
-        functools.partial(score, 2),
-        functools.partial(score, level=2),
-    ]
-    prints = [identity.of_object(one) for one in things]
+    partials = [functools.partial(score, 1), functools.partial(score, 2), functools.partial(score, level=2)]
+    prints = [identity.of_object(one) for one in (score, other, Kind, Kind().three, *partials)]
     assert len(set(prints)) == len(prints)
     assert identity.of_object(Kind()) == identity.of_object(Kind)
     assert identity.of_object(Marked()) == "mine"
@@ -238,12 +220,8 @@ def test_an_object_is_its_code_its_constants_and_what_is_bound_to_it(monkeypatch
     ]
     assert identity.unsure(identity.Given()) == []
     before = identity.of_object(Kind)
-    for name, value in (
-        ("level", 2),
-        ("two", staticmethod(lambda: 3)),
-        ("one", property(lambda self: 2)),
-        ("more", [1]),
-    ):
+    changed = {"level": 2, "two": staticmethod(lambda: 3), "one": property(lambda self: 2), "more": [1]}
+    for name, value in changed.items():
         with monkeypatch.context() as patch:
             patch.setattr(Kind, name, value, raising=False)
             assert identity.of_object(Kind) != before, name

@@ -1,11 +1,15 @@
-"""Observers of a run on as much of a trainer as they ask: best weights, checkpoints, the profile, and the table at its start."""
+"""Observers of a run on as much of a trainer as they ask, and the terminal: what is said, saved, shown and pruned."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import json
 import math
+import os
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,19 +18,26 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch.autograd import DeviceType
+from torch.profiler import profile
 
 from sage_grpo.folder.journal import Journal, read_events
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.parallel import checkpoint
+from sage_grpo.printing import minutes
 from sage_grpo.recipes import recipe
+from sage_grpo.session import run as train
 from sage_grpo.telling import clock, observers
-from sage_grpo.telling.clock import Clock, Kernel, Recorded, Recorder
-from sage_grpo.telling.events import CheckpointEvent, Hooks, IterationEvent, SentinelEvent
+from sage_grpo.telling.clock import Clock, Kernel, Recorded, Recorder, kernels_of
+from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
 from sage_grpo.telling.metrics import Metrics, animation, run_id
 from sage_grpo.telling.observers import Best, Callbacks, Checkpoints, Profile, Rows, Samples, Videos
-from sage_grpo.telling.terminal import Terminal, iteration_line, plan_table
+from sage_grpo.telling.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output, plan_table
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.update import Diverged
 from sage_grpo.types import Sound
 from sage_grpo.video import read_sound
+from trainer_helpers import rows
 
 
 @pytest.fixture
@@ -35,9 +46,10 @@ def trainer(tmp_path: Path) -> Any:
     keep = SimpleNamespace(checkpoint_every=3, checkpoints=2, videos_every=2, videos=1)
     return SimpleNamespace(
         config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5, profile=4), clock=Clock(), failures="",
-        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)), captions=["a"],
+        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)), captions=["a", "b"],
         world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool), sound=None,
-        writer=SimpleNamespace(background=True, finish=lambda: None), videos=torch.zeros(1, 2, 16, 16, 3, dtype=torch.uint8),
+        writer=SimpleNamespace(background=True, finish=lambda: None), model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
+        videos=torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8),
     )  # fmt: skip
 
 
@@ -112,7 +124,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     callbacks.saved(tmp_path / "000004")
     callbacks.told(event)
     assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
-    assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a"])
+    assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
     assert heard[0].videos is trainer.videos
     assert isinstance(heard[0], IterationEvent)
     assert callbacks.shows(1)
@@ -169,10 +181,8 @@ def test_a_profiles_table_is_of_whole_phases_and_of_their_longest_kernels(monkey
 
 
 def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
-    clips, sound = (
-        torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8),
-        Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000),
-    )
+    clips = torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8)
+    sound = Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000)
     rows = [{"prompt": "a", "scores": {}, "clip": 1}, {"prompt": "b", "scores": {}, "clip": None}]
     files = Samples(tmp_path, megabytes=9).save("heldout-000001", clips, ["a\n b", "c"], 8.0, rows, sound)
     assert [file.name for file in files] == ["heldout-000001-00.mp4", "heldout-000001-01.mp4"]
@@ -182,7 +192,6 @@ def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_pat
     assert found == {"fps": 8.0, "frames": 3, "height": 16, "width": 32, "rows": named, "sound": True}
     heard = [read_sound(file) for file in files]
     assert [round(float(one.waves[:, 3000:5000].mean()), 1) for one in heard if one] == [0.5, -0.5]
-    trainer.model = SimpleNamespace(video=SimpleNamespace(fps=8.0))
     trainer.sound, saved = sound, []
     samples: Any = SimpleNamespace(folder=tmp_path, save=lambda *words: saved.append(words) or [])
     Videos(trainer, samples, None).after({})  # type: ignore[arg-type]
@@ -196,8 +205,6 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
     clip = torch.stack([torch.full((4, 200, 3), level, dtype=torch.uint8) for level in (0, 100, 200)])
     with Image.open(io.BytesIO(animation(clip, 4.0))) as shown:
         assert (shown.size, shown.n_frames, shown.info["duration"], shown.info["loop"]) == ((400, 8), 3, 250, 0)
-    with Image.open(io.BytesIO(animation(clip, 4.0, width=100))) as shown:
-        assert shown.size == (200, 4)
     first = run_id(tmp_path, resumed=False)
     assert len(first) == 8
     assert run_id(tmp_path, resumed=True) == first
@@ -212,21 +219,17 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
 
 def test_the_table_at_the_start_is_read_off_the_plan() -> None:
     config = recipe("shapes/branch")
-    batch, window = (
-        replace(config.batch, prompts=3, micro_batch=5),
-        replace(config.rollout.window, branches=2, at=[2, 3]),
-    )
+    batch = replace(config.batch, prompts=3, micro_batch=5)
+    window = replace(config.rollout.window, branches=2, at=[2, 3])
     config = replace(config, batch=batch, iterations=7, rollout=replace(config.rollout, window=window))
     schedule = SimpleNamespace(num_steps=9, stochastic=(True, True, False))
     group = SimpleNamespace(trained=[[0], [1, 2]], shared=True, schedule=schedule)
-    plan: Any = SimpleNamespace(
-        shares=[1, 2], groups=[group] * 6, group_size=4, batches=lambda rank: [0] * (rank + 2), examples=None, updates=2
-    )
+    plan: Any = SimpleNamespace(shares=[1, 2], groups=[group] * 6, group_size=4, examples=None, updates=2)
+    plan.batches = lambda rank: [0] * (rank + 2)
+    said = {"dims": 2048, "clip": 1e-3, "device": "cpu", "parameters": 12345, "evaluations": "9 passes"}
 
     def cells(config: Any, **more: Any) -> dict[str, str]:
-        table = plan_table(
-            config, plan, dims=2048, clip=1e-3, device="cpu", parameters=12345, evaluations="9 passes", **more
-        )
+        table = plan_table(config, plan, **said, **more)
         left, right = (list(column.cells) for column in table.columns)
         return dict(zip(left, map(str, right), strict=True))
 
@@ -246,9 +249,8 @@ def test_the_table_at_the_start_is_read_off_the_plan() -> None:
     }
     plan.examples, group.shared = [1], False
     model = replace(config.model, path="mine", lora=LoraSpec(rank=3))
-    found = cells(
-        replace(config, model=model, rollout=replace(config.rollout, window=replace(window, branches=1, at=[2])))
-    )
+    rollout = replace(config.rollout, window=replace(window, branches=1, at=[2]))
+    found = cells(replace(config, model=model, rollout=rollout))
     assert found["given clips"].startswith("3 prompts x 4 = 24 clips")
     assert found["steps"][-5:] == "1 + 2"
     assert (found["model"], found["trains"]) == ("mine", "12,345 parameters: a LoRA of rank 3")
@@ -258,10 +260,8 @@ def test_a_line_of_an_iteration_and_bars_of_a_run(capsys) -> None:
     row = {"loss/policy": 0.25, "gradient/norm": 0.5, "time/total": 2.0, "kl/total": 1e-3, "kl/velocity": 1.0}
     crew = {"crew/workers": 2.0, "crew/idle_s": 0.0, "crew/busy_s": 0.0, "crew/queue": 3.0, "crew/staleness": 0.0}
     assert iteration_line(1, 9, row, 200.0) == "1/9  loss 0.250  kl 1.0e-03  grad 0.5  2.0 s  3 min left"
-    assert (
-        iteration_line(1, 9, {**row, **crew}, 2.0)
-        == "1/9  loss 0.250  2 workers 0% idle  queue 3  kl 1.0e-03  2.0 s  2 s left"
-    )
+    line = iteration_line(1, 9, {**row, **crew}, 2.0)
+    assert line == "1/9  loss 0.250  2 workers 0% idle  queue 3  kl 1.0e-03  2.0 s  2 s left"
     terminal = Terminal(enabled=True, progress=True, total=9)
     assert terminal._progress.disable  # nobody looks
     with terminal:
@@ -270,3 +270,280 @@ def test_a_line_of_an_iteration_and_bars_of_a_run(capsys) -> None:
     run, phase = terminal._progress.tasks
     assert (run.completed, run.total, phase.description, phase.completed, phase.total) == (4, 9, "  decode", 2, 5)
     capsys.readouterr()
+
+
+ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
+
+
+def test_an_evaluation_names_its_scores_the_total_first(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"eval/VQ": 0.25, "eval/total": 1.5, "eval/TA/size": 9.0, "eval/failed": 0.0, "eval/total_stderr": 0.1}
+    Terminal(enabled=True, progress=False, total=9).evaluation(3, row)
+    assert capsys.readouterr().out == "held-out after 3  total 1.500  VQ 0.250\n"
+    Terminal(enabled=False, progress=False, total=9).evaluation(3, row)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_left_is_told_from_the_last_ten_iterations(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(enabled=True, progress=False, total=100)
+    for number in range(1, 21):
+        terminal.iteration(number, {**ROW, "time/total": 1e6 if number <= 10 else 30.0 + number % 2})
+    line, (run, _) = capsys.readouterr().out.splitlines()[-1], terminal._progress.tasks
+    assert (run.completed, run.total, run.fields["note"]) == (20, 100, "reward 1.000")
+    assert line == f"20/100  reward 1.000  kl skipped  grad 2  30.0 s  {minutes(30.5 * 80)} left"
+
+
+def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
+    crew = {"crew/workers": 1e3, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0, "kl/position": 1.0}
+    line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
+    assert len(line) <= 80
+    assert "workers" in line
+    assert "grad" not in line
+    parts = [f"reward_{number} 0.123" for number in range(20)]
+    assert max(map(len, lines_of(["held-out", *parts]))) <= 80
+    assert " ".join(lines_of(["held-out", *parts])).split() == ["held-out", *" ".join(parts).split()]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be written any more")
+def test_a_run_in_a_thread_writes_to_the_same_terminal_while_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+
+    def say() -> None:
+        Terminal(enabled=True, progress=True, total=1).say("from a thread [bold]")
+        said.append(True)
+
+    for stream in (sys.stdout, closed := io.StringIO()):
+        closed.close()
+        monkeypatch.setattr(sys, "stdout", stream)
+        thread = threading.Thread(target=say)
+        thread.start()
+        thread.join()
+    monkeypatch.undo()
+    assert capsys.readouterr().out == "from a thread [bold]\n"
+    assert said == [True, True]
+
+
+def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
+    raw = io.BytesIO()
+    outlet = Outlet(io.TextIOWrapper(raw, encoding="ascii"))
+    assert outlet.write("0.5 ± 0.1\n") == 10
+    outlet.flush()
+    assert raw.getvalue() == b"0.5 ? 0.1\n"
+    screen = SimpleNamespace(isatty=lambda: True, closed=False)
+    assert Outlet(screen).isatty()
+    for look, closed in ((False, False), (True, True)):
+        assert not Outlet(SimpleNamespace(isatty=lambda look=look: look, closed=closed)).isatty()
+    assert not Outlet(None).isatty()
+
+
+def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(trainer: Any, tmp_path: Path) -> None:
+    shown: list[Any] = []
+    metrics: Any = SimpleNamespace(show=lambda number, clips: shown.append((number, clips)))
+    videos = Videos(trainer, Samples(tmp_path, megabytes=9), metrics)
+    assert [number + 1 for number in range(5) if videos.shows(number)] == [2, 4, 5]
+    for number in range(1, 6):
+        trainer.state.iteration = number
+        videos.after({})
+    assert sorted(file.name for file in tmp_path.glob("*.mp4")) == [f"rollout-00000{n}-00.mp4" for n in (2, 4, 5)]
+    result = SimpleNamespace(clips=trainer.videos, captions=["c", "d"], rows=(), sound=None)
+    videos.evaluated(SimpleNamespace(result=result))  # type: ignore[arg-type]
+    ((number, clips),) = shown
+    assert (number, clips.name, clips.captions, clips.fps) == (5, "held_out", ["c", "d"], 8.0)
+    assert torch.equal(clips.pixels, trainer.videos)
+    assert [file.name for file in clips.files] == ["heldout-000005-00.mp4", "heldout-000005-01.mp4"]
+    assert all(file.is_file() for file in clips.files)
+    trainer.world.is_main = False
+    assert not any(videos.shows(number) for number in range(5))
+
+
+def test_a_row_goes_to_the_journal_and_the_terminal_and_failures_are_told(trainer: Any, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    metrics: Any = SimpleNamespace(write=lambda number, row: seen.append(("written", number, row)))
+    terminal: Any = SimpleNamespace(
+        iteration=lambda number, row: seen.append(("iteration", number, row)),
+        evaluation=lambda number, row: seen.append(("evaluation", number, row)),
+        say=lambda text, style: seen.append(("said", text, style)),
+    )
+    rows = Rows(trainer, metrics, terminal)
+    rows.after({"a": 1.0})
+    trainer.failures = "one reward failed"
+    rows.after({"a": 2.0})
+    result = SimpleNamespace(metrics={"eval/total": 1.0}, report="")
+    rows.evaluated(SimpleNamespace(metrics={"eval/total": 1.0, "time/total": 3.0}, result=result))  # type: ignore[arg-type]
+    assert seen == [
+        ("written", 4, {"a": 1.0}), ("iteration", 4, {"a": 1.0}),
+        ("written", 4, {"a": 2.0}), ("iteration", 4, {"a": 2.0}), ("said", "one reward failed", "yellow"),
+        ("written", 4, {"eval/total": 1.0, "time/total": 3.0}), ("evaluation", 4, {"eval/total": 1.0}),
+    ]  # fmt: skip
+    assert '"failed"' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: Any, tmp_path: Path) -> None:
+    def fails(event: object) -> None:
+        raise ZeroDivisionError
+
+    saved: list[bool] = []
+    trainer.writer.finish = lambda: saved.append(True)
+    saver: Any = SimpleNamespace(save=lambda needed: saved.append(needed))
+    told: list[EvaluationEvent] = []
+    callbacks = Callbacks(trainer, Hooks(evaluation=told.append), saver)
+    clips = trainer.videos
+    result = SimpleNamespace(metrics={"eval/total": 1.0}, clips=clips, captions=["a", "b"])
+    callbacks.evaluated(SimpleNamespace(result=result, best=True))  # type: ignore[arg-type]
+    (event,) = told
+    assert (event.iteration, event.metrics, event.prompts, event.best) == (4, {"eval/total": 1.0}, ["a", "b"], True)
+    assert event.videos is clips
+    for iteration, event, done in (
+        (4, IterationEvent(4, {}, clips, []), [False, True]),
+        (4, CheckpointEvent(4, tmp_path, complete=True), [True]),
+        (0, IterationEvent(0, {}, clips, []), [True]),  # before the first there is nothing to save
+    ):
+        trainer.state.iteration = iteration
+        with pytest.raises(ZeroDivisionError):
+            callbacks._call(fails, event)
+        assert saved == done
+        saved.clear()
+    trainer.world = SimpleNamespace(is_main=False, any=bool)
+    callbacks._call(fails, IterationEvent(2, {}, clips, []))  # another rank calls nothing
+
+
+def test_output_is_flushed_at_the_end_of_a_run_and_the_streams_are_as_they_were(monkeypatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with outliving_output():
+        assert isinstance(sys.stdout, Outlet)
+        print("said")
+        assert raw.getvalue() == b""
+    assert raw.getvalue() == b"said\n"
+    assert sys.stdout is stream
+
+
+STRANGERS = ("favourite.mp4", "rollout-notes.txt", "heldout-000001-00.mp4.bak", "rollout-12-00.mp4")
+
+
+def put(folder: Path, name: str, second: int) -> None:
+    (folder / name).write_bytes(bytes(1000))
+    os.utime(folder / name, ns=(second * 10**9, second * 10**9))
+
+
+def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_path: Path) -> None:
+    """The oldest first; files of other people stay and do not count."""
+    own = ["heldout-000000-00.mp4", "heldout-000001-00.mp4", "rollout-000002-00.mp4", "rollout-000001.txt"]
+    own.append("heldout-000002.txt")
+    for name in STRANGERS:
+        put(tmp_path, name, 0)
+    for second, name in enumerate(own, 1):
+        put(tmp_path, name, second)
+    samples = Samples(tmp_path, megabytes=0.005)
+    for count, gone in ((5, None), (4, own[2]), (3, own[3]), (2.5, own[1]), (1, own[4]), (0, own[0])):
+        samples.budget = 1000 * count
+        samples.prune()
+        own = [name for name in own if name != gone]
+        assert {file.name for file in tmp_path.iterdir()} == {*own, *STRANGERS}
+
+
+def test_a_budget_holds_while_clips_are_saved(tmp_path: Path) -> None:
+    for budget, kept in ((1.0, {"heldout-000001-00.mp4", "heldout-000001.txt"}), (0.0, set())):
+        clips = torch.zeros(1, 2, 16, 16, 3, dtype=torch.uint8)
+        Samples(tmp_path, megabytes=budget).save("heldout-000001", clips, ["a"], 8.0)
+        assert {file.name for file in tmp_path.iterdir()} == kept
+
+
+PHASES = ["rollout", "decode", "reward", "update"]
+
+
+def final(config: TrainConfig) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (Path(config.out) / "final").rglob("*.safetensors")}
+
+
+@pytest.mark.slow
+def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_config(out=str(tmp_path / "plain"))
+    recorded = replace(plain, out=str(tmp_path / "recorded"), profile=1)
+    train(plain)
+    assert not (tmp_path / "plain" / "profile").exists()
+    capsys.readouterr()
+    train(recorded)
+    said = capsys.readouterr().out
+    assert rows(plain) == rows(recorded)
+    assert final(plain) == final(recorded)
+    folder = tmp_path / "recorded" / "profile"
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        [*(f"{name}.json.gz" for name in PHASES), "table.txt"]
+    )
+    names = {}
+    for phase in PHASES:
+        with gzip.open(folder / f"{phase}.json.gz") as file:
+            names[phase] = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert [any("Backward" in name for name in names[phase]) for phase in ("update", "rollout")] == [True, False]
+    text = (folder / "table.txt").read_text()
+    assert [line.split()[0] for line in text.splitlines()[3:7]] == PHASES
+    assert text.splitlines()[3] in said
+
+
+def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.recorder = recorder = Recorder(tmp_path, passes=2)
+    with clock("rollout"):
+        tick = clock.ticker(5)
+        for _ in range(5):
+            torch.ones(3).cumsum(0)
+            tick()
+    (part,) = recorder.recorded
+    assert part.passes == 2
+    assert {kernel.name: kernel.calls for kernel in part.kernels}["aten::cumsum"] == 2
+
+
+def test_kernels_are_those_of_the_gpu_where_there_is_one_the_longest_first() -> None:
+    def event(key: str, cpu: float, gpu: float | None = None, annotation: bool = False) -> SimpleNamespace:
+        kind = DeviceType.CPU if gpu is None else DeviceType.CUDA
+        times = {"self_cpu_time_total": cpu, "self_device_time_total": gpu}
+        return SimpleNamespace(key=key, device_type=kind, is_user_annotation=annotation, count=3, **times)
+
+    on_cpu = [event("add", 2e6), event("matmul", 5e6), event("phase", 9e6, annotation=True)]
+    both = [*on_cpu, event("kernel", 1e6, 0.5e6), event("other", 1e6, 4e6)]
+    for events, found in ((on_cpu, [("matmul", 5.0), ("add", 2.0)]), (both, [("other", 4.0), ("kernel", 0.5)])):
+        recording: Any = SimpleNamespace(key_averages=lambda events=events: events)
+        assert [(one.name, one.seconds) for one in kernels_of(recording)] == found
+
+
+def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], []
+    monkeypatch.setattr("sage_grpo.telling.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = Clock(lambda *seen: told.append(seen))
+    for seconds in (2.0, 3.0):
+        with clock("rollout"):
+            tick = clock.ticker(2)
+            tick()
+            tick()
+            now[0] += seconds
+    clock._memory["rollout"] = 1.5  # a GPU says it
+    assert told == [("rollout", 0, 1), ("rollout", 1, 2), ("rollout", 2, 2)] * 2
+    assert clock.report() == {"time/rollout": 5.0, "time/total": 5.0, "time/peak_gib_rollout": 1.5}
+    assert clock.report() == {"time/total": 0}
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(profile, "export_chrome_trace", full)
+    clock = Clock()
+    clock.recorder = Recorder(tmp_path)
+    with pytest.warns(UserWarning, match=r"Writing a trace .* No space left .* The run goes on"), clock("decode"):
+        torch.ones(1)
+
+
+def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path) -> None:
+    """The sentinel may go back and the run go on: the next row is another iteration's."""
+    said = Said()
+    recording = Profile(trainer, said, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(Diverged), recording.during(4):
+        raise Diverged("not finite")
+    assert trainer.clock.recorder is None
+    recording.after({})
+    assert not said.lines
