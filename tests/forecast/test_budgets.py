@@ -27,11 +27,7 @@ H200 = hardware.find("h200")
 
 def budgeted(name: str, memory: float | None, **update: object) -> TrainConfig:
     config = recipe(name)
-    return replace(
-        config,
-        model=replace(config.model, memory=memory),
-        update=replace(config.update, **update) if update else config.update,
-    )
+    return replace(config, model=replace(config.model, memory=memory), update=replace(config.update, **update))
 
 
 @pytest.mark.parametrize(("asked", "gib"), [(None, 100.0), (24.0, 24.0), (0.25, 25.0), (1.0, 1.0), (300.0, 100.0)])
@@ -139,12 +135,9 @@ def test_a_plan_prices_the_rewards_gradient() -> None:
     whole = {phase.name: phase for phase in forecast(config, H200, architecture=found).phases}
     assert 4 * whole["decode"].seconds < whole["gradient"].seconds < 7 * whole["decode"].seconds
     assert 1.5 * whole["decode"].memory.total < whole["gradient"].memory.total < 60 * GIB
-    large = replace(config, rewards=[RewardSpec(name="videoalign")])
-    without = replace(config, rewards=[RewardSpec(name="somewhere:free")])
-    priced, free = (
-        {phase.name: phase.seconds for phase in forecast(one, H200, architecture=found).phases}
-        for one in (large, without)
-    )
+    rewarded = [replace(config, rewards=[RewardSpec(name=name)]) for name in ("videoalign", "somewhere:free")]
+    said = [forecast(one, H200, architecture=found).phases for one in rewarded]
+    priced, free = ({phase.name: phase.seconds for phase in phases} for phases in said)
     assert priced["gradient"] - free["gradient"] == pytest.approx(3 * (priced["reward"] - free["reward"]))
     spec = RewardSpec(name="somewhere:else", options={"reads": "latents", "differentiable": True})
     latents = forecast(replace(config, rewards=[spec]), H200, architecture=found).phases

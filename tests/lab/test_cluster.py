@@ -92,23 +92,15 @@ def test_a_worker_says_what_its_node_says_and_finds_another_place_when_it_is_los
     assert not one.ready()
 
 
-def test_a_place_that_we_ended_is_not_lost(line: str) -> None:
-    one = worker(Node({"done": 1}, Gone()))
-    assert one.ready()
-    said = one.answer(line)
-    next(said)
-    one.close(now=True)
-    assert [list(words) for words in said] == [["ended"]]
-
-
-def test_what_a_place_that_we_ended_says_after_the_row_is_not_heard(line: str) -> None:
+@pytest.mark.parametrize(("said", "heard"), [("done", [["ended"]]), ("row", [])])
+def test_a_place_that_we_ended_is_not_lost_and_nothing_is_heard_of_it_after_its_row(said, heard, line: str) -> None:
     """When the last row is there all workers are closed, and one may still wait for the end of what its node says."""
-    one = worker(Node({"row": {}}, Gone()))
+    one = worker(Node({said: {}}, Gone()))
     assert one.ready()
-    said = one.answer(line)
-    next(said)
+    answers = one.answer(line)
+    next(answers)
     one.close(now=True)
-    assert list(said) == []
+    assert [list(words) for words in answers] == heard
 
 
 def test_nodes_that_cannot_make_runs_are_named(line: str) -> None:
@@ -225,10 +217,8 @@ def test_interrupted_and_continued_on_a_cluster_that_loses_a_node_its_rows_are_t
     out = tmp_path / "out"
     words = ["compare", "shapes/sage", "shapes/branch", "--seeds", "1", "--iterations", "96", "--points"]
     words += [json.dumps(list(range(4, 96, 4))), "--out", str(out), "--on", "ray"]
-    words += [
-        "--set",
-        *(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in toy_options.items()),
-    ]
+    own = {key: value if isinstance(value, str) else json.dumps(value) for key, value in toy_options.items()}
+    words += ["--set", *(f"{key}={value}" for key, value in own.items())]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
 
     def start(*words: str, **options: Any) -> subprocess.Popen[str]:

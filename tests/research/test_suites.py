@@ -105,6 +105,15 @@ def test_the_ceiling_is_the_one_that_was_measured(file: str, world: World, colum
     assert best["drift"] > measured["clean"]["drift"]
 
 
+def test_what_was_measured_of_the_second_model_is_what_its_card_says() -> None:
+    """A model that is exchanged without its figures, or the other way round, would leave documents that speak of another one."""
+    kept = json.loads((ROOT / "benchmarks/results/scenes_model.json").read_text())
+    card = (ROOT / "scenes/README.md").read_text()
+    assert f"{kept['psnr']:.2f} dB PSNR" in card
+    for part in ("VQ", "MQ", "TA", "Overall", "drift"):
+        assert f"| {part} | {kept['model'][part]:.3f} |" in card
+
+
 @pytest.mark.parametrize("folder", sorted(RESULTS.glob(f"*/{store.SUITE}")), ids=lambda file: file.parent.name)
 def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path, benchmark_module) -> None:
     """`compare --table` of a folder of docs/results, but for the figures."""
