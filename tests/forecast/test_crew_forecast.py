@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.configure import parse
-from sage_grpo.crew.jobs import Job, packed
-from sage_grpo.crew.worker import Worker
-from sage_grpo.data.prompts import Prompt
 from sage_grpo.forecast import hardware
 from sage_grpo.forecast.costs import forecast
 from sage_grpo.forecast.crew import Crew, crew_of
@@ -49,19 +46,6 @@ def test_workers_share_the_sampling_and_staleness_hides_it() -> None:
     assert "4 of 8 workers have nothing to do" in many.bottleneck
     assert one.task_megabytes == two.task_megabytes == 2 * crew(config_of(storage="bfloat16")).task_megabytes
     assert crew_of(*[forecast(recipe("shapes/branch"), hardware.cpu(), gpus=1)] * 2) is None
-
-
-@pytest.mark.slow
-def test_what_travels_is_what_a_worker_gives_back() -> None:
-    config, said = config_of(), crew(config_of())
-    worker = Worker(config, 1, 1, [], {})
-    weights = packed(worker.studio.model.trainable())
-    prompts = tuple(Prompt(f"a red circle {number}") for number in range(4))
-    plan = worker.studio.planner.plan(0, prompts)
-    conditions = worker.studio.conditions(plan)
-    made = worker.make(Job(0, 0, 1, 0, prompts, conditions, whole=False), weights)
-    assert made.bytes == pytest.approx(1e6 * said.task_megabytes)
-    assert len(weights) == pytest.approx(1e6 * said.weights_megabytes, rel=0.1)  # names are written, too
 
 
 def measured(row: int, *more: str) -> tuple[TrainConfig, dict]:

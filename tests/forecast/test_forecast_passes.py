@@ -184,7 +184,7 @@ def sized(config: TrainConfig, case: dict[str, Any], micro_batch: int, **update:
     """Seven prompts, and what a case says of optimizer and update."""
     return replace(
         config,
-        batch=BatchConfig(7, 4, micro_batch, trained_fraction=case.get("trained_fraction", 1.0)),
+        batch=BatchConfig(prompts=7, micro_batch=micro_batch, trained_fraction=case.get("trained_fraction", 1.0)),
         optimizer=replace(config.optimizer, **case.get("optimizer", {})),
         update=replace(config.update, step_fraction=1.0, **update),
     )

@@ -199,15 +199,6 @@ class Planned:
         return [replay(20000), replay(20000)]
 
 
-def test_passes_of_a_plan_by_hand() -> None:
-    plan: Any = Planned()
-    assert lab.scored_clips(plan) == 3 + 1 + 5
-    assert lab.rollout_cost(plan) == 3 + (3 + 1) * 4 + 5 * 4
-    assert lab.update_cost(plan, [0, 2]) == 3 * (1 + 100) + 5 * (10 + 1000) + 80000
-    given: Any = Planned(examples=True)
-    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
-
-
 def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
     laws = {(0, 1): SimpleNamespace(std=0.0, sensitivity=9.0), (1, 2): SimpleNamespace(std=0.5, sensitivity=2.0)}
     grid = SimpleNamespace(pair=lambda step: (step, step + 1))
@@ -248,7 +239,10 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     """Of the clips, 9 an iteration: the last iteration within the budget is where the next one would leave it."""
     monkeypatch.setattr(lab, "references", lambda config, iteration, updates: [0, 2])
     one = recording(clips=18, passes=10**9)
-    done, each = list[int](), 39 + 85353
+    plan: Any = Planned()
+    rollout, updates = 3 + (3 + 1) * 4 + 5 * 4, 3 * (1 + 100) + 5 * (10 + 1000) + 80000
+    assert (lab.scored_clips(plan), lab.rollout_cost(plan), lab.update_cost(plan, [0, 2])) == (9, rollout, updates)
+    done, each = list[int](), rollout + updates
     object.__setattr__(one, "progress", done.append)
     for number in (1, 2, 3):
         one.trainer.state.iteration, one.trainer.state.updates = number, 2 * number
@@ -258,6 +252,8 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     assert (record.cost, record.scored, record.budgets) == (3 * each, 27, {"clips": 2})
     assert (record.seconds["iterations"], len(record.training), record.updates) == (6.0, 3, 6)
     assert (record.grid, done) == ({0: {"weight": 0.5}}, [1, 2, 3])
+    given: Any = Planned(examples=True)
+    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
     near = recording(clips=17)
     near.trainer.state.iteration = 1
     near.after({"time/total": 2.0})
@@ -342,16 +338,14 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
     made, notes, loaded = {"code": "1", "lab": "2"}, list[str](), list[Path]()
     state = SimpleNamespace(iteration=5, load=lambda folder, world: loaded.append(folder))
     trainer: Any = SimpleNamespace(state=state, world=None)
-    (tmp_path / "000005").mkdir()
-    (tmp_path / "000005" / lab.RECORD).write_text('{"cost": 3}')
+    kept = tmp_path / "000005"
+    kept.mkdir()
+    (kept / lab.RECORD).write_text('{"cost": 3}')
     meta: dict[str, Any] = {"made_by": made, "sentinel": {"good": None}}
-    checkpoint = SimpleNamespace(
-        recover=lambda root: None,
-        newest_good=lambda root: tmp_path / "000005" if meta else None,
-        read_meta=lambda folder: meta,
-        find_fault=lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None,
-        continuing=lambda folder: nullcontext(),
-    )
+    checkpoint = SimpleNamespace(recover=lambda root: None, read_meta=lambda folder: meta)
+    checkpoint.newest_good = lambda root: kept if meta else None
+    checkpoint.find_fault = lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None
+    checkpoint.continuing = lambda folder: nullcontext()
     monkeypatch.setattr(lab, "checkpoint", checkpoint)
     monkeypatch.setattr(lab.shutil, "rmtree", lambda root: notes.append("gone"))
 
@@ -359,23 +353,22 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
         notes.clear()
         return lab.Unfinished(root, made_by, notes.append).resume(trainer)
 
+    def refused(why: str, made_by: dict[str, Any] = made) -> None:
+        assert resumed(made_by) is None
+        assert notes == [f"what was kept of it is not continued ({why}): it is made anew.", "gone"]
+
     assert resumed(made, tmp_path / "absent") is None
     assert notes == []
     for good in (None, 3):
         meta["sentinel"]["good"] = good
         assert resumed(made) == {"cost": 3}
         assert notes == ["goes on after iteration 5."]
-    assert loaded == [tmp_path / "000005"] * 2
-    anew = "what was kept of it is not continued ({}): it is made anew."
-    assert resumed({**made, "lab": "3", "new": "4"}) is None
-    assert notes == [anew.format("it was made by another lab, new"), "gone"]
+    assert loaded == [kept] * 2
+    refused("it was made by another lab, new", {**made, "lab": "3", "new": "4"})
     meta["sentinel"]["good"] = 2
-    assert resumed(made) is None
-    fault = "the checkpoint that its sentinel may go back to is damaged: 000002 is broken"
-    assert notes == [anew.format(fault), "gone"]
+    refused("the checkpoint that its sentinel may go back to is damaged: 000002 is broken")
     meta.clear()
-    assert resumed(made) is None
-    assert notes == [anew.format("its checkpoints are damaged"), "gone"]
+    refused("its checkpoints are damaged")
 
 
 def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:

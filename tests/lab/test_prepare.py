@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sage_grpo.cli import main
 from sage_grpo.commands import compare
-from sage_grpo.configure import ConfigError
+from sage_grpo.configure import ConfigError, parse
 from sage_grpo.lab import prepare as prepared
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
@@ -169,38 +166,8 @@ def test_a_key_goes_by_what_is_computed_and_by_nothing_else() -> None:
     assert key_of(TrainConfig(), (), "train") == key_of(replace(TrainConfig(), out="x"), (), "train")
 
 
-def options(*words: str) -> compare.Options:
-    from sage_grpo.configure import parse
-
-    _, argv = compare.defaults([*([] if words[0].startswith("--") else ["--recipes"]), *words])
-    return parse(compare.Options, argv, prog="sage-grpo compare")
-
-
-def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
-    words = ["shapes/branch", "shapes/sage", "--vary", "optimizer.lr=2e-5,5e-5"]
-    more = ["--vary", "rollout.window.at=[1],[2,3]", "--seeds", "3", "--iterations", "4", "--points", "[2]"]
-    (made,) = compare.suites_of(options(*words, *more))
-    varied = ["lr=2e-5 at=[1]", "lr=2e-5 at=[2,3]", "lr=5e-5 at=[1]", "lr=5e-5 at=[2,3]"]
-    assert [arm.name for arm in made.arms][:4] == [f"shapes/branch {one}" for one in varied]
-    assert len(made.arms) == 8
-    assert (made.seeds, made.points, made.iterations) == ((1000, 1001, 1002), (2,), 4)
-    (made,) = compare.suites_of(options(*words, "--baseline", "shapes/sage"))
-    assert made.baseline == "shapes/sage lr=5e-5"  # the recipe's own
-
-
 def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:
     arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
-    asked = options("--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before").arms
-    assert compare.chosen([suite(*arms)], asked) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]
-
-
-def test_what_preflight_remarks_is_told_once_before_anything_runs(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(import_module("sage_grpo.session.preflight"), "preflight", lambda config: ["Slow here."])
-
-    def begin(*parts: object, **options: object) -> None:
-        assert capsys.readouterr().err.count("sage-grpo: Slow here.") == 1  # of two arms
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sage_grpo.lab.run.run", begin)
-    words = ["compare", "shapes/branch", "--vary", "kernel.eta=1.0,1.2", "--seeds", "1", "--out", str(tmp_path / "out")]
-    assert main(words) == 130
+    _, argv = compare.defaults(["--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before"])
+    asked = parse(compare.Options, argv, prog="sage-grpo compare")
+    assert compare.chosen([suite(*arms)], asked.arms) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]

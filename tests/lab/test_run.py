@@ -69,13 +69,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     return Here
 
 
-@pytest.mark.parametrize("words", [["shapes/sage"], ["--seeds", "3"]])
-def test_what_asks_for_runs_is_refused_where_only_tables_are_drawn(words: list[str], tmp_path: Path, capsys) -> None:
-    assert main(["compare", *words, "--table", str(tmp_path)]) != 0
-    name = words[0].removeprefix("--") if words[0].startswith("--") else "recipes"
-    assert f"runs nothing: leave out {name}." in capsys.readouterr().err
-
-
 def jobs_of(suite: Suite) -> list[Job]:
     """Its runs, by hand: the key goes by settings and seed."""
     kinds = {"plain": "a", "same": "a", "b": "b", "fast": "c"}
@@ -202,35 +195,18 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
 
 
-def test_several_suites_share_runs_and_their_tables_are_drawn_again_elsewhere(
+def test_several_suites_share_runs_from_the_command_to_their_tables(
     here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     named = {name: lambda size, suite=suite: suite for name, suite in suites_of_two.items()}
     monkeypatch.setattr(suites, "SUITES", named)
-
-    def compare(*words: str) -> tuple[int, str]:
-        code = main(["compare", *words])
-        told = capsys.readouterr()
-        return code, told.out + told.err
-
-    both, drawn = tmp_path / "both", tmp_path / "drawn"
-    code, told = compare("--suite", "one,other", "--out", str(both), "--weights", "--jobs", "1")
-    assert (code, len(here.asked), len(set(here.asked))) == (0, 6, 6)  # and not 8
-    assert "6/6" in told
-    assert f"-C {tmp_path} both" in told
+    both = tmp_path / "both"
+    words = ["--suite", "one,other", "--out", str(both), "--weights", "--jobs", "1"]
+    assert (main(["compare", *words]), len(here.asked), len(set(here.asked))) == (0, 6, 6)  # and not 8
+    told = capsys.readouterr()
+    assert "6/6" in told.err
     assert sorted(path.name for path in both.iterdir()) == ["logs", "one", "other"]
-    before = {path: path.read_text() for path in both.rglob("*") if path.is_file()}
-    table = before[both / "other" / "table.md"].strip()
-    assert table in compare("--table", str(both))[1]
-    code, told = compare("--table", str(both), "--out", str(drawn))
-    assert (code, f"Report: {drawn / 'other' / 'report.md'}" in told) == (0, True)
-    names = {path.relative_to(drawn): path.read_text() for path in drawn.rglob("*") if path.is_file()}
-    assert names.items() <= {path.relative_to(both): text for path, text in before.items()}.items()
-    assert not (drawn / "other" / store.ROWS).exists()
-    code, told = compare("--table", str(both / "other"), "--out", str(both))  # the rows of others, in a folder of it
-    assert code != 0
-    assert "has runs of its own, whose tables would be overwritten: name another --out" in told
-    assert {path: path.read_text() for path in both.rglob("*") if path.is_file()} == before
+    assert (both / "other" / "table.md").read_text().strip() in told.out
 
 
 def test_what_is_told_of_the_runs_of_several_suites(suites_of_two: dict[str, Suite], capsys) -> None:

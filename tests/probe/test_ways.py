@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -10,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from sage_grpo.cli import main
 from sage_grpo.data.groups import Member
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
@@ -199,29 +196,3 @@ def test_one_place_is_asked_for(prober_of) -> None:
         assert (full.solver, full.before, full.after) == ("euler", 14, 13)
     with pytest.raises(ValueError, match="there is nothing to make cheap"):
         choose_ways(prober_of(WaysSpec(), window=Window(kind="fixed", start=5, length=4), deterministic_last=False))
-
-
-@pytest.mark.slow
-def test_from_the_command_to_training(make_config, tmp_path, capsys) -> None:
-    """The fields that are recommended are fields of `train`, and nothing is recommended where nothing is alike."""
-    config = make_config(rollout={"steps": 6, "same_noise": True, "window": Window(kind="drawn", at=[2])})
-    config = replace(config, update=replace(config.update, updates_per_rollout=1))
-    config = replace(config, model=replace(config.model, family="trainer_zoo.guided"))
-    file, out = tmp_path / "toy.yaml", tmp_path / "probe"
-    file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config)))))
-    few = f"probe --config {file} --probe.out {out} --probe.prompts 3 --probe.ways.measure true --evaluate.steps 12".split()
-    few += ["--probe.ways.solvers", "[ab2]", "--probe.ways.cheap", "[{negative_every: 2}, {guidance: [0.0, 0.4]}]"]
-    assert main([*few, "--probe.ways.least", "0.01"]) == 0
-    text = capsys.readouterr().out
-    assert "Measured: the way with the fewest passes" in text
-    found = json.loads((out / "ways.json").read_text())
-    advised = yaml.safe_load((out / "ways.yaml").read_text())
-    assert advised["rollout"] == found["recommended"]
-    assert main(["train", "--config", str(file), "--config", str(out / "ways.yaml"), "--iterations", "1"]) == 0
-    trained, cheap = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["rollout"], found["recommended"]
-    assert trained["cheap"].items() >= cheap.pop("cheap").items()
-    assert trained.items() >= cheap.items()
-    capsys.readouterr()
-    assert main([*few, "--probe.ways.least", "1.0", "--probe.ways.after", "[1]"]) == 0
-    assert "No way is alike by 1" in " ".join(capsys.readouterr().out.split())
-    assert not (out / "ways.yaml").exists()
