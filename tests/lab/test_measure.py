@@ -25,9 +25,7 @@ from trainer_zoo.toy import ToyModel
 ARMS = {
     "sage": {},
     "branch": {},
-    "mix_grpo": {"rollout.window.every": 1},
     "two epochs": {"update.repeat": True, "update.updates_per_rollout": 3},
-    "fixed": {"trust_region.mode": "fixed"},
     "target": {"optimizer.target_kl": 0.01},
     "nft": {},
 }
@@ -42,7 +40,7 @@ def job_of(toy_suite: Suite) -> MakeJob:
     """arm -> its job, with the toy model."""
 
     def make(name: str) -> Job:
-        start = name if name in ("branch", "mix_grpo", "nft") else "sage"
+        start = name if name in ("branch", "nft") else "sage"
         arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
         suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=3, points=(2,))
         return prepare(suite, recipe)[0]

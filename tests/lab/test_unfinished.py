@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,32 +15,15 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
 
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sage": ("sage", {"optimizer.ema": 0.9, "optimizer.target_kl": 0.01}),
-    "nft": ("nft", {}),
-    "rollback": (
-        "sage",
-        {"sentinel.action": "rollback", "sentinel.patience": 1, "sentinel.window": 5, "evaluate.every": 2},
-    ),
+ARMS: dict[str, dict[str, Any]] = {
+    "sage": {"optimizer.ema": 0.9, "optimizer.target_kl": 0.01},
+    "nft": {},
+    "rollback": {"sentinel.action": "rollback", "sentinel.patience": 1, "sentinel.window": 5, "evaluate.every": 2},
 }
-POINTS = (2, 4, 6)
 
 
 class CutOff(BaseException):
     """As a kill: nothing that the run does can catch it."""
-
-
-@pytest.fixture
-def job_of(toy_suite: Suite) -> Callable[..., Job]:
-    """arm -> its job on the toy model."""
-
-    def make(name: str, iterations: int = 7) -> Job:
-        start, options = ARMS[name]
-        arm = Arm(name=name, recipe=f"shapes/{start}", options=options)
-        suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=iterations, points=POINTS)
-        return prepare(suite, recipe)[0]
-
-    return make
 
 
 @pytest.fixture
@@ -69,10 +51,12 @@ def run(job: Job, folder: Path | None = None, *, until: int | None = None, notes
 @pytest.mark.usefixtures("short_leash")
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
-    arm: str, job_of: Callable[..., Job], tmp_path: Path
+    arm: str, toy_suite: Suite, tmp_path: Path
 ) -> None:
     """Before its first point, between two, in the iteration after one, and (rollback) on both sides of going back."""
-    job, folder, notes = job_of(arm), tmp_path / "kept", list[str]()
+    made = Arm(name=arm, recipe="shapes/nft" if arm == "nft" else "shapes/sage", options=ARMS[arm])
+    suite = replace(toy_suite, arms=(made,), baseline=arm, seeds=(1,), iterations=7, points=(2, 4, 6))
+    (job,), folder, notes = prepare(suite, recipe), tmp_path / "kept", list[str]()
     whole = run(job)
     assert whole["status"] == "done"
     backs = [at for at, _, action in whole["sentinel"] if action == "rollback"]
