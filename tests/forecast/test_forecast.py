@@ -155,7 +155,7 @@ def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
     (line, *_) = show.verdict(said)
     assert f"on {gpus} GPU(s) = {said.gpu_hours:,.1f} GPU-hours" in line
     config = replace(config, data=replace(config.data, prompts="p.txt", eval_prompts=None))
-    without = forecast(config, said.hardware, gpus=gpus)
+    without = forecast(config, said.hardware, gpus=gpus, architecture=said.architecture)
     assert without.evaluation_seconds == 0
     assert without.gpu_hours == pytest.approx(gpus * 40 * said.iteration_seconds / 3600, rel=1e-12)
 
