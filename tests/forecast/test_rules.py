@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,23 +119,16 @@ def test_passes_add_up_and_small_clips_are_guided_together() -> None:
         Passes(1, 1, 4), Passes(1, 2, 8), Passes(1, 1, 4),
     ]  # fmt: skip
     config = recipe("shapes/sage")
-    spec = costs.dataclasses.replace(config.evaluate, prompts=4, per_prompt=2)
-    config = costs.dataclasses.replace(
-        config, evaluate=spec, batch=costs.dataclasses.replace(config.batch, micro_batch=2)
-    )
+    spec = replace(config.evaluate, prompts=4, per_prompt=2)
+    config = replace(config, evaluate=spec, batch=replace(config.batch, micro_batch=2))
     plain = Guiding(lambda sigma: 2 if sigma > 0.5 else 1)
     assert evaluation(config, 3, 2, [1.0, 0.5], plain) == [Passes(4, 6, 9)] * 2
     assert sum(one.clips for one in evaluation(config, 9, 2, [1.0, 0.5], plain)) == 3 * 8, "not more than are asked for"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(0.04, "0.0 s"), (119.9, "119.9 s"), (120, "2.0 min"), (7199, "120.0 min"), (7200, "2.0 h")]
-)
-def test_times_are_told_in_a_fitting_unit(seconds: float, told: str) -> None:
-    assert show._time(seconds) == told
-
-
-def test_what_given_steps_do_without_is_told() -> None:
+def test_times_are_told_in_a_fitting_unit_and_what_given_steps_do_without() -> None:
+    told = {0.04: "0.0 s", 119.9: "119.9 s", 120: "2.0 min", 7199: "120.0 min", 7200: "2.0 h"}
+    assert {seconds: show._time(seconds) for seconds in told} == told
     assert show._given(CheapSpec()) == ""
     assert show._given(CheapSpec(guidance=(0.25, 0.5), negative_every=2)) == (
         "guided at noise levels 0.25 to 0.5; the negative branch at every 2 of them"
@@ -157,9 +151,8 @@ def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
         )
     ]  # fmt: skip
     assert [one.option for one in sorted(ways, key=changes._rank)] == ["a0", "a", "b", "c", "d", "e"]
-    assert [changes._typed(*one) for one in (("a", True), ("b", 0.5), ("c", 3), ("model.lora", LoraSpec(rank=5)))] == [
-        "--a true", "--b 0.5", "--c 3", "--model.lora.rank 5",
-    ]  # fmt: skip
+    options = (("a", True), ("b", 0.5), ("c", 3), ("model.lora", LoraSpec(rank=5)))
+    assert " ".join(changes._typed(*one) for one in options) == "--a true --b 0.5 --c 3 --model.lora.rank 5"
     kinds = [["rollout.offload"], ["model.vae_tiling"], ["model.frames"], ["model.vae_tiling", "model.frames"]]
     assert [changes._stays(edit) for edit in kinds] == ["same", "nearly", "another", "another"]
 
@@ -180,13 +173,8 @@ def test_a_family_of_your_own_is_known_by_its_configuration() -> None:
     spec = ModelSpec(family="somewhere", guidance_scale=3.0, shift=2.0)
     own = Architecture(family="somewhere", source="", spec=spec)
     assert (own.guidance_scale, own.shift, own.text_tokens, own.estimated) == (3.0, 2.0, 0, False)
-    assert (own.network, own.video, latent_elements(own), own.network_at(0.5), own.trains(0.5)) == (
-        None,
-        None,
-        0,
-        0,
-        True,
-    )
+    assert (own.network, own.video, latent_elements(own)) == (None, None, 0)
+    assert (own.network_at(0.5), own.trains(0.5)) == (0, True)
     assert (own.branches(0.5), own.branches(0.5, 1.0), own.branches(0.5, 2.0)) == (2, 1, 2)
     plain = Architecture(family="somewhere", source="", spec=ModelSpec(family="somewhere"))
     assert (plain.guidance_scale, plain.shift, plain.branches(0.5)) == (1.0, 1.0, 1)

@@ -34,13 +34,5 @@ def toy_options(tmp_path: Path) -> dict[str, Any]:
 def toy_suite(toy_options: dict[str, Any]) -> Suite:
     """Two arms x two seeds x two iterations."""
     arms = (Arm(name="sage", recipe="shapes/sage"), Arm(name="branch", recipe="shapes/branch"))
-    return Suite(
-        name="toy",
-        title="Toys",
-        question="?",
-        arms=arms,
-        baseline="sage",
-        seeds=(1, 2),
-        options=toy_options,
-        iterations=2,
-    )
+    named = {"name": "toy", "title": "Toys", "question": "?", "baseline": "sage"}
+    return Suite(**named, arms=arms, seeds=(1, 2), options=toy_options, iterations=2)

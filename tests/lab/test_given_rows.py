@@ -37,13 +37,13 @@ def read(tmp_path: Path, content: Any, more: bytes = b"") -> list[dict[str, Any]
     return store.read_rows(file)
 
 
-def test_rows_as_they_are_written_are_read(tmp_path) -> None:
-    for one in (row("a", 1, {0: 1.0, 2: 2.0}), row("a", 1, {0: 1.0}, status="diverged", iterations=2)):
+def test_rows_as_they_are_written_are_read_and_one_that_is_nested_without_end_is_refused(tmp_path) -> None:
+    whole, failed = row("a", 1, {0: 1.0, 2: 2.0}), row("a", 1, {}, status="failed")
+    failed = {name: failed[name] for name in ("format", *store.HEAD)}
+    for one in (whole, row("a", 1, {0: 1.0}, status="diverged", iterations=2), failed):
         assert read(tmp_path, one) == [one]
-    failed = {
-        name: value for name, value in row("a", 1, {}, status="failed").items() if name in (*store.HEAD, "format")
-    }
-    assert read(tmp_path, failed) == [failed]
+    with pytest.raises(ConfigError, match="line 2"):
+        read(tmp_path, whole, DEEP.encode() + b"\n{}\n")
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,6 @@ def test_rows_that_no_run_writes_are_refused_by_line(path: str, value: Any, tmp_
     assert "\n" not in str(refused.value)
 
 
-def test_a_row_that_is_nested_without_end_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="line 2"):
-        read(tmp_path, row("a", 1, {0: 1.0}), DEEP.encode() + b"\n{}\n")
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -85,8 +80,8 @@ def test_suites_that_no_comparison_writes_are_refused(path: str, value: Any, tmp
         store.load_suite(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", DEEP, '{"suite": ' + DEEP + "}"])
-def test_suites_that_are_no_json_are_refused(text: str, tmp_path) -> None:
-    (tmp_path / store.SUITE).write_text(text)
-    with pytest.raises(ConfigError, match="damaged"):
-        store.load_suite(tmp_path)
+def test_suites_that_are_no_json_are_refused(tmp_path) -> None:
+    for text in ("", "{", "[]", "null", DEEP, '{"suite": ' + DEEP + "}"):
+        (tmp_path / store.SUITE).write_text(text)
+        with pytest.raises(ConfigError, match="damaged"):
+            store.load_suite(tmp_path)

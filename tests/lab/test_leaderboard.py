@@ -69,12 +69,8 @@ def test_an_entry_as_it_is_written() -> None:
     own = {"rewards": [{"name": "shapes_proxy"}, {"name": "shapes", "metric_only": True}], "optimizer.lr": 1e-3}
     runs = rows("long", [1.5] * 8, base={"Overall": 1.25, "total": 0.5, "drift": 0.07}, settings={**RULES, **own})
     for place, run in enumerate(runs):
-        run |= {
-            "iterations": 9,
-            "budgets": {"passes": 2, "clips": 4},
-            "supervised": place == 5,
-            "commit": "ba"[place % 2],
-        }
+        run |= {"iterations": 9, "budgets": {"passes": 2, "clips": 4}}
+        run |= {"supervised": place == 5, "commit": "ba"[place % 2]}
         run["evaluations"] |= {
             "4": {"Overall": 1.625, "total": 1.5, "drift": 0.25, "flicker": 0.5},
             "9": {"Overall": 1.0 + place / 8, "total": 1.5, "drift": 0.5, "flicker": 0.5},
@@ -88,18 +84,12 @@ def test_an_entry_as_it_is_written() -> None:
     found = board("long", runs=runs)
     (entry,) = found.pop("entries")
     rules = {"version": leaderboard.__version__, "budgets": {"passes": 22_680, "clips": 6_480}, "seeds": list(SEEDS)}
-    rules["evaluation"] = {
-        "evaluate.prompts": 256,
-        "evaluate.per_prompt": 2,
-        "evaluate.steps": 20,
-        "evaluate.seed": 1234,
-    }
+    evaluation = {"prompts": 256, "per_prompt": 2, "steps": 20, "seed": 1234}
+    rules["evaluation"] = {f"evaluate.{name}": value for name, value in evaluation.items()}
     assert found == {"format": 2, "rules": rules, "left_out": {}}
     end, gain = entry["final"].pop("Overall"), entry.pop("gain_true")
-    assert (end["mean"], end["half"]) == (
-        1.4375,
-        pytest.approx(2.364624 * 0.125 * math.sqrt(6) / math.sqrt(8), rel=1e-6),
-    )
+    half = pytest.approx(2.364624 * 0.125 * math.sqrt(6) / math.sqrt(8), rel=1e-6)
+    assert (end["mean"], end["half"]) == (1.4375, half)
     assert gain == {**end, "mean": 0.1875}
     assert entry["at"].pop("clips")["mean"] == 1.625
     assert entry == {
@@ -183,9 +173,6 @@ def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
     """0.0500 and 0.0504 are printed with four digits: two rows, though they agree in three."""
     bases = [{"Overall": 1.25, "total": 1.25, "drift": drift} for drift in (0.05, 0.0504)]
     both = [*rows("a", [1.5, 1.6], base=bases[0]), *rows("b", [1.5, 1.6], base=bases[1])]
-    lines = [
-        line
-        for line in report.tables(summarize(suite("a", "b", columns=COLUMNS), both)).splitlines()
-        if "| base" in line
-    ]
+    told = report.tables(summarize(suite("a", "b", columns=COLUMNS), both))
+    lines = [line for line in told.splitlines() if "| base" in line]
     assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]

@@ -20,12 +20,11 @@ read order
 echo "$order $CUDA_MPS_PIPE_DIRECTORY" >> {log}
 [ "$order" != get_server_list ] || [ -n "{running}" ]
 """
-"""NVIDIA's program, as far as we talk to it."""
 
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the program was told; no MPS runs yet."""
+    """What NVIDIA's program was told; no MPS runs yet."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     _install(tmp_path)
@@ -39,41 +38,35 @@ def _install(folder: Path, *, starts: int = 0, running: str = "") -> None:
 
 
 def test_mps_is_started_for_the_workers_and_stopped_afterwards_also_after_a_fault(log: Path) -> None:
-    pipe = ""
+    pipes = list[str]()
 
     def fails() -> None:
-        nonlocal pipe
         with machine.mps(True) as (environment, remark):
-            pipe = environment["CUDA_MPS_PIPE_DIRECTORY"]
-            assert Path(pipe).is_dir()
+            pipes.append(environment["CUDA_MPS_PIPE_DIRECTORY"])
+            assert Path(pipes[0]).is_dir()
             assert "by MPS" in remark
-            assert log.read_text().splitlines() == ["get_server_list ", f"start {pipe}"]
             raise RuntimeError("a fault")
 
     with pytest.raises(RuntimeError, match="a fault"):
         fails()
-    assert log.read_text().splitlines()[2:] == [f"quit {pipe}"]
-    assert not Path(pipe).exists()
+    assert log.read_text().splitlines() == ["get_server_list ", f"start {pipes[0]}", f"quit {pipes[0]}"]
+    assert not Path(pipes[0]).exists()
 
 
-def test_an_mps_that_runs_is_used_and_left_alone(log: Path) -> None:
+def test_otherwise_processes_share_what_runs_or_take_turns_and_it_is_said(log: Path, monkeypatch) -> None:
+    def said(wanted: bool = True) -> str:
+        with machine.mps(wanted) as (environment, remark):
+            assert environment == {}
+        return remark
+
     _install(log.parent, running="yes")
-    with machine.mps(True) as (environment, remark):
-        assert environment == {}
-        assert "runs here" in remark
+    assert "runs here" in said()
     assert log.read_text().split() == ["get_server_list"]
-
-
-def test_without_mps_processes_take_turns_and_it_is_said(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(log.parent, starts=1)
-    with machine.mps(True) as (environment, remark):
-        assert environment == {}
-        assert "does not start" in remark
-    with machine.mps(False) as (environment, remark):
-        assert (environment, remark) == ({}, "")
+    assert "does not start" in said()
+    assert said(False) == ""
     monkeypatch.setenv("PATH", "")
-    with machine.mps(True) as (environment, remark):
-        assert "there is no" in remark
+    assert "there is no" in said()
 
 
 def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

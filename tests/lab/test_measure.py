@@ -25,9 +25,7 @@ from trainer_zoo.toy import ToyModel
 ARMS = {
     "sage": {},
     "branch": {},
-    "mix_grpo": {"rollout.window.every": 1},
     "two epochs": {"update.repeat": True, "update.updates_per_rollout": 3},
-    "fixed": {"trust_region.mode": "fixed"},
     "target": {"optimizer.target_kl": 0.01},
     "nft": {},
 }
@@ -42,7 +40,7 @@ def job_of(toy_suite: Suite) -> MakeJob:
     """arm -> its job, with the toy model."""
 
     def make(name: str) -> Job:
-        start = name if name in ("branch", "mix_grpo", "nft") else "sage"
+        start = name if name in ("branch", "nft") else "sage"
         arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
         suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=3, points=(2,))
         return prepare(suite, recipe)[0]
@@ -93,12 +91,10 @@ def test_another_model_evaluation_or_prompt_is_another_base_and_how_a_run_learns
         return lab.base_key(replace(config, **{part: replace(getattr(config, part), **fields)}))
 
     (reward,) = config.rewards
+    models = [{"path": "a/b"}, {"family": "trainer_zoo.other"}, {"guidance_scale": 3.0}, {"frames": 5}]
     keys = [
         lab.base_key(config),
-        *(
-            key("model", **change)
-            for change in ({"path": "a/b"}, {"family": "trainer_zoo.other"}, {"guidance_scale": 3.0}, {"frames": 5})
-        ),
+        *(key("model", **change) for change in models),
         *(key("evaluate", **change) for change in ({"seed": 77}, {"steps": 9}, {"prompts": 1})),
         key("data", eval_prompts="others.txt"),
         key("batch", micro_batch=2),  # other sums, in the last digits
@@ -140,7 +136,8 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
     assert told == [1, 2]
     total = torch.cat(seen)
     assert len(total) == 16  # two batches of two prompts x four
-    assert row["evaluations"] == {"2": {"bright": pytest.approx(float(total.mean())), "total": pytest.approx(float(total.mean())), "clips": 16}}  # fmt: skip
+    mean = pytest.approx(float(total.mean()))
+    assert row["evaluations"] == {"2": {"bright": mean, "total": mean, "clips": 16}}
     assert row["updates"] == 0
     assert row["passes"]["2"] == 2 * 8 * 5
 
@@ -155,9 +152,7 @@ def test_long_curves_are_thinned_to_means_of_blocks() -> None:
 
 def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> None:
     scored = [("a", 1.0, 0.5), ("b", 3.0, 0.25), ("a", 2.0, 1.0), ("b", None, 0.75)]
-    rows = [
-        {"prompt": prompt, "scores": {"total": total, "drift": drift, "other": 1.0}} for prompt, total, drift in scored
-    ]
+    rows = [{"prompt": name, "scores": {"total": total, "drift": far, "other": 1.0}} for name, total, far in scored]
     assert lab.by_prompt(rows) == {"total": [1.5, None], "drift": [0.75, 0.5]}
     for one in rows:
         one["scores"]["Overall"] = 7.0
@@ -172,14 +167,6 @@ def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
     assert list(found) == ["1", "2"]
 
 
-def test_a_processor_without_a_name_is_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.Path, "is_file", lambda self: False)
-    monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
-    for name in ("", "a processor"):
-        monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
-        assert lab._processor() == (name or "riscv64")
-
-
 def replay(rows: int) -> SimpleNamespace:
     """Rows of an update, a gauged step or a batch."""
     return SimpleNamespace(rows=rows, members=[None] * rows)
@@ -189,9 +176,7 @@ class Planned:
     """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4; their trunks share a step."""
 
     updates, shares, equalizer = 2, (None, None), {0: 0.5}
-    groups = tuple(
-        SimpleNamespace(branch=branch, schedule=SimpleNamespace(num_steps=steps)) for branch, steps in ((2, 6), (0, 4))
-    )
+    groups = tuple(SimpleNamespace(branch=at, schedule=SimpleNamespace(num_steps=n)) for at, n in ((2, 6), (0, 4)))
 
     def __init__(self, examples: bool = False) -> None:
         self.examples = examples
@@ -210,15 +195,6 @@ class Planned:
 
     def gauged(self, rank: int) -> list[SimpleNamespace]:
         return [replay(20000), replay(20000)]
-
-
-def test_passes_of_a_plan_by_hand() -> None:
-    plan: Any = Planned()
-    assert lab.scored_clips(plan) == 3 + 1 + 5
-    assert lab.rollout_cost(plan) == 3 + (3 + 1) * 4 + 5 * 4
-    assert lab.update_cost(plan, [0, 2]) == 3 * (1 + 100) + 5 * (10 + 1000) + 80000
-    given: Any = Planned(examples=True)
-    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
 
 
 def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
@@ -248,9 +224,8 @@ def test_a_record_goes_on_after_a_file() -> None:
 
 def recording(**budgets: int) -> lab.Recording:
     """The observer of a trainer without a model: every iteration has the plan above."""
-    config: Any = SimpleNamespace(
-        iterations=4, rewards=[SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
-    )
+    rewards = [SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
+    config: Any = SimpleNamespace(iterations=4, rewards=rewards)
     state = SimpleNamespace(iteration=0, updates=0)
     trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
     trainer.done.iteration = 0
@@ -262,7 +237,10 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     """Of the clips, 9 an iteration: the last iteration within the budget is where the next one would leave it."""
     monkeypatch.setattr(lab, "references", lambda config, iteration, updates: [0, 2])
     one = recording(clips=18, passes=10**9)
-    done, each = list[int](), 39 + 85353
+    plan: Any = Planned()
+    rollout, updates = 3 + (3 + 1) * 4 + 5 * 4, 3 * (1 + 100) + 5 * (10 + 1000) + 80000
+    assert (lab.scored_clips(plan), lab.rollout_cost(plan), lab.update_cost(plan, [0, 2])) == (9, rollout, updates)
+    done, each = list[int](), rollout + updates
     object.__setattr__(one, "progress", done.append)
     for number in (1, 2, 3):
         one.trainer.state.iteration, one.trainer.state.updates = number, 2 * number
@@ -272,6 +250,8 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     assert (record.cost, record.scored, record.budgets) == (3 * each, 27, {"clips": 2})
     assert (record.seconds["iterations"], len(record.training), record.updates) == (6.0, 3, 6)
     assert (record.grid, done) == ({0: {"weight": 0.5}}, [1, 2, 3])
+    given: Any = Planned(examples=True)
+    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
     near = recording(clips=17)
     near.trainer.state.iteration = 1
     near.after({"time/total": 2.0})
@@ -314,15 +294,13 @@ def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch:
     now = [100.0]
     monkeypatch.setattr(lab.time, "monotonic", lambda: now[0])
     kept = lab.Kept(SimpleNamespace(), lab.Record(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
-
-    def due(number: int, *, last: bool = False, stopping: bool = False) -> bool:
-        return kept.due(number, last=last, stopping=stopping)
-
-    assert [due(1), due(2), due(2, last=True), due(2, stopping=True)] == [False, True, False, False]
+    no, last, stopping = ({"last": last, "stopping": stopping} for last, stopping in ((0, 0), (1, 0), (0, 1)))
+    asked = ((1, no), (2, no), (2, last), (2, stopping))
+    assert [kept.due(number, **way) for number, way in asked] == [False, True, False, False]
     now[0] = 100.0 + lab.KEPT_EVERY
-    assert not due(1)
+    assert not kept.due(1, **no)
     now[0] += 1
-    assert [due(1), due(1, last=True)] == [True, False]
+    assert [kept.due(1, **no), kept.due(1, **last)] == [True, False]
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,16 +336,14 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
     made, notes, loaded = {"code": "1", "lab": "2"}, list[str](), list[Path]()
     state = SimpleNamespace(iteration=5, load=lambda folder, world: loaded.append(folder))
     trainer: Any = SimpleNamespace(state=state, world=None)
-    (tmp_path / "000005").mkdir()
-    (tmp_path / "000005" / lab.RECORD).write_text('{"cost": 3}')
+    kept = tmp_path / "000005"
+    kept.mkdir()
+    (kept / lab.RECORD).write_text('{"cost": 3}')
     meta: dict[str, Any] = {"made_by": made, "sentinel": {"good": None}}
-    checkpoint = SimpleNamespace(
-        recover=lambda root: None,
-        newest_good=lambda root: tmp_path / "000005" if meta else None,
-        read_meta=lambda folder: meta,
-        find_fault=lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None,
-        continuing=lambda folder: nullcontext(),
-    )
+    checkpoint = SimpleNamespace(recover=lambda root: None, read_meta=lambda folder: meta)
+    checkpoint.newest_good = lambda root: kept if meta else None
+    checkpoint.find_fault = lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None
+    checkpoint.continuing = lambda folder: nullcontext()
     monkeypatch.setattr(lab, "checkpoint", checkpoint)
     monkeypatch.setattr(lab.shutil, "rmtree", lambda root: notes.append("gone"))
 
@@ -375,62 +351,62 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
         notes.clear()
         return lab.Unfinished(root, made_by, notes.append).resume(trainer)
 
+    def refused(why: str, made_by: dict[str, Any] = made) -> None:
+        assert resumed(made_by) is None
+        assert notes == [f"what was kept of it is not continued ({why}): it is made anew.", "gone"]
+
     assert resumed(made, tmp_path / "absent") is None
     assert notes == []
     for good in (None, 3):
         meta["sentinel"]["good"] = good
         assert resumed(made) == {"cost": 3}
         assert notes == ["goes on after iteration 5."]
-    assert loaded == [tmp_path / "000005"] * 2
-    anew = "what was kept of it is not continued ({}): it is made anew."
-    assert resumed({**made, "lab": "3", "new": "4"}) is None
-    assert notes == [anew.format("it was made by another lab, new"), "gone"]
+    assert loaded == [kept] * 2
+    refused("it was made by another lab, new", {**made, "lab": "3", "new": "4"})
     meta["sentinel"]["good"] = 2
-    assert resumed(made) is None
-    fault = "the checkpoint that its sentinel may go back to is damaged: 000002 is broken"
-    assert notes == [anew.format(fault), "gone"]
+    refused("the checkpoint that its sentinel may go back to is damaged: 000002 is broken")
     meta.clear()
-    assert resumed(made) is None
-    assert notes == [anew.format("its checkpoints are damaged"), "gone"]
+    refused("its checkpoints are damaged")
 
 
 def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"rev-parse": (0, "abc\n"), "status": (0, "")}
+    said: dict[str, tuple[int, str]] = {"rev-parse": (0, "abc\n"), "status": (0, "")}
 
     def git(words: list[str], **more: Any) -> SimpleNamespace:
         orders = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "."])
         assert words in [["git", "-C", str(lab.ROOT), *order] for order in orders]
-        code, text = said[words[3]]
-        return SimpleNamespace(returncode=code, stdout=text)
+        if not said:
+            raise OSError
+        return SimpleNamespace(**dict(zip(("returncode", "stdout"), said[words[3]])))
 
     monkeypatch.setattr(lab.subprocess, "run", git)
-    commit = lab.commit.__wrapped__
-    assert commit() == "abc"
-    said["status"] = (0, " M x")
-    assert commit() == "abc+changes"
-    said["rev-parse"] = (128, "fatal")
-    assert commit() == ""
-    del said["rev-parse"]
-    monkeypatch.setattr(lab.subprocess, "run", lambda *words, **more: (_ for _ in ()).throw(OSError))
-    assert commit() == ""
+    found = [lab.commit.__wrapped__()]
+    for order, answer in (("status", (0, " M x")), ("rev-parse", (128, "fatal"))):
+        said[order] = answer
+        found.append(lab.commit.__wrapped__())
+    said.clear()
+    assert [*found, lab.commit.__wrapped__()] == ["abc", "abc+changes", "", ""]
 
 
 def test_surroundings_are_those_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(lab, "_processor", lambda: "a CPU")
-    monkeypatch.setattr(
-        lab, "version", lambda name: {"diffusers": "1", "peft": "3"}[name] if name != "transformers" else missing()
-    )
     monkeypatch.setattr(lab, "commit", lambda: "abc")
 
-    def missing() -> str:
-        raise lab.PackageNotFoundError
+    def version(name: str) -> str:
+        if name == "transformers":
+            raise lab.PackageNotFoundError
+        return name
 
+    monkeypatch.setattr(lab, "version", version)
     found = lab.surroundings(config)
     assert (found["machine"]["device"], found["commit"]) == ("a GPU", "abc")
     assert list(found["versions"]) == ["sage-grpo", "python", "torch", "diffusers", "peft"]
     on_cpu = replace(config, model=replace(config.model, device="cpu"))
-    assert lab.surroundings(on_cpu)["machine"]["device"] == "a CPU"
-    assert lab.surroundings(on_cpu)["machine"].keys() == {"device", "cores", "system"}
+    monkeypatch.setattr(lab.Path, "is_file", lambda self: False)  # no /proc/cpuinfo
+    monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
+    for name in ("", "a processor"):
+        monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
+        found = lab.surroundings(on_cpu)["machine"]
+        assert (found["device"], list(found)) == (name or "riscv64", ["device", "cores", "system"])

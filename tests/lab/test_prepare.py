@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sage_grpo.cli import main
 from sage_grpo.commands import compare
-from sage_grpo.configure import ConfigError
+from sage_grpo.configure import ConfigError, parse
 from sage_grpo.lab import prepare as prepared
 from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import evaluated, key_of, prepare
@@ -22,20 +19,15 @@ from sage_grpo.training.config import EvalConfig, TrainConfig
 
 
 def suite(*arms: Arm, **fields: Any) -> Suite:
-    """A suite of these arms."""
     start = {"name": "s", "title": "", "question": "", "arms": arms, "baseline": arms[0].name, "seeds": (5, 6)}
     return Suite(**{**start, **fields})
 
 
 def test_settings_arrive_in_their_order_and_are_told() -> None:
+    own = {"optimizer.lr": "2e-5", "rewards": [{"name": "video_stats"}]}
     arms = (
         Arm(name="a", recipe="shapes/sage", options={"kernel.eta": 0.7}),
-        Arm(
-            name="b",
-            recipe="shapes/branch",
-            options={"optimizer.lr": "2e-5", "rewards": [{"name": "video_stats"}]},
-            iterations=9,
-        ),
+        Arm(name="b", recipe="shapes/branch", options=own, iterations=9),
     )
     jobs = prepare(suite(*arms, options={"kernel.eta": 0.3, "evaluate.prompts": 7}, iterations=3), recipe)
     assert [(job.arm, job.seed) for job in jobs] == [("b", 5), ("a", 5), ("b", 6), ("a", 6)]  # by seed, long ones first
@@ -92,26 +84,15 @@ def test_long_runs_come_first_and_those_that_learn_at_fresh_levels_take_three_ti
     assert [job.seed for job in jobs] == [5] * 5 + [6] * 5
     assert asked[:2] == [("any", None), ("any", 4)]
     first = jobs[3]
-    assert (first.points, first.budgets, first.unseen, first.kind) == (
-        (0, 1, 2),
-        {"passes": 9, "clips": 7},
-        True,
-        "train",
-    )
-    assert first.key == key_of(first.config, first.points, "train", {"passes": 9, "clips": 7, "unseen": True})
+    budgets = {"passes": 9, "clips": 7}
+    assert (first.points, first.budgets, first.unseen, first.kind) == ((0, 1, 2), budgets, True, "train")
+    assert first.key == key_of(first.config, first.points, "train", {**budgets, "unseen": True})
     assert prepare(replace(of, kind="rollout"), start)[0].points == ()
-    (plain,) = prepare(
-        replace(of, passes=None, clips=None, unseen=False, arms=arms[:1], baseline=names[0], seeds=(5,)), start
-    )
+    of = replace(of, passes=None, clips=None, unseen=False, arms=arms[:1], baseline=names[0], seeds=(5,))
+    (plain,) = prepare(of, start)
     assert (plain.budgets, plain.key) == ({}, key_of(plain.config, plain.points, "train"))
-    fault = prepared.head(plain, "failed", "why")
-    assert (fault["status"], fault["error"], fault["iterations"], fault["kind"], fault["seed"]) == (
-        "failed",
-        "why",
-        5,
-        "train",
-        5,
-    )
+    told = {"status": "failed", "error": "why", "iterations": 5, "kind": "train", "seed": 5}
+    assert prepared.head(plain, "failed", "why").items() >= told.items()
 
 
 def test_keys_are_as_old_as_rows(monkeypatch) -> None:
@@ -128,9 +109,7 @@ def test_keys_are_as_old_as_rows(monkeypatch) -> None:
     ("fields", "said"),
     [
         ({"arms": (Arm(name="a", recipe="x"),) * 2}, "two arms are called 'a'"),
-        ({"arms": ()}, "needs at least one arm, one seed and one column"),
-        ({"seeds": ()}, "needs at least one arm, one seed and one column"),
-        ({"columns": ()}, "needs at least one arm, one seed and one column"),
+        *(({part: ()}, "needs at least one arm, one seed and one column") for part in ("arms", "seeds", "columns")),
         ({"seeds": (1, 2, 1)}, r"a seed is there twice in \[1, 2, 1\]"),
         ({"baseline": "bb"}, r"the baseline 'bb' is none of its arms \(a, b\). Did you mean 'b'"),
     ],
@@ -146,10 +125,7 @@ def test_an_arm_with_other_steps_branches_where_training_would() -> None:
     arm = Arm(name="x", recipe="shapes/branch", options={"rollout.steps": 9})
     (job, *_) = prepare(suite(arm), recipe)
     assert job.config.rollout.window.at == [3]
-    assert {key: job.settings[key] for key in ("rollout.steps", "rollout.window.at")} == {
-        "rollout.steps": 9,
-        "rollout.window.at": [3],
-    }
+    assert job.settings.items() >= {"rollout.steps": 9, "rollout.window.at": [3]}.items()
 
 
 def test_points_are_the_first_the_last_and_what_was_asked_for() -> None:
@@ -176,61 +152,22 @@ CHANGES: dict[str, Any] = {
 def test_a_key_goes_by_what_is_computed_and_by_nothing_else() -> None:
     config = recipe("shapes/sage")
     key = key_of(config, (0, 45), "train")
-    free = replace(
-        config, out="elsewhere", keep=replace(config.keep, videos=1), evaluate=replace(config.evaluate, show=1)
-    )
-    assert key_of(free, (0, 45), "train") == key
+    shown = {"keep": replace(config.keep, videos=1), "evaluate": replace(config.evaluate, show=1)}
+    assert key_of(replace(config, out="elsewhere", **shown), (0, 45), "train") == key
+    budgets = ({"passes": 9}, {"passes": 8}, {"clips": 9}, {"unseen": True})
     others = [
         *(key_of(replace(config, **{name: value}), (0, 45), "train") for name, value in CHANGES.items()),
         key_of(replace(config, rewards=[replace(config.rewards[0], weights={"TA": 1.0})]), (0, 45), "train"),
         key_of(config, (0, 20, 45), "train"),
         key_of(config, (0, 45), "rollout"),
-        *(
-            key_of(config, (0, 45), "train", more)
-            for more in ({"passes": 9}, {"passes": 8}, {"clips": 9}, {"unseen": True})
-        ),
+        *(key_of(config, (0, 45), "train", more) for more in budgets),
     ]
     assert len({key, *others}) == 1 + len(others)
     assert key_of(TrainConfig(), (), "train") == key_of(replace(TrainConfig(), out="x"), (), "train")
 
 
-def options(*words: str) -> compare.Options:
-    """The command's options, as the command line gives them."""
-    from sage_grpo.configure import parse
-
-    _, argv = compare.defaults([*([] if words[0].startswith("--") else ["--recipes"]), *words])
-    return parse(compare.Options, argv, prog="sage-grpo compare")
-
-
-def test_a_grid_is_every_combination_and_the_baseline_may_be_a_recipe() -> None:
-    words = ["shapes/branch", "shapes/sage", "--vary", "optimizer.lr=2e-5,5e-5"]
-    more = ["--vary", "rollout.window.at=[1],[2,3]", "--seeds", "3", "--iterations", "4", "--points", "[2]"]
-    (made,) = compare.suites_of(options(*words, *more))
-    assert [arm.name for arm in made.arms][:4] == [
-        "shapes/branch lr=2e-5 at=[1]",
-        "shapes/branch lr=2e-5 at=[2,3]",
-        "shapes/branch lr=5e-5 at=[1]",
-        "shapes/branch lr=5e-5 at=[2,3]",
-    ]
-    assert len(made.arms) == 8
-    assert (made.seeds, made.points, made.iterations) == ((1000, 1001, 1002), (2,), 4)
-    (made,) = compare.suites_of(options(*words, "--baseline", "shapes/sage"))
-    assert made.baseline == "shapes/sage lr=5e-5"  # the recipe's own
-
-
 def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:
     arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
-    asked = options("--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before").arms
-    assert compare.chosen([suite(*arms)], asked) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]
-
-
-def test_what_preflight_remarks_is_told_once_before_anything_runs(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(import_module("sage_grpo.session.preflight"), "preflight", lambda config: ["Slow here."])
-
-    def begin(*parts: object, **options: object) -> None:
-        assert capsys.readouterr().err.count("sage-grpo: Slow here.") == 1  # of two arms
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("sage_grpo.lab.run.run", begin)
-    words = ["compare", "shapes/branch", "--vary", "kernel.eta=1.0,1.2", "--seeds", "1", "--out", str(tmp_path / "out")]
-    assert main(words) == 130
+    _, argv = compare.defaults(["--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before"])
+    asked = parse(compare.Options, argv, prog="sage-grpo compare")
+    assert compare.chosen([suite(*arms)], asked.arms) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]

@@ -37,17 +37,10 @@ def rows() -> list[dict[str, Any]]:
         apart = one["seed"] / 8
         one["budgets"] = {"passes": 2, "clips": 4}
         one["versions"] = dict([("python", "3"), ("torch", "2")][:: 1 if one["arm"] == "a" else -1])
-        one["by_prompt"] = {
-            point: {"total": [scores["total"] - apart, scores["total"] + apart]}
-            for point, scores in one["evaluations"].items()
-        }
-    odd = {
-        "machine": {"device": "another"},
-        "commit": "",
-        "settings": {},
-        "budgets": {"passes": 2},
-        "versions": {"python": "3", "torch": "2"},
-    }
+        scores = {point: found["total"] for point, found in one["evaluations"].items()}
+        one["by_prompt"] = {point: {"total": [score - apart, score + apart]} for point, score in scores.items()}
+    odd: dict[str, Any] = {"machine": {"device": "another"}, "commit": "", "settings": {}, "budgets": {"passes": 2}}
+    odd["versions"] = {"python": "3", "torch": "2"}
     odd["steps"] = {"0": {"std": 0.5, "sensitivity": 4.0, "raw": 8.0}, "1": {"std": 0.25, "sensitivity": 8.0}}
     ended = row("c", 1, {0: 3.5, 2: 3.0, 4: 1.25}, cost=20, **odd)
     return [*found, ended, row("c", 2, {0: 4.0}, status="diverged", iterations=4), row("c", 3, {}, status="failed")]
@@ -60,7 +53,6 @@ def test_the_report_of_rows_with_every_kind_of_end() -> None:
 
 
 def rounded(value: Any) -> Any:
-    """The same with six digits."""
     if isinstance(value, dict):
         return {name: rounded(part) for name, part in value.items()}
     return round(value, 6) if isinstance(value, float) else value

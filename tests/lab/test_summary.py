@@ -26,16 +26,8 @@ def suite(**fields: Any) -> Suite:
     """Arms a (the baseline), b and c, seeds 1 and 2."""
     arms = tuple(Arm(name=name, recipe="shapes/sage") for name in "abc")
     columns = (Column(key="total", label="Overall", ceiling=2.0), Column(key="drift", higher=False))
-    start = {
-        "name": "s",
-        "title": "T",
-        "question": "Q?",
-        "arms": arms,
-        "baseline": "a",
-        "seeds": (1, 2),
-        "columns": columns,
-    }
-    return Suite(**{**start, **fields})
+    start = {"name": "s", "title": "T", "question": "Q?", "baseline": "a", "seeds": (1, 2), "columns": columns}
+    return Suite(**{"arms": arms, **start, **fields})
 
 
 ROWS = [
@@ -139,54 +131,57 @@ def test_the_finished_row_counts_and_not_a_fault_before_or_after() -> None:
     assert not store.latest(rows, ["another"])
 
 
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    """A folder that may come from somebody else: a link in it names what they like."""
+    folder = tmp_path / "given"
+    (tmp_path / "private").mkdir()
+    folder.mkdir()
+    return folder
+
+
 @pytest.mark.parametrize("name", ["suite.json", "runs.jsonl"])
-def test_the_rows_of_a_comparison_are_its_own(tmp_path: Path, name: str) -> None:
-    """A folder may come from somebody else: a link in it names what they like."""
-    (tmp_path / "given").mkdir()
-    _write(tmp_path / "given", ROWS)
-    (tmp_path / "given" / name).rename(tmp_path / name)
-    (tmp_path / "given" / name).symlink_to(tmp_path / name)
+def test_the_rows_of_a_comparison_are_its_own(given: Path, name: str) -> None:
+    _write(given, ROWS)
+    (given / name).rename(given.parent / name)
+    (given / name).symlink_to(given.parent / name)
     with pytest.raises(LeadsOut, match=name):
-        render(tmp_path / "given")
+        render(given)
 
 
-def test_tables_and_figures_are_not_written_through_links(tmp_path: Path) -> None:
-    given, private = tmp_path / "given", tmp_path / "private"
-    given.mkdir()
+def test_tables_and_figures_are_not_written_through_links(given: Path) -> None:
     _write(given, ROWS, ("bars",))
-    private.write_text("mine")
+    mine = given.parent / "private" / "file"
+    mine.write_text("mine")
     for name in ("table.md", "table.json", "report.md", "leaderboard.json", "bars.png"):
-        (given / name).symlink_to(private)
-        (given / f".{name}.tmp").symlink_to(private)
+        (given / name).symlink_to(mine)
+        (given / f".{name}.tmp").symlink_to(mine)
     render(given)
-    assert private.read_text() == "mine"
+    assert mine.read_text() == "mine"
     assert (given / "table.md").read_text().startswith("| arm |")
     assert not [file for file in given.iterdir() if file.is_symlink()]
 
 
-def test_a_linked_folder_of_unfinished_runs_is_not_emptied(tmp_path: Path) -> None:
-    given, private = tmp_path / "given", tmp_path / "private"
-    given.mkdir()
-    (private / "k" / "000002").mkdir(parents=True)
-    (given / "unfinished").symlink_to(private)
-    for call in (lambda: store.forget(given, "k"), lambda: store.forget(given, "../../private/k")):
+def test_a_linked_folder_of_unfinished_runs_is_not_emptied(given: Path) -> None:
+    kept = given.parent / "private" / "k" / "000002"
+    kept.mkdir(parents=True)
+    (given / "unfinished").symlink_to(given.parent / "private")
+    for key in ("k", "../../private/k"):
         with pytest.raises(LeadsOut):
-            call()
-        assert (private / "k" / "000002").is_dir()
+            store.forget(given, key)
+        assert kept.is_dir()
 
 
-def test_a_suite_in_a_linked_folder_is_not_drawn_into(tmp_path: Path, capsys) -> None:
-    given, private = tmp_path / "given", tmp_path / "private"
-    given.mkdir()
-    private.mkdir()
+def test_a_suite_in_a_linked_folder_is_not_drawn_into(given: Path, capsys) -> None:
+    private = given.parent / "private"
     _write(private, ROWS)
     before = sorted(file.name for file in private.iterdir())
     (given / "inner").symlink_to(private)
     assert main(["compare", "--table", str(given)]) == 2
     assert "inner leads out" in capsys.readouterr().err
     assert sorted(file.name for file in private.iterdir()) == before
-    (tmp_path / "named").symlink_to(private)  # a link that the user names
-    assert main(["compare", "--table", str(tmp_path / "named")]) == 0
+    (given.parent / "named").symlink_to(private)  # a link that the user names
+    assert main(["compare", "--table", str(given.parent / "named")]) == 0
 
 
 def test_names_of_a_comparison_do_not_steer_the_terminal(tmp_path: Path, capsys) -> None:

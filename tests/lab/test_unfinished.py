@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,15 @@ from sage_grpo.lab.design import Arm, Suite
 from sage_grpo.lab.prepare import Job, prepare
 from sage_grpo.recipes import recipe
 
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sage": ("sage", {"optimizer.ema": 0.9, "optimizer.target_kl": 0.01}),
-    "nft": ("nft", {}),
-    "rollback": (
-        "sage",
-        {"sentinel.action": "rollback", "sentinel.patience": 1, "sentinel.window": 5, "evaluate.every": 2},
-    ),
+ARMS: dict[str, dict[str, Any]] = {
+    "sage": {"optimizer.ema": 0.9, "optimizer.target_kl": 0.01},
+    "nft": {},
+    "rollback": {"sentinel.action": "rollback", "sentinel.patience": 1, "sentinel.window": 5, "evaluate.every": 2},
 }
-POINTS = (2, 4, 6)
 
 
 class CutOff(BaseException):
     """As a kill: nothing that the run does can catch it."""
-
-
-@pytest.fixture
-def job_of(toy_suite: Suite) -> Callable[..., Job]:
-    """arm -> its job on the toy model."""
-
-    def make(name: str, iterations: int = 7) -> Job:
-        start, options = ARMS[name]
-        arm = Arm(name=name, recipe=f"shapes/{start}", options=options)
-        suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=iterations, points=POINTS)
-        return prepare(suite, recipe)[0]
-
-    return make
 
 
 @pytest.fixture
@@ -49,14 +32,9 @@ def short_leash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentinel_module, "SIGNS", {"late": lambda row, past: "late" if len(past.start) > 1 else ""})
 
 
-def content(row: dict[str, Any]) -> dict[str, Any]:
-    """All of a row but its times."""
-    return {name: value for name, value in row.items() if name != "seconds"}
-
-
 def run(job: Job, folder: Path | None = None, *, until: int | None = None, notes: list[str] | None = None) -> Any:
     """The row; None where the run was cut off in iteration `until`, counted from 0."""
-    step = lab.Trainer.step
+    step, tell = lab.Trainer.step, ([] if notes is None else notes).append
 
     def cut(self: Any) -> dict[str, float]:
         row = step(self)
@@ -64,24 +42,21 @@ def run(job: Job, folder: Path | None = None, *, until: int | None = None, notes
             raise CutOff
         return row
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, suppress(CutOff):
         patch.setattr(lab.Trainer, "step", cut)
-        try:
-            return lab.measure(
-                job, {}, lambda done: None, unfinished=folder, tell=(notes if notes is not None else []).append
-            )
-        except CutOff:
-            return None
+        return lab.measure(job, {}, lambda done: None, unfinished=folder, tell=tell)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_leash")
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
-    arm: str, job_of: Callable[..., Job], tmp_path: Path
+    arm: str, toy_suite: Suite, tmp_path: Path
 ) -> None:
     """Before its first point, between two, in the iteration after one, and (rollback) on both sides of going back."""
-    job, folder, notes = job_of(arm), tmp_path / "kept", list[str]()
+    made = Arm(name=arm, recipe="shapes/nft" if arm == "nft" else "shapes/sage", options=ARMS[arm])
+    suite = replace(toy_suite, arms=(made,), baseline=arm, seeds=(1,), iterations=7, points=(2, 4, 6))
+    (job,), folder, notes = prepare(suite, recipe), tmp_path / "kept", list[str]()
     whole = run(job)
     assert whole["status"] == "done"
     backs = [at for at, _, action in whole["sentinel"] if action == "rollback"]
@@ -90,7 +65,7 @@ def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
         assert run(job, folder, until=until, notes=notes) is None
         assert len(list(folder.glob("*"))) <= 2  # the last point, and what the sentinel may go back to
     row = run(job, folder, notes=notes)
-    assert content(row) == content(whole)
+    assert {**row, "seconds": None} == {**whole, "seconds": None}
     assert row["seconds"]["total"] > 0
     said = [f"goes on after iteration {at}." for at in (2, 4)]
     assert notes == (["goes on after iteration 0.", *said] if arm == "rollback" else said)

@@ -23,23 +23,10 @@ from sage_grpo.flow.schedule import Schedule
 from sage_grpo.flow.windows import Window
 from sage_grpo.folder.saved import Choice
 from sage_grpo.parallel.world import World
-from sage_grpo.probe import figure
-from sage_grpo.probe.estimate import (
-    CORRELATION,
-    LEAST,
-    Advice,
-    Effect,
-    Estimate,
-    _shares,
-    advise,
-    best_step,
-    bootstrap,
-    effect,
-    split_variance,
-    spread,
-)
-from sage_grpo.probe.figure import save_figure
-from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, chosen_etas, document, passes, prepare, probe, snippet
+from sage_grpo.probe import estimate, figure
+from sage_grpo.probe import probe as module
+from sage_grpo.probe.estimate import CORRELATION, LEAST, Advice, Effect, Estimate, advise, best_step, effect, spread
+from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, passes
 from sage_grpo.probe.spec import ProbeSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -66,26 +53,21 @@ def test_components_are_unbiased() -> None:
     r = 2.0 * e + 1.0 * (e**2 - 1) / math.sqrt(2) + 0.8 * (e**3 - 3 * e) / math.sqrt(6)
     r = r + 1.5 * torch.randn(prompts, starts, 1) + 100 * torch.randn(prompts, 1, 1)
     truth = {"start": 1.5**2, "explored": 4 + 1 + 0.64, "linear": 4 + CORRELATION**2 * 0.64}
-    for name, values in split_variance(r).items():
+    for name, values in estimate.split_variance(r).items():
         error = float(values.std()) / math.sqrt(prompts)
         assert abs(float(values.mean()) - truth[name]) < 3 * error, name
         assert error < 0.06 * truth[name]  # else the line above says little
-
-
-@pytest.mark.parametrize("shape", [(3, 1, 8), (3, 2, 4), (3, 2, 10), (3, 2, 6)])
-def test_components_need_two_starts_and_two_quadruples(shape) -> None:
-    split_variance(torch.rand(3, 2, 8))
-    with pytest.raises(ValueError, match=f"got {shape[1]} starts and {shape[2]} members"):
-        split_variance(torch.rand(shape))
+    estimate.split_variance(torch.rand(3, 2, 8))
+    for starts, members in ((1, 8), (2, 4), (2, 10), (2, 6)):
+        with pytest.raises(ValueError, match=f"got {starts} starts and {members} members"):
+            estimate.split_variance(torch.rand(3, starts, members))
 
 
 def test_noises_are_the_quadruples_of_the_formula() -> None:
     keys = ProbeKeys(seed=3, iteration=0, prompt=1)
     noise = keys.step([Member(0, index) for index in range(8)], 2, (20000,))
     product = noise @ noise.T / 20000
-    block = torch.tensor(
-        [[1.0, -1.0, 0.5, -0.5], [-1.0, 1.0, -0.5, 0.5], [0.5, -0.5, 1.0, -1.0], [-0.5, 0.5, -1.0, 1.0]]
-    )
+    block = torch.kron(torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
     torch.testing.assert_close(product, torch.block_diag(block, block), atol=0.04, rtol=0)
     for other in (replace(keys, prompt=2), replace(keys, seed=4)):
         assert not torch.equal(other.step([Member(0, 0)], 2, (8,))[0], noise[0, :8])
@@ -94,7 +76,7 @@ def test_noises_are_the_quadruples_of_the_formula() -> None:
 
 
 def test_an_interval_is_the_same_every_time() -> None:
-    found = bootstrap(torch.arange(6.0)[:, None].square(), lambda means: means[:, 0])
+    found = estimate.bootstrap(torch.arange(6.0)[:, None].square(), lambda means: means[:, 0])
     assert (found.value, found.low, found.high) == pytest.approx((9.1666666667, 2.0417090645, 17.3825050292), abs=1e-9)
 
 
@@ -165,8 +147,8 @@ def test_a_failed_clip_costs_its_prompt_and_no_other() -> None:
     assert drift is not None
     assert drift.value == pytest.approx(0.3)
     assert effect(torch.randn(5, 2, 8), torch.randn(5, 2), drifts).drift is None
-    assert torch.equal(_shares(torch.tensor([[0.0, -1.0, 1.0]])), torch.tensor([[0.0, 0.0, 1e30]]))
-    assert torch.equal(_shares(torch.tensor([[1.0, 3.0, 1.5]])), torch.tensor([[0.25, 0.75, 0.5]]))
+    assert torch.equal(estimate._shares(torch.tensor([[0.0, -1.0, 1.0]])), torch.tensor([[0.0, 0.0, 1e30]]))
+    assert torch.equal(estimate._shares(torch.tensor([[1.0, 3.0, 1.5]])), torch.tensor([[0.25, 0.75, 0.5]]))
     with pytest.raises(ValueError, match="the same for all clips"):
         effect(torch.ones(5, 2, 8), torch.ones(5, 2))
 
@@ -213,7 +195,7 @@ def by_hand(prober: Prober, step: int, eta: float) -> tuple[float, float]:
     return start * later, float(transition.std) ** 2 * later
 
 
-@pytest.mark.parametrize(("step", "eta"), [(0, 1.4), (2, 0.5), pytest.param(1, 1.4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("step", "eta"), [(2, 0.5), pytest.param(0, 1.4, marks=pytest.mark.slow)])
 def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
     """Model and reward linear: start and step by the product of the steps' gains, and everything explored is linear."""
     prober = probe_of(Linear(probe_of().config.model))
@@ -221,12 +203,11 @@ def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
     clips = prober.run(prober.exploring(eta, step), eta)
     found = effect(clips.reward, still.reward[..., 0])
     start, noise = by_hand(prober, step, eta)
-    wide = 1.0  # a second interval's half: one in twenty would miss it by chance
     both = start + noise
-    for estimate, share in ((found.start, start / both), (found.explored, noise / both), (found.linear, 1.0)):
-        slack = wide * (estimate.high - estimate.low) / 2 + 1e-6
-        assert estimate.low - slack < share < estimate.high + slack
-        assert estimate.high - estimate.low < 1.2
+    for one, share in ((found.start, start / both), (found.explored, noise / both), (found.linear, 1.0)):
+        slack = (one.high - one.low) / 2 + 1e-6  # one in twenty would miss the interval alone by chance
+        assert one.low - slack < share < one.high + slack
+        assert one.high - one.low < 1.2
     # bright is the mean pixel over 255
     std = 20 / 255 * math.sqrt(noise / SIZE)
     assert found.std.value == pytest.approx(std, rel=0.25)
@@ -234,25 +215,19 @@ def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
     assert found.drift is None
 
 
-def counted(model) -> list[int]:
-    calls: list[int] = []
-    velocity = model.velocity
+@pytest.mark.parametrize(
+    "rollout", [{"steps": 5}, {"steps": 8, "after_steps": 2, "solver": "ab2", "window": Window(kind="fixed", start=1)}]
+)
+def test_plans_make_the_passes_that_they_state(rollout, probe_of) -> None:
+    prober, calls = probe_of(spec=ProbeSpec(prompts=2, starts=3), rollout=rollout), []
+    velocity = prober.model.velocity
 
     def spied(x, sigma, conditions, **options):
         assert not torch.is_grad_enabled()
         calls.append(len(x))
         return velocity(x, sigma, conditions, **options)
 
-    model.velocity = spied
-    return calls
-
-
-@pytest.mark.parametrize(
-    "rollout", [{"steps": 5}, {"steps": 8, "after_steps": 2, "solver": "ab2", "window": Window(kind="fixed", start=1)}]
-)
-def test_plans_make_the_passes_that_they_state(rollout, probe_of) -> None:
-    prober = probe_of(spec=ProbeSpec(prompts=2, starts=3), rollout=rollout)
-    calls = counted(prober.model)
+    prober.model.velocity = spied
     for plans in (prober.still(), prober.exploring(1.0, None), *(prober.exploring(1.0, s) for s in prober.steps())):
         calls.clear()
         clips = prober.run(plans, 1.0)
@@ -260,9 +235,8 @@ def test_plans_make_the_passes_that_they_state(rollout, probe_of) -> None:
         assert not any(plan.replays(0, 0) for plan in plans)  # nothing is kept for an update
         assert clips.reward.shape[:2] == (2, 3)
     if rollout["steps"] == 5:  # by hand: 3 starts in one batch, their trunks too; 3 x 8 members in batches of 6
-        assert passes(prober.still()) == 2 * 5
-        assert passes(prober.exploring(1.0, 1)) == 2 * (2 + 4 * 3)
-        assert passes(prober.exploring(1.0, None)) == 2 * (1 + 4 * 4)
+        plans = (prober.still(), prober.exploring(1.0, 1), prober.exploring(1.0, None))
+        assert list(map(passes, plans)) == [2 * 5, 2 * (2 + 4 * 3), 2 * (1 + 4 * 4)]
 
 
 def test_all_settings_start_from_the_same_noises(probe_of) -> None:
@@ -280,9 +254,8 @@ def light(videos: torch.Tensor, prompts, fps: float) -> dict[str, torch.Tensor]:
     return {"light": mean, "drift": 2 * mean.square()}
 
 
-@pytest.fixture
-def finding(probe_of, monkeypatch) -> tuple[Prober, ProbeResult, list[object]]:
-    """A whole probe of the linear toy, with what it said and counted."""
+def test_a_probe_compares_every_setting_with_the_same_deterministic_clips(probe_of, monkeypatch) -> None:
+    """A whole probe of the linear toy: what it finds, what it says before, what it counts and what is written."""
     monkeypatch.setattr(trainer_toys, "light", light, raising=False)
     said: list[object] = []
     spec = ProbeSpec(prompts=3, starts=2, members=8, steps=[1, 2], etas=[0.5, 1.0])
@@ -295,11 +268,7 @@ def finding(probe_of, monkeypatch) -> tuple[Prober, ProbeResult, list[object]]:
         yield lambda: done.append(1)
         said.append((name, total, len(done)))
 
-    return prober, probe(prober, said.append, counting), said
-
-
-def test_a_probe_compares_every_setting_with_the_same_deterministic_clips(finding) -> None:
-    prober, found, said = finding
+    found = module.probe(prober, said.append, counting)
     still = prober.run(prober.still(), 1.0)
     assert torch.equal(still.reward, found.still.reward)
     torch.testing.assert_close(still.drift, 2 * still.reward.square())
@@ -325,20 +294,19 @@ def test_a_probe_compares_every_setting_with_the_same_deterministic_clips(findin
     second = 2 * counts[found.best]
     assert (steps, etas) == (("steps", first, first), (f"eta at step {found.best}", second, second))
     assert found.passes == first + second
-
-
-def test_what_is_written_is_what_was_found(finding) -> None:
-    prober, found, _ = finding
-    told = document(prober, found)
+    told = module.document(prober, found)
     law = prober.config.kernel.build(prober.grid)(*prober.grid.pair(2))
     row = told["steps"][1]
     assert (row["step"], row["sigma"]) == (2, float(prober.grid.sigmas[2]))
     assert (row["sigma_next"], row["sensitivity"]) == (float(prober.grid.sigmas[3]), float(law.sensitivity))
     assert row["linear"] == asdict(found.steps[1][1].linear)
     assert told["sampled"] == {"prompts": 3, "starts": 2, "members": 8, "passes": found.passes}
-    assert told["deterministic"]["reward"] == pytest.approx(float(found.still.reward.mean()))
-    assert told["deterministic"]["drift"] == pytest.approx(float(found.still.drift.mean()))
-    assert told["deterministic"]["start_std"] == pytest.approx(float(found.still.reward[..., 0].var(1).mean().sqrt()))
+    means = {
+        "reward": still.reward.mean(),
+        "drift": still.drift.mean(),
+        "start_std": still.reward[..., 0].var(1).mean().sqrt(),
+    }
+    assert told["deterministic"] == pytest.approx({name: float(value) for name, value in means.items()})
     assert told["recommended"] == asdict(found.advice)
 
 
@@ -353,12 +321,12 @@ def test_the_figure_shows_shares_by_step_and_what_eta_does(make_config, tmp_path
     )  # fmt: skip
     advice = Advice(steps=[1], weights=[1.0], eta=0.5, eta_is_safe=True)
     finding = ProbeResult(math.sqrt(2), [(1, one), (3, two)], one, 3, [(0.5, one), (1.0, two)], None, advice, 9)
-    assert save_figure(finding, config, tmp_path / "probe.png") == tmp_path / "probe.png"
+    assert figure.save_figure(finding, config, tmp_path / "probe.png") == tmp_path / "probe.png"
     assert "\n".join(log) + "\n" == (Path(__file__).parent / "figure.txt").read_text()
     log.clear()
     monkeypatch.setitem(Pen.answers, "get_ylim", (0.25, 1.5))
     bare = replace(one, drift=None)
-    save_figure(replace(finding, every=bare, etas=[(0.5, bare)]), config, tmp_path / "probe.png")
+    figure.save_figure(replace(finding, every=bare, etas=[(0.5, bare)]), config, tmp_path / "probe.png")
     assert log[0].startswith("1 x 3, 13 x 4.2 ")
     assert "axis 0 0.set_ylim(0, 1.5)" in log
 
@@ -368,15 +336,14 @@ def test_the_text_encoder_is_let_go_before_anything_is_sampled(make_config, monk
     monkeypatch.setattr(ToyModel, "unload_text", lambda self: calls.append("unloaded"), raising=False)
     config = make_config(kernel=KernelSpec(name="sage_exact"))
     with pytest.raises(ValueError, match="names step 7"):
-        prepare(config, ProbeSpec(prompts=2, steps=[7]), Choice())
+        module.prepare(config, ProbeSpec(prompts=2, steps=[7]), Choice())
     assert calls == []
-    prober = prepare(config, ProbeSpec(prompts=2), Choice())
+    prober = module.prepare(config, ProbeSpec(prompts=2), Choice())
     assert (calls, len(prober.conditions), len(prober.prompts)) == (["unloaded"], 2, 2)
 
 
 @pytest.fixture
 def files(make_config, tmp_path, monkeypatch) -> tuple[Path, Path]:
-    """A configuration of the toy model in a file, and a folder for the probe."""
     config = make_config(rewards=[RewardSpec(name="trainer_toys:bright", batch_size=0)])
     file = tmp_path / "toy.yaml"
     file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config)))))
@@ -417,13 +384,13 @@ def test_from_the_command_to_training(files, tmp_path, capsys) -> None:
     assert runs[0]["deterministic"] != runs[1]["deterministic"]
 
 
-@pytest.mark.parametrize("name", ["shapes/sage", "shapes/mix_grpo", "shapes/nft", "shapes/draft"])
+@pytest.mark.parametrize("name", ["shapes/mix_grpo", "shapes/nft"])
 def test_the_snippet_fits_every_kind_of_recipe(name, tmp_path) -> None:
     advice = Advice(steps=[1, 3], weights=[0.4, 0.6], eta=0.9, eta_is_safe=True)
     options = Options(rollout=replace(Options().rollout, steps=6), kernel=KernelSpec(name="sage_exact"))
     finding = ProbeResult(0.9, [], seen(), 1, [], None, advice, 0)
     file = tmp_path / "snippet.yaml"
-    file.write_text(snippet(finding, options))
+    file.write_text(module.snippet(finding, options))
     config = parse(TrainConfig, ["--config", str(file)], prog="train", defaults=recipe(name))
     grid = Schedule.shifted(config.rollout.steps, 3.0)
     planner = Planner(config=config, grid=grid, kernel=config.kernel.build(), trains=lambda sigma: True)
@@ -462,9 +429,9 @@ def test_nonsense_is_refused(more, answer, files, capsys, tmp_path, monkeypatch)
 )
 def test_no_eta_is_tried_by_itself_that_its_own_kernel_would_warn_of(kernel, eta, others, recwarn) -> None:
     config = replace(recipe("shapes/branch"), kernel=KernelSpec(name=kernel, eta=eta))
-    found = chosen_etas(config, ProbeSpec())
+    found = module.chosen_etas(config, ProbeSpec())
     assert found == others
     for value in found:
         replace(config.kernel, eta=value)
     assert not recwarn.list
-    assert chosen_etas(config, ProbeSpec(etas=[2.5])) == [2.5]  # what is asked for is tried
+    assert module.chosen_etas(config, ProbeSpec(etas=[2.5])) == [2.5]  # what is asked for is tried

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -10,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from sage_grpo.cli import main
 from sage_grpo.data.groups import Member
 from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
@@ -23,18 +20,7 @@ from sage_grpo.probe import ways as module
 from sage_grpo.probe.estimate import Estimate
 from sage_grpo.probe.probe import Prober
 from sage_grpo.probe.spec import ProbeSpec, WaysSpec
-from sage_grpo.probe.ways import (
-    Measured,
-    Way,
-    WayKeys,
-    choose_ways,
-    correlation,
-    described,
-    recommend,
-    spearman,
-    ways,
-    ways_document,
-)
+from sage_grpo.probe.ways import Measured, Way, WayKeys, choose_ways, correlation, recommend, spearman, ways
 from sage_grpo.training.config import BatchConfig, RolloutConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 
@@ -44,14 +30,12 @@ OWN = Way(after=3, before=2, solver="euler", cheap=CheapSpec())
 def test_spearman_is_the_correlation_of_ranks() -> None:
     assert spearman([1, 2, 3, 4], [10, 20, 30, 4000]) == pytest.approx(1)
     assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
-    assert spearman([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(
-        1 - 6 * 4 / (5 * 24)
-    )  # without ties: 1 - 6 sum d^2 / n (n^2 - 1)
+    # Without ties: 1 - 6 sum d^2 / n (n^2 - 1).
+    assert spearman([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(1 - 6 * 4 / (5 * 24))
     assert spearman([1, 1, 2, 3], [0, 0, 5, 9]) == pytest.approx(1)
     ties, order = [1.5, 1.5, 3, 5, 5, 5], [1, 2, 3, 4, 5, 6]
-    assert spearman([1, 1, 2, 3, 3, 3], order) == pytest.approx(
-        float(torch.corrcoef(torch.tensor([ties, order]))[0, 1])
-    )
+    pearson = float(torch.corrcoef(torch.tensor([ties, order]))[0, 1])
+    assert spearman([1, 1, 2, 3, 3, 3], order) == pytest.approx(pearson)
     assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
     assert math.isnan(spearman([1, math.nan, 2], [1, 2, 3]))
 
@@ -81,10 +65,8 @@ def test_noises_are_of_the_prompt_the_start_and_the_clip() -> None:
 
 def test_the_cheapest_way_that_is_surely_alike_is_recommended() -> None:
     def found(after: int, low: float, passes: float, seconds: float = 1.0) -> Measured:
-        estimate = Estimate(value=low + 0.05, low=low, high=1.0)
-        return Measured(
-            way=replace(OWN, after=after), passes=passes, seconds=seconds, correlation=estimate, reward=estimate
-        )
+        one = Estimate(value=low + 0.05, low=low, high=1.0)
+        return Measured(way=replace(OWN, after=after), passes=passes, seconds=seconds, correlation=one, reward=one)
 
     rows = [found(4, 0.99, 5.0, 0.5), found(3, 0.90, 4.0), found(2, 0.85, 3.0), found(1, 0.90, 4.0)]
     assert recommend(rows, 0.9, "passes") is rows[1]
@@ -125,9 +107,7 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     spec = WaysSpec(after=[15, 5, 1], solvers=["euler"], cheap=[CheapSpec(guidance=(0.0, 0.01))])
     prober = prober_of(spec, before_steps=10)
     _, full, _ = choose_ways(prober)
-    assert full.before + full.after == pytest.approx(
-        30 * 8 / 9, abs=3
-    )  # the toy's grid is even, and a step of 9 explores
+    assert full.before + full.after == pytest.approx(30 * 8 / 9, abs=3)  # an even grid, and a step of 9 explores
     spec = replace(spec, after=[full.after, 5, 1], before=[full.before])
     prober = replace(prober, spec=replace(prober.spec, ways=spec))
     found = ways(prober, lambda text: None, silent)
@@ -140,24 +120,16 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     # Guided, in groups of four: a trunk and its exploring step once, and then every clip for itself.
     assert exact[2].passes == 2 * (full.before + 1) / 4 + 2 * 1
     assert unguided[2].passes == (full.before + 2) / 4 + 1
-    assert "guided 0..0.01" in described(unguided[0].way)
+    assert "guided 0..0.01" in module.described(unguided[0].way)
     assert (found.by, found.step, found.best) == ("passes", 3, recommend(found.ways, spec.least, "passes"))
-    told = ways_document(prober, found)
-    assert (told["step"], told["least"], told["judged_by"], told["sampled"]["velocities"]) == (
-        3,
-        0.8,
-        "passes",
-        found.passes,
-    )
+    told = module.ways_document(prober, found)
+    assert (told["step"], told["least"], told["judged_by"]) == (3, 0.8, "passes")
+    assert told["sampled"]["velocities"] == found.passes
     assert told["full"]["passes_per_clip"] == found.full_passes
     row = told["ways"][3]
     assert (row["passes_per_clip"], row["correlation"]) == (unguided[0].passes, asdict(unguided[0].correlation))
-    assert row["way"] == {
-        "solver": "euler",
-        "after_steps": full.after,
-        "before_steps": full.before,
-        "cheap": {"guidance": [0.0, 0.01]},
-    }
+    own = {"solver": "euler", "after_steps": full.after, "before_steps": full.before}
+    assert row["way"] == {**own, "cheap": {"guidance": [0.0, 0.01]}}
     assert told["recommended"] == found.best.way.fields()
 
 
@@ -187,15 +159,11 @@ def test_words_and_fields_say_what_a_way_does_without_and_nothing_that_is_usual(
     }
     for words, fields in cases.items():
         way = replace(OWN, before=0, cheap=CheapSpec(**fields))
-        assert described(way) == words
-        assert way.fields() == {
-            "solver": "euler",
-            "after_steps": 3,
-            "cheap": {k: list(v) if k == "guidance" else v for k, v in fields.items()},
-        }
-    rollout = replace(OWN, before=0).rollout(
-        RolloutConfig(before_steps=7, after_fraction=0.5, window=Window(kind="drawn"))
-    )
+        assert module.described(way) == words
+        cheap = {name: list(value) if name == "guidance" else value for name, value in fields.items()}
+        assert way.fields() == {"solver": "euler", "after_steps": 3, "cheap": cheap}
+    given = RolloutConfig(before_steps=7, after_fraction=0.5, window=Window(kind="drawn"))
+    rollout = replace(OWN, before=0).rollout(given)
     assert (rollout.before_steps, rollout.after_steps, rollout.after_fraction) == (None, 3, 1.0)
 
 
@@ -221,40 +189,10 @@ def test_one_place_is_asked_for(prober_of) -> None:
             choose_ways(prober)
         chosen, full, listed = choose_ways(replace(prober, spec=replace(prober.spec, steps=[4])))
         assert chosen.at == [4]
-        assert [(way.solver, way.before, way.after) for way in listed] == [
-            (solver, 4, after)
-            for solver in ("euler", "ab2")
-            for after in (4, 2, 1)  # all of the four that are left, and parts of them
-        ]
+        # All of the four that are left, and parts of them.
+        parts = [(solver, 4, after) for solver in ("euler", "ab2") for after in (4, 2, 1)]
+        assert [(way.solver, way.before, way.after) for way in listed] == parts
         # Levels of the evaluation's 30 steps that lie before the branch at 5/9, and from 4/9 on.
         assert (full.solver, full.before, full.after) == ("euler", 14, 13)
     with pytest.raises(ValueError, match="there is nothing to make cheap"):
         choose_ways(prober_of(WaysSpec(), window=Window(kind="fixed", start=5, length=4), deterministic_last=False))
-
-
-@pytest.mark.slow
-def test_from_the_command_to_training(make_config, tmp_path, capsys) -> None:
-    """The fields that are recommended are fields of `train`, and nothing is recommended where nothing is alike."""
-    config = make_config(rollout={"steps": 6, "same_noise": True, "window": Window(kind="drawn", at=[2])})
-    config = replace(config, update=replace(config.update, updates_per_rollout=1))
-    config = replace(config, model=replace(config.model, family="trainer_zoo.guided"))
-    file, out = tmp_path / "toy.yaml", tmp_path / "probe"
-    file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(config)))))
-    few = f"probe --config {file} --probe.out {out} --probe.prompts 3 --probe.ways.measure true --evaluate.steps 12".split()
-    few += ["--probe.ways.solvers", "[ab2]", "--probe.ways.cheap", "[{negative_every: 2}, {guidance: [0.0, 0.4]}]"]
-    assert main([*few, "--probe.ways.least", "0.01"]) == 0
-    text = capsys.readouterr().out
-    assert "Measured: the way with the fewest passes" in text
-    found = json.loads((out / "ways.json").read_text())
-    advised = yaml.safe_load((out / "ways.yaml").read_text())
-    assert advised["rollout"] == found["recommended"]
-    assert main(["train", "--config", str(file), "--config", str(out / "ways.yaml"), "--iterations", "1"]) == 0
-    trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["rollout"]
-    assert {name: trained[name] for name in ("solver", "after_steps", "before_steps")} == {
-        name: found["recommended"][name] for name in ("solver", "after_steps", "before_steps")
-    }
-    assert trained["cheap"].items() >= found["recommended"]["cheap"].items()
-    capsys.readouterr()
-    assert main([*few, "--probe.ways.least", "1.0", "--probe.ways.after", "[1]"]) == 0
-    assert "No way is alike by 1" in " ".join(capsys.readouterr().out.split())
-    assert not (out / "ways.yaml").exists()

@@ -6,8 +6,6 @@ import argparse
 import ast
 import importlib
 import json
-import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 from sage_grpo.parallel.formulas import GIB
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SIDE_BY_SIDE = FOLDER / "side_by_side"
 
 
 def test_benchmarks_find_what_they_import() -> None:
@@ -26,9 +23,8 @@ def test_benchmarks_find_what_they_import() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sage_grpo"):
                 module = importlib.import_module(str(node.module))
-                for name in node.names:
-                    there = hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}") is not None
-                    assert there, f"{file.name} imports {name.name} from {node.module}, which does not have it"
+                for name in (one.name for one in node.names):
+                    assert hasattr(module, name) or find_spec(f"{node.module}.{name}"), f"{file.name}: {name}"
 
 
 @pytest.mark.parametrize("name", ["whole_iteration_h200", "whole_iteration_limits_h200"])
@@ -50,22 +46,9 @@ def test_what_was_measured_stands_beside_what_plan_says(name: str, benchmark_mod
             assert planned == pytest.approx(measured, rel=near)
 
 
-@pytest.fixture(scope="module")
-def modules() -> Iterator[None]:
-    """The benchmark's files are scripts beside one another."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(SIDE_BY_SIDE))
-    yield
-    sys.path.remove(str(SIDE_BY_SIDE))
-    for name in set(sys.modules) - before:
-        module = sys.modules[name]
-        if Path(getattr(module, "__file__", None) or "").parent == SIDE_BY_SIDE:
-            del sys.modules[name]
-
-
-def test_documents_hold_the_tables_of_their_files(modules: None) -> None:
-    from table import fill
-
+def test_documents_hold_the_tables_of_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER / "side_by_side")  # scripts beside one another
+    fill = importlib.import_module("table").fill
     text = (FOLDER.parent / "docs" / "speed.md").read_text()
     assert text.count("<!-- table ") == text.count("<!-- end of table -->") > 0
     assert fill(text, FOLDER.parent) == text, "run `python benchmarks/side_by_side/table.py --into docs/speed.md`"

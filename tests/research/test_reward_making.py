@@ -25,7 +25,6 @@ HONEST = Biases(annotators=1, noise=0, colour=0, motion=0, forgiven=0)
 
 
 def drawn(seed: int = 0) -> torch.Generator:
-    """A generator."""
     return torch.Generator().manual_seed(seed)
 
 

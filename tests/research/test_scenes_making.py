@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.worlds.making import autoencoder
@@ -28,21 +29,9 @@ from sage_grpo.worlds.scenes.scene import ATTRIBUTES, random_scenes
 from sage_grpo.worlds.world import SCENES
 
 CPU = torch.device("cpu")
-TINY = PretrainOptions(
-    vae_steps=2,
-    flow_steps=2,
-    vae_batch=2,
-    flow_batch=8,
-    vae_clips=4,
-    flow_clips=16,
-    latent_channels=4,
-    vae_channels="4,4,8",
-    heads=1,
-    blocks=1,
-    score_prompts=0,
-    report_seconds=1000,
-    device="cpu",
-)
+STEPS = {"vae_steps": 2, "flow_steps": 2, "vae_batch": 2, "flow_batch": 8, "vae_clips": 4, "flow_clips": 16}
+SIZES = {"latent_channels": 4, "vae_channels": "4,4,8", "heads": 1, "blocks": 1}
+TINY = PretrainOptions(**STEPS, **SIZES, score_prompts=0, report_seconds=1000, device="cpu")
 
 
 @pytest.fixture
@@ -56,28 +45,22 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Maker:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """All weights of a pipeline folder."""
-    from safetensors.torch import load_file
-
-    return {
-        f"{path.relative_to(folder)}/{name}": tensor
-        for path in sorted(folder.rglob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
+    files = {path.relative_to(folder): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
+    return {f"{file}/{name}": tensor for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
 def test_captions_are_wrong_about_as_often_as_asked_and_never_held_out() -> None:
     scenes = random_scenes(1500, torch.Generator().manual_seed(0), split="train").scenes()
     draw = random.Random(0)
-    named = [misnamed(scene, 0.2, draw) for scene in scenes]
-    assert not any(scene.heldout for scene in named)
-    assert all((one.relation == "alone") == (other.relation == "alone") for one, other in zip(scenes, named))
-    for name in ("place", "camera", "kind", "colour", "texture", "verb"):
-        wrong = sum(getattr(one, name) != getattr(other, name) for one, other in zip(scenes, named)) / len(scenes)
-        assert 0.12 < wrong < 0.24, name
-    second = [(one, other) for one, other in zip(scenes, named) if one.relation != "alone"]
-    for name in ("relation", "other_kind", "other_colour"):
-        wrong = sum(getattr(one, name) != getattr(other, name) for one, other in second) / len(second)
-        assert 0.08 < wrong < 0.24, name
+    pairs = [(scene, misnamed(scene, 0.2, draw)) for scene in scenes]
+    assert not any(other.heldout for _, other in pairs)
+    assert all((one.relation == "alone") == (other.relation == "alone") for one, other in pairs)
+    second = [(one, other) for one, other in pairs if one.relation != "alone"]
+    attributes = dict.fromkeys(("place", "camera", "kind", "colour", "texture", "verb"), (0.12, pairs))
+    attributes |= dict.fromkeys(("relation", "other_kind", "other_colour"), (0.08, second))
+    for name, (least, some) in attributes.items():
+        wrong = sum(getattr(one, name) != getattr(other, name) for one, other in some) / len(some)
+        assert least < wrong < 0.24, name
 
 
 def test_objects_weigh_more_than_places() -> None:
@@ -207,11 +190,8 @@ def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path) -> None:
     out = tmp_path / "scores"
     assert run(Options(action="score", model=folder, out=out, prompts=2, steps=2)) == 0
     assert json.loads((out / "scores.json").read_text())["ceiling"]["Overall"] > 1.5
-    assert run(Options(action="ceiling", model=folder, out=out, prompts=2, draws=1)) == 0
-    found = json.loads((out / "ceiling.json").read_text())
-    assert found["clean"]["Overall"] > found["after_vae"]["Overall"]
     assert run(Options(action="render", out=out, prompts=2)) == 0
-    assert {path.name for path in out.iterdir()} >= {"samples.png", "scores.json", "ceiling.json", "renders.png"}
+    assert {path.name for path in out.iterdir()} >= {"samples.png", "scores.json", "renders.png"}
     with pytest.raises(FileNotFoundError, match="scenes score needs --model FOLDER"):
         run(Options(action="score", out=out))
 

@@ -12,16 +12,8 @@ from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.worlds.making.scenes import whole_clips
-from sage_grpo.worlds.making.scenes.networks import (
-    FastTransformer,
-    build_text_encoder,
-    build_tokenizer,
-    build_transformer,
-    build_vae,
-    encode_text,
-    prompt_ids,
-)
+from sage_grpo.worlds.making.scenes import networks, whole_clips
+from sage_grpo.worlds.making.scenes.networks import FastTransformer, prompt_ids
 from sage_grpo.worlds.making.scenes.options import Sizes
 from sage_grpo.worlds.making.scenes.pretrain import MAKER
 from sage_grpo.worlds.making.scenes.stages import CAPTION, samples, to_flow
@@ -34,14 +26,14 @@ TEXTS = ["two striped red balls bounce in a meadow while the camera pans left", 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(words())
+    return networks.build_tokenizer(words())
 
 
 @pytest.fixture(scope="module")
 def vae():
     """With weights at which no mistake is hidden: a fresh one has many zeros and ones."""
     torch.manual_seed(0)
-    vae = build_vae(TINY).eval()
+    vae = networks.build_vae(TINY).eval()
     with torch.no_grad():
         for name, parameter in vae.named_parameters():
             if "gamma" in name or not parameter.any():
@@ -53,7 +45,7 @@ def vae():
 def folder(vae, tokenizer, tmp_path_factory) -> Path:
     """A random pipeline, saved: not silent, as a fresh one is."""
     torch.manual_seed(1)
-    transformer, text_encoder = build_transformer(TINY), build_text_encoder(TINY, len(tokenizer))
+    transformer, text_encoder = networks.build_transformer(TINY), networks.build_text_encoder(TINY, len(tokenizer))
     with torch.no_grad():
         for parameter in transformer.parameters():
             if not parameter.any():
@@ -116,7 +108,7 @@ def test_fast_text_and_velocity_are_the_stock_ones_on_512_tokens(stock) -> None:
     ids = prompt_ids(stock.tokenizer, TEXTS, CAPTION)
     with torch.no_grad():
         padded = stock._get_t5_prompt_embeds(TEXTS, max_sequence_length=512)
-        text = encode_text(stock.text_encoder, ids)
+        text = networks.encode_text(stock.text_encoder, ids)
         torch.testing.assert_close(text, padded[:, :CAPTION], atol=2e-6, rtol=0)
         expected = stock.transformer(x, sigma * 1000, padded).sample
         assert (expected[1:] - stock.transformer(x, sigma * 1000, padded.roll(1, 0)).sample[1:]).abs().max() > 1e-3

@@ -62,9 +62,8 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
         planner.check()
         plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
         assert plan.updates == config.update.updates_per_rollout
-        assert (config.evaluate.prompts * config.evaluate.per_prompt, config.evaluate.steps) in (
-            [(128, 4)] if name == "few_steps" else [(128, 20), (512, 20)]  # a few-step model at its own steps
-        )
+        shown = (config.evaluate.prompts * config.evaluate.per_prompt, config.evaluate.steps)
+        assert shown in ([(128, 4)] if name == "few_steps" else [(128, 20), (512, 20)])  # at the model's own steps
         (watching,) = [reward for reward in config.rewards if reward.name == "video_stats"]
         assert (watching.counts, "flicker" in watching.weights) == (False, True)
 
@@ -103,6 +102,15 @@ def test_the_ceiling_is_the_one_that_was_measured(file: str, world: World, colum
     assert {part: round(best[part], 5) for part in ("TA", "MQ", "VQ")} == world.ceiling
     assert best["Overall"] < measured["clean"]["Overall"]
     assert best["drift"] > measured["clean"]["drift"]
+
+
+def test_what_was_measured_of_the_second_model_is_what_its_card_says() -> None:
+    """A model that is exchanged without its figures, or the other way round, would leave documents that speak of another one."""
+    kept = json.loads((ROOT / "benchmarks/results/scenes_model.json").read_text())
+    card = (ROOT / "scenes/README.md").read_text()
+    assert f"{kept['psnr']:.2f} dB PSNR" in card
+    for part in ("VQ", "MQ", "TA", "Overall", "drift"):
+        assert f"| {part} | {kept['model'][part]:.3f} |" in card
 
 
 @pytest.mark.parametrize("folder", sorted(RESULTS.glob(f"*/{store.SUITE}")), ids=lambda file: file.parent.name)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from spoiling import spoil
 from torch import Tensor
 
 from sage_grpo.rewards.base import CompositeReward
@@ -53,11 +52,8 @@ class Clips:
 def clips_of(name: str) -> Clips:
     world, generator = WORLDS[name], torch.Generator().manual_seed(0)
     scene: Any = world.scene
-    batch = (
-        random_scenes(24, generator, "all")
-        if name == "shapes"
-        else scene.batch_of(list(map(scene.from_text, HARD)), generator)
-    )
+    hard = scene.batch_of(list(map(scene.from_text, HARD)), generator) if name == "scenes" else None
+    batch = hard or random_scenes(12, generator, "all")
     frames, side, _ = world.format
     return Clips(world, batch, Clips(world, batch, torch.empty(0)).render(batch, frames, side, side))
 
@@ -66,8 +62,8 @@ def clips_of(name: str) -> Clips:
 @pytest.mark.parametrize(
     ("name", "count", "mean", "worst"),
     [
-        ("shapes", 100, 0.95, 0.95),
-        ("scenes", 6, 0.95, 0.85),
+        ("shapes", 40, 0.95, 0.95),
+        ("scenes", 4, 0.95, 0.85),
         pytest.param("scenes", 40, 0.92, 0.0, marks=pytest.mark.slow),
     ],
 )
@@ -108,28 +104,6 @@ def test_a_wrong_word_costs_its_own_part_and_no_other(name: str) -> None:
     assert len(tried) >= 6
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "strengths"),
-    [
-        ("shapes", "noise", (0.0, 0.06, 0.25)),
-        ("shapes", "jitter", (0.0, 0.05, 0.2)),
-        ("scenes", "blur", (0.0, 0.7, 2.0)),
-        pytest.param("scenes", "flicker", (0.0, 0.04, 0.2), marks=pytest.mark.slow),
-    ],
-)
-def test_scores_fall_as_a_fault_grows(name: str, kind: str, strengths: tuple[float, ...]) -> None:
-    some = clips_of(name)
-    some = Clips(some.world, some.batch[1:3], some.clean[1:3]) if name == "scenes" else some
-    runs = [some.judged(spoil(kind, strength, some.render, some.batch, some.clean)) for strength in strengths]
-    means = {part: torch.stack([run[part].mean() for run in runs]) for part in ("Overall", "MQ", "VQ", "drift")}
-    main = "MQ" if kind == "jitter" else "VQ"
-    assert (means["Overall"].diff() < 0).all(), means["Overall"]
-    assert (means[main].diff() < 0).all(), means[main]
-    assert means[main][-1] < 0.75 * means[main][0]
-    assert (means["drift"].diff() > 0).all(), means["drift"]
-    assert runs[1]["Overall"].mean() > 1.2, "a small fault is not the end of a clip"
-
-
 def second_object(some: Clips) -> Tensor:
     """Paint another object, of any shape, size and colour, on the other side of the frame."""
     frames, side, _ = some.world.format
@@ -146,13 +120,10 @@ def second_object(some: Clips) -> Tensor:
 def test_nothing_but_the_objects_of_a_world_passes(name: str, kind: str) -> None:
     some, batch = clips_of(name), clips_of(name).batch
     frames, side, _ = some.world.format
-    if kind == "blank":
-        places = (
-            backdrop(batch.background, side, side).unsqueeze(1)
-            if name == "shapes"
-            else place_of(batch.place, scroll_of(batch, frames), side, side)
-        )
-        videos = places.expand_as(some.clean)
+    if kind == "blank" and name == "shapes":
+        videos = backdrop(batch.background, side, side).unsqueeze(1).expand_as(some.clean)
+    elif kind == "blank":
+        videos = place_of(batch.place, scroll_of(batch, frames), side, side)
     elif kind == "noise":
         videos = torch.rand(some.clean.shape, generator=torch.Generator().manual_seed(3))
     elif kind == "flood":

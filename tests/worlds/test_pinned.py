@@ -15,7 +15,7 @@ from torch import Tensor
 from sage_grpo.worlds.scenes.render import layout_of
 from sage_grpo.worlds.shapes.judge import NaiveProxy
 from sage_grpo.worlds.shapes.render import trajectory
-from sage_grpo.worlds.world import WORLDS, World
+from sage_grpo.worlds.world import SCENES, SHAPES, WORLDS, World
 
 FILE = Path(__file__).with_name("pinned.json")
 """By world and by what was looked at. A world that shall be another one has other numbers: a test that fails prints them."""
@@ -62,8 +62,13 @@ def test_paths_are_what_they_were(world: World) -> None:
     compared(world, "paths", {name: projections(values) for name, values in found.items()}, 3e-4)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+LONGER = [pytest.param(SCENES, fault, marks=pytest.mark.slow) for fault in ("jitter", "blur", "ghost")]
+
+
+@pytest.mark.parametrize(
+    ("world", "fault"),
+    [*((SHAPES, one) for one in FAULTS), *((SCENES, one) for one in ("noise", "change", "mix")), *LONGER],
+)
 def test_verdicts_are_what_they_were(world: World, fault: str) -> None:
     """Of clips that are half right in many ways: faults, ghosts of other frames, one that becomes another, and prompts of others."""
     batch, clean = drawn(world, 4)

@@ -1,4 +1,4 @@
-"""Scenes of the second world, their sentences and the split."""
+"""Sentences of both worlds, and the split of the second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from sage_grpo.worlds.grammar import named_in
 from sage_grpo.worlds.scenes.scene import ATTRIBUTES, Scene, from_text, random_scenes, some_scenes, to_text
+from sage_grpo.worlds.world import SHAPES
 
 HELDOUT = [
     "two checked yellow balls circle in a city at night while the camera pans right",
@@ -14,24 +15,17 @@ HELDOUT = [
 BALL = Scene(place="meadow", count="one", kind="ball", colour="red", texture="striped", verb="bounce")
 
 
-@pytest.fixture(scope="module")
-def scenes() -> list[Scene]:
-    return some_scenes("all", 700)
-
-
 def test_free_wording_is_understood() -> None:
     found = from_text("Behind a YELLOW cone: a dotted blue box, sliding left. Desert!")
     assert (found.relation, found.other_colour, found.other_kind) == ("behind", "yellow", "cone")
-    assert (found.colour, found.kind, found.verb, found.place, found.camera) == (
-        "blue",
-        "box",
-        "left",
-        "desert",
-        "still",
-    )
+    assert (found.colour, found.kind, found.verb) == ("blue", "box", "left")
+    assert (found.place, found.camera) == ("desert", "still")
     # One word with three meanings: a way, a camera and a side.
     found = from_text("a striped red star spins left of a cyan box in the snow while the camera pans left")
     assert (found.verb, found.relation, found.camera) == ("spin", "left", "left")
+    first = SHAPES.scene.from_text("On sand, a BIG ring: red, bouncing quickly.")
+    named = {"shape": "ring", "colour": "red", "motion": "bounce", "speed": "fast"}
+    assert vars(first) == {**named, "size": "large", "background": "sand"}
 
 
 def test_the_longest_phrase_counts() -> None:
@@ -55,9 +49,12 @@ def test_the_longest_phrase_counts() -> None:
 def test_bad_text_is_explained(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_text(text)
+    with pytest.raises(ValueError, match="does not name: size"):
+        SHAPES.scene.from_text("a red circle moves up slowly on a white background")
 
 
-def test_the_split_shows_every_value_on_both_sides(scenes: list[Scene]) -> None:
+def test_the_split_shows_every_value_on_both_sides() -> None:
+    scenes = some_scenes("all", 700)
     heldout = [scene for scene in scenes if scene.heldout]
     assert 0.07 < len(heldout) / len(scenes) < 0.14
     for side in (heldout, some_scenes("train", 500)):

@@ -41,8 +41,9 @@ def test_the_prompts_of_the_first_world_are_what_they_were(split: Any, count: in
 def test_prompts_of_a_world_are_different_scenes_of_their_split_and_always_the_same(world: World) -> None:
     for split in SPLITS:
         texts = world.texts(split)
-        scenes = [world.scene.from_text(text) for text in texts]
-        assert len(set(scenes)) == len(texts) >= 256
+        assert len(set(texts)) == len(texts) >= 256
+        scenes = [world.scene.from_text(text) for text in texts[::6]]
+        assert len(set(scenes)) == len(scenes)
         assert len({text.split()[0] for text in texts}) > 2  # in several forms
         assert all(scene.heldout == (split == "heldout") for scene in scenes)
         assert texts == world.texts(split)
@@ -52,7 +53,7 @@ def test_prompts_of_a_world_are_different_scenes_of_their_split_and_always_the_s
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_what_a_prompt_names_is_the_scene_that_made_it_in_every_template(world: World) -> None:
     module: Any = world.scene
-    scenes = [*module.some_scenes("train", 600, 3), *module.some_scenes("heldout", 100, 3)]
+    scenes = [*module.some_scenes("train", 120, 3), *module.some_scenes("heldout", 40, 3)]
     for template in range(len(module.TEMPLATES)):
         texts = [module.to_text(scene, template) for scene in scenes]
         assert [module.from_text(text) for text in texts] == scenes
