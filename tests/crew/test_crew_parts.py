@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from in_process import employing
 from torch import nn
 
 from sage_grpo.crew import foreman, on_ray, studio
@@ -71,22 +70,14 @@ class Twice(World):
         return torch.cat([values, 2 * values]) if values.dtype == torch.float64 else values
 
 
-def test_figures_of_several_processes_are_added_up_or_the_largest(config, monkeypatch) -> None:
+def test_figures_of_several_processes_are_added_up_or_the_largest(monkeypatch) -> None:
     def row(world: World) -> dict[str, float]:
-        trainer = employing(monkeypatch, config, "a", "b", fate=lambda worker, job: "lies")
-        trainer.step()
-        order = SimpleNamespace(
-            plan=SimpleNamespace(iteration=5),
-            since=3,
-            results={
-                0: ("a", SimpleNamespace(seconds=2.0, bytes=10**6)),
-                1: ("b", SimpleNamespace(seconds=1.0, bytes=10**6)),
-            },
-        )
-        foreman = trainer.crew
-        foreman.studio.world, foreman.gaps, foreman._idle, foreman._lost = world, {"a": 0.5, "b": 0.25}, 7.0, 2
-        foreman._tell(order, 4, 1.5)
-        return foreman.row
+        crew = Fake(monkeypatch, "a", "b", world=world).foreman
+        made = [SimpleNamespace(seconds=seconds, bytes=10**6) for seconds in (2.0, 1.0)]
+        results = {0: ("a", made[0]), 1: ("b", made[1])}
+        crew.gaps, crew._idle, crew._lost = {"a": 0.5, "b": 0.25}, 7.0, 2
+        crew._tell(SimpleNamespace(plan=SimpleNamespace(iteration=5), since=3, results=results), 4, 1.5)
+        return crew.row
 
     alone, both = row(World()), row(Twice())
     figures = (2, 4, 2, 1.5, 3.0, 7.0, 2.0, 0.5, 2, 0)

@@ -19,7 +19,7 @@ from sage_grpo.folder.journal import read_events
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.evidence import by_prompt, change, weighted
 from sage_grpo.sentinel.sentinel import Sentinel, Witnesses
-from sage_grpo.sentinel.signs import EXPLODED, SIGNS, Past, robust
+from sage_grpo.sentinel.signs import SIGNS, Past, robust
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
@@ -37,20 +37,15 @@ def test_the_robust_deviation_is_the_standard_deviation_where_figures_are_normal
 
 def test_a_figure_is_out_of_range_beyond_so_many_standard_deviations() -> None:
     """Logarithms of norms with a standard deviation of 1/2: six of them are a factor of 20, ten one of 150."""
-    places = [(2 * place + 1) / 40 for place in range(20)]
-    random.Random(0).shuffle(places)
-    known = {number: math.exp(0.5 * NormalDist().inv_cdf(place)) for number, place in enumerate(places, 1)}
-
-    def told(norm: float, deviations: float) -> bool:
-        figures = {number: {"gradient/norm": known.get(number, norm)} for number in range(1, 24)}
-        return "gradient_exploded" in names(watched(figures.get, count=23, deviations=deviations)[1])
-
+    known = [math.exp(0.5 * NormalDist().inv_cdf((2 * place + 1) / 40)) for place in range(20)]
+    middle, deviation = robust([math.log(norm) for norm in known])
+    assert deviation == pytest.approx(0.5, rel=0.06)
     for deviations in (6.0, 10.0):
-        middle, deviation = robust([math.log(norm) for norm in known.values()])
-        assert deviation == pytest.approx(0.5, rel=0.06)
         limit = math.exp(middle + deviations * 0.5)
-        assert not told(0.7 * limit, deviations)
-        assert told(1.5 * limit, deviations)
+        for factor, told in ((0.7, False), (1.5, True)):
+            figures = dict(enumerate([*known, *[factor * limit] * 3], 1))
+            found = watched(lambda at: {"gradient/norm": figures[at]}, count=23, deviations=deviations)[1]  # noqa: B023
+            assert ("gradient_exploded" in names(found)) == told
 
 
 @pytest.mark.parametrize(
@@ -86,12 +81,6 @@ def test_an_exploded_spread_is_told_as_a_vanished_one_is(at: int) -> None:
     assert sentinel.doubts == ["spread_exploded"]
 
 
-@pytest.mark.parametrize("factor", [0.6, 1.7])
-def test_the_limit_of_an_exploded_spread(factor: float) -> None:
-    sentinel, _ = watched(lambda number: {"reward/group_std": 0.01 * (1 if number < 30 else factor * EXPLODED)})
-    assert sentinel.open == (["spread_exploded"] if factor > 1 else [])
-
-
 @pytest.mark.parametrize("nothing", [0.0, 1e-9])
 def test_a_reward_that_few_clips_get_does_not_explode_when_more_do(nothing: float) -> None:
     """Most iterations of the start have no spread at all, or one that is rounding."""
@@ -103,11 +92,8 @@ def test_a_reward_that_few_clips_get_does_not_explode_when_more_do(nothing: floa
 
     assert "spread_exploded" not in names(watched(figures)[1])
     assert "spread_exploded" not in names(watched(lambda number: {"reward/group_std": 0.3 * (number >= 30)})[1])
-
-
-def test_an_outlier_of_the_start_does_not_hide_what_comes_later() -> None:
-    _, found = watched(lambda number: {"reward/group_std": 52.0 if number == 3 or number > 30 else 0.003})
-    assert (found[0].name, found[0].iteration) == ("spread_exploded", 33)
+    early = watched(lambda number: {"reward/group_std": 52.0 if number == 3 or number > 30 else 0.003})[1]
+    assert (early[0].name, early[0].iteration) == ("spread_exploded", 33), "an outlier of the start hides nothing"
 
 
 def test_a_jump_of_the_weights_is_no_run() -> None:
@@ -116,7 +102,7 @@ def test_a_jump_of_the_weights_is_no_run() -> None:
     def distance(number: int) -> float:
         return 1e-3 * number + (0.05 if number > 30 else 0.0)
 
-    sentinel, found = watched(lambda number: {"weights/distance": distance(number)}, patience=2)
+    sentinel, found = watched(lambda number: {"weights/distance": distance(number)}, count=40, patience=2)
     assert not found
     once, _ = watched(lambda number: {"weights/distance": distance(number)}, count=31, patience=2)
     assert once.streaks["ran_away"] == 1
