@@ -36,6 +36,7 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import Storage
 from sage_grpo.training.trainer import Trainer
+from trainer_zoo.toy import ToyModel
 
 SMALL = DoctorSpec(prompts=2, members=2, probe=False)
 EXACT = KernelSpec(name="sage_exact", eta=0.7)
@@ -83,7 +84,7 @@ def test_noise_in_the_last_step(sample, monkeypatch) -> None:
 
 
 def test_nothing_to_train_ends_the_check_up(make_config, monkeypatch) -> None:
-    monkeypatch.setattr(learning, "trainable", lambda model: Check("trainable", "fail", "no module"))
+    monkeypatch.setattr(ToyModel, "trainable", lambda model: {})
     found = examine.examine(make_config(), SMALL)
     assert status(found[-1], "trainable") == "fail"  # and nothing after it
 

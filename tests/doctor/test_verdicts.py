@@ -143,9 +143,7 @@ def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
     ("updates", "lags", "every", "inert"),
     [(1, False, 1, True), (1, False, None, True), (1, False, 2, False), (2, False, 1, False), (1, True, 1, False)],
 )
-def test_a_kl_to_the_policy_itself_is_told(
-    updates: int, lags: bool, every: int | None, inert: bool, monkeypatch
-) -> None:
+def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int | None, inert, monkeypatch) -> None:
     sums = {"kl/total": 0.1, "gradient/policy": 9.0, "gradient/kl": 1.0}
     monkeypatch.setattr(learning, "accumulate", lambda *given, **named: SimpleNamespace(sums=sums))
     monkeypatch.setattr(learning, "with_anchor", lambda items, *given: items)

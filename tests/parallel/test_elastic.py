@@ -73,9 +73,7 @@ def test_what_follows_the_command_is_left_alone() -> None:
         launch.run(launch.Options(nproc=2))
 
 
-def test_processes_of_one_run_say_the_same_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_of_one_run_say_the_same_once(monkeypatch, capsys) -> None:
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", str(store.port)), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)

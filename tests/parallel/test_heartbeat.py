@@ -103,9 +103,7 @@ def test_signs_are_read_once_all_are_there_and_only_new_ones_count() -> None:
         (0.0, 0.0, "The process that hosts the rendezvous (rank 0, or torchrun on the first node) is gone."),
     ],
 )
-def test_a_missing_rank_is_named_with_what_it_did_last(
-    age: float, store_lost: float | None, said: str, monkeypatch
-) -> None:
+def test_a_missing_rank_is_named_with_what_it_did_last(age: float, store_lost: float | None, said, monkeypatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
     now = time.monotonic()
     beat = Heartbeat(0, 2, HashStore(), 0.05)

@@ -70,9 +70,7 @@ def statuses(call: Any, requests: list[Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("what", ["clip", "results"])
-def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(
-    what: str, store: Store, tmp_path: Path, clock: list[float]
-) -> None:
+def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(what: str, store: Store, tmp_path, clock) -> None:
     server = StudyServer(store, tmp_path, StudyLimits(rate=0.5, burst=BURST))
     wrong = 404 if what == "clip" else 401
     guesses = [request(name=f"{number:022d}", token=f"{number:043d}") for number in range(5)]

@@ -95,9 +95,7 @@ def test_what_browsers_do_not_play_is_refused(tmp_path: Path) -> None:
         copy_clip(broken, tmp_path)
 
 
-def test_a_failed_study_leaves_nothing_and_a_made_one_is_never_overwritten(
-    methods: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_failed_study_leaves_nothing_and_a_made_one_is_never_overwritten(methods: dict[str, Path], tmp_path) -> None:
     plan = Plan(title="t", methods=methods, prompts=PROMPTS, seed=1)
     good = (methods["base"] / "0002-clip.mp4").read_bytes()
     (methods["base"] / "0002-clip.mp4").write_bytes(b"no video")
@@ -116,9 +114,7 @@ def test_a_failed_study_leaves_nothing_and_a_made_one_is_never_overwritten(
         open_study(tmp_path / "study")
 
 
-def test_spoilt_copies_are_worse_and_clips_that_differ_are_pointed_out(
-    methods: dict[str, Path], tmp_path: Path
-) -> None:
+def test_spoilt_copies_are_worse_and_clips_that_differ_are_pointed_out(methods: dict[str, Path], tmp_path) -> None:
     ramp = torch.arange(64, dtype=torch.uint8).mul(3).view(1, 1, 64, 1).expand(6, 64, 64, 3).contiguous()
     for name in methods:
         write_mp4(methods[name] / "0000-clip.mp4", ramp[: 3 if name == "base" else 6], 8)
@@ -135,9 +131,7 @@ def test_spoilt_copies_are_worse_and_clips_that_differ_are_pointed_out(
     assert spoilt > 4 > 2 > plain, "blocks of five pixels are 0, 3, 6, 9 and 12 darker than the ramp"
 
 
-def test_the_commands_make_invite_count_and_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_make_invite_count_and_export(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     folders(tmp_path, 32)
     (tmp_path / "prompts.txt").write_text("".join(f"prompt {place}\n" for place in range(32)))

@@ -204,12 +204,9 @@ def test_no_text_in_the_table_of_votes_is_a_formula(first: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("failed", "limit", "flagged"),
-    [(1, 0.25, False), (2, 0.25, True), (0, 0.0, False), (1, 0.0, True)],
+    ("failed", "limit", "flagged"), [(1, 0.25, False), (2, 0.25, True), (0, 0.0, False), (1, 0.0, True)]
 )
-def test_who_fails_more_than_the_limit_is_flagged_and_who_is_at_it_is_not(
-    failed: int, limit: float, flagged: bool
-) -> None:
+def test_who_fails_more_than_the_limit_is_flagged_and_who_is_at_it_is_not(failed: int, limit: float, flagged) -> None:
     """Four checks, each a clip with itself: a tie passes."""
     task = Task(0, Shown(0), Shown(0))
     votes = [

@@ -340,9 +340,7 @@ def bursts(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor
     return level if trainer_toys.CALLS["count"] <= 7 else 1e4 * level * torch.linspace(0.1, 1.0, len(level))
 
 
-def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(
-    make_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(make_config, monkeypatch, capsys) -> None:
     """A reward that breaks in the last rollout, and scores that only rise: the best weights are those of the evaluation before."""
     trainer_toys.CALLS["count"] = 0
     history, evaluate = {}, Trainer.evaluate

@@ -21,7 +21,7 @@ from sage_grpo.rl.pace import Pace
 from sage_grpo.sentinel.figures import Travel, appearance, describe, frames_seen, thumbnails
 from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
-from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
+from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
@@ -40,9 +40,10 @@ def far(make_config, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sentinel_module, "SIGNS", {"too_far": too_far})
         return make_config(
             iterations=iterations,
+            rollout={"steps": 3},
             sentinel=SentinelConfig(action=action, **{**QUICK, **options}),
             optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.0),
-            evaluate=EvalConfig(every=1, prompts=2, steps=2, show=0),
+            evaluate=EvalConfig(every=1, prompts=2, steps=1, show=0),
             keep=KeepConfig(checkpoint_every=3, checkpoints=1, videos_every=0),
         )
 
@@ -64,6 +65,8 @@ def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(make_
     trainer_toys.CALLS["count"] = 0
     config = make_config(
         iterations=12,
+        rollout={"steps": 2},
+        update=UpdateConfig(updates_per_rollout=1),
         rewards=[RewardSpec(name="trainer_toys:fades", batch_size=0, try_out=False)],
         evaluate=EvalConfig(every=0, prompts=2, steps=2),
     )
