@@ -30,7 +30,6 @@ NAMES = [
 
 
 def raised(findings: Sequence[Check]) -> list[Check]:
-    """Warnings and failures."""
     return [finding for finding in findings if finding.status in ("warn", "fail")]
 
 

@@ -65,7 +65,6 @@ def status(finding: Check, name: str) -> str:
 
 
 def named(findings: Iterator[Check], name: str) -> str:
-    """The verdict of the finding of this name."""
     return next(finding.status for finding in findings if finding.name == name)
 
 

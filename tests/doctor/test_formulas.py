@@ -345,10 +345,8 @@ def test_noises_are_normal_and_alike_only_where_they_should_be() -> None:
         assert (well.status, well.number) == ("pass", pytest.approx(1.0, abs=0.02))
         assert well.value == f"4 starts and 8 explorations: std {well.number:.3f}, different where they should be"
     one = noises(start=lambda group, member, shape: keyed_noise(shape, member.index))
-    assert (one.status, one.value) == (
-        "fail",
-        "clip 0 of prompt 0 and clip 0 of prompt 1 start from the same noise; clip 1 of prompt 0 and clip 1 of prompt 1 start from the same noise",
-    )
+    same = [f"clip {at} of prompt 0 and clip {at} of prompt 1 start from the same noise" for at in (0, 1)]
+    assert (one.status, one.value) == ("fail", "; ".join(same))
     own = noises(start=lambda group, member, shape: keyed_noise(shape, group.number, member.index), same=True)
     assert own.value.startswith("clip 0 of prompt 0 and clip 1 of prompt 0 start from different noise; ")
     steps = noises(step=lambda ms, label, shape: keyed_noise((1, *shape), "step", ms[0].group, ms[0].index))
@@ -367,14 +365,7 @@ def test_noises_are_normal_and_alike_only_where_they_should_be() -> None:
         )
 
 
-def probed(
-    explored: float,
-    linear: float,
-    asked: bool | None = True,
-    forecast: float = 0.0,
-    prompts: int = 2,
-    branches: int = 1,
-) -> Check:
+def probed(explored: float, linear: float, asked=True, forecast=0.0, prompts: int = 2, branches: int = 1) -> Check:
     config = recipe("shapes/branch")
     window = replace(config.rollout.window, branches=branches, at=None, weights=None)
     batch = replace(config.batch, prompts=6, group_size=4)
@@ -487,19 +478,14 @@ def test_a_rank_with_other_weights_is_told_by_number(monkeypatch) -> None:
 
 
 def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> None:
-    lists = [
-        [("x", "pass"), ("y", "warn")],
-        [("x", "skip"), ("y", "warn"), ("z", "warn")],
-        [("x", "warn"), ("z", "pass")],
-    ]
-    found = [[Check(name, status, "3") for name, status in rows] for rows in lists]  # type: ignore[arg-type]
+    lists: list[dict[str, Any]] = [{"x": "pass", "y": "warn"}, {"x": "skip", "y": "warn", "z": "warn"}]
+    lists.append({"x": "warn", "z": "pass"})
+    found = [[Check(name, status, "3") for name, status in rows.items()] for rows in lists]
     texts = [json.dumps([asdict(one) for one in rows]) for rows in found]
     monkeypatch.setattr(World, "texts", lambda self, text: [text, *texts[1:]])
     told = examine.over_ranks(found[0], World())
-    assert [(one.name, one.status, one.value) for one in told] == [
-        ("z", "warn", "rank 1: 3"),
-        ("x", "warn", "rank 2: 3"),
-    ]
+    worse = [("z", "warn", "rank 1: 3"), ("x", "warn", "rank 2: 3")]
+    assert [(one.name, one.status, one.value) for one in told] == worse
 
 
 def test_a_check_up_is_a_small_run_that_trains_every_step() -> None:

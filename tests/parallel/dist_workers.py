@@ -324,7 +324,6 @@ def handed_over(world: World, config: c.TrainConfig) -> list[dict[str, Any]]:
 
 
 def run_whole(world: World, config: c.TrainConfig) -> None:
-    """A run as `train` makes it."""
     run(config, world)
 
 

@@ -122,7 +122,6 @@ def test_every_layout_is_the_same_run(name: str, checkpoint, tmp_path) -> None:
 
 
 def check_learning(main, alone) -> None:
-    """Gradients, weights, average and anchor."""
     assert len(main["gradients"]) == len(alone["gradients"]) > 1
     for gradients, expected in zip(main["gradients"], alone["gradients"]):
         assert gradients.keys() == expected.keys()

@@ -23,8 +23,6 @@ GUARDS = {name.lower() for name in HEADERS}
 
 
 class Running(NamedTuple):
-    """A study that is being served."""
-
     port: int
     study: Path
     admin: str

@@ -22,7 +22,6 @@ LOST = {(1001, (2, 3)): ("reward/TA/size", 60), (1000, (2,)): ("reward/TA/size",
 
 
 def found_in(rows: list[dict[str, float]], sentinel: Sentinel | None = None, first: int = 1) -> list[Finding]:
-    """What a sentinel says of them."""
     sentinel = sentinel or Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS)
     return [finding for number, row in enumerate(rows, first) for finding in sentinel.observe(number, row)]
 
