@@ -25,12 +25,10 @@ def smooth(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def first_frame(frames: Tensor, prompts: Sequence[str]) -> Tensor:
-    """Brightness of frames."""
     return frames.float().mean(dim=(1, 2, 3))
 
 
 def known(latents: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """The first latent."""
     return latents[:, 0].float()
 
 
@@ -40,7 +38,6 @@ def better(first: Tensor, second: Tensor, prompts: Sequence[str], fps: float) ->
 
 
 def loud(videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Tensor:
-    """The mean of what is heard."""
     return sound.waves.mean(dim=(1, 2))
 
 

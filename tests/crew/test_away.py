@@ -54,9 +54,7 @@ def both(spec: RewardSpec, **more: Any) -> tuple[Any, Any, Near]:
         (RewardSpec(name="crew_toys:picky"), {"metadata": [{"number": n} for n in range(5)]}),
     ],
 )
-def test_scores_failures_and_what_is_read_are_those_of_here(
-    spec: RewardSpec, more: dict[str, Any], monkeypatch
-) -> None:
+def test_scores_failures_and_what_is_read_are_those_of_here(spec: RewardSpec, more, monkeypatch) -> None:
     monkeypatch.setattr("crew_toys.SECONDS", 0.0)
     here, there, near = both(spec, **more)
     assert torch.equal(here[0].total.nan_to_num(-1), there[0].total.nan_to_num(-1))

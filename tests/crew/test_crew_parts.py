@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
-from in_process import employing
 from torch import nn
 
 from sage_grpo.crew import foreman, on_ray, studio
@@ -71,22 +71,14 @@ class Twice(World):
         return torch.cat([values, 2 * values]) if values.dtype == torch.float64 else values
 
 
-def test_figures_of_several_processes_are_added_up_or_the_largest(config, monkeypatch) -> None:
+def test_figures_of_several_processes_are_added_up_or_the_largest(monkeypatch) -> None:
     def row(world: World) -> dict[str, float]:
-        trainer = employing(monkeypatch, config, "a", "b", fate=lambda worker, job: "lies")
-        trainer.step()
-        order = SimpleNamespace(
-            plan=SimpleNamespace(iteration=5),
-            since=3,
-            results={
-                0: ("a", SimpleNamespace(seconds=2.0, bytes=10**6)),
-                1: ("b", SimpleNamespace(seconds=1.0, bytes=10**6)),
-            },
-        )
-        foreman = trainer.crew
-        foreman.studio.world, foreman.gaps, foreman._idle, foreman._lost = world, {"a": 0.5, "b": 0.25}, 7.0, 2
-        foreman._tell(order, 4, 1.5)
-        return foreman.row
+        crew = Fake(monkeypatch, "a", "b", world=world).foreman
+        made = [SimpleNamespace(seconds=seconds, bytes=10**6) for seconds in (2.0, 1.0)]
+        results = {0: ("a", made[0]), 1: ("b", made[1])}
+        crew.gaps, crew._idle, crew._lost = {"a": 0.5, "b": 0.25}, 7.0, 2
+        crew._tell(SimpleNamespace(plan=SimpleNamespace(iteration=5), since=3, results=results), 4, 1.5)
+        return crew.row
 
     alone, both = row(World()), row(Twice())
     figures = (2, 4, 2, 1.5, 3.0, 7.0, 2.0, 0.5, 2, 0)
@@ -117,42 +109,22 @@ def test_whoever_listens_gets_the_sound(whole: bool, hears: bool, heard: bool, m
 def test_only_frames_that_somebody_reads_are_decoded_and_another_decoder_makes_whole_clips(
     whole: dict[str, bool], small: bool, needed: list[int], asked: list[int] | None, entered: int, monkeypatch
 ) -> None:
-    seen: list[Any] = []
-    early: list[Any] = []
-    ticks: list[Any] = []
-
-    class Clips:
-        videos = torch.zeros(0)
-
-        def __init__(self, model: object, frames: object, count: int) -> None:
-            seen.append((model, frames, count))
-
-        def add(self, latents: torch.Tensor, decoder: object) -> str:
-            seen.append((latents is mine[0][1], decoder))
-            return "decoded"
-
-    @contextmanager
-    def decoding():
-        ticks.append("in")
-        yield
-
-    monkeypatch.setattr(studio, "Clips", Clips)
+    clips, sink, vae, ticks = MagicMock(), MagicMock(), MagicMock(), []
+    clips.return_value.add.return_value = "decoded"
+    vae.decoding.return_value.__enter__ = lambda self: ticks.append("in")
+    monkeypatch.setattr(studio, "Clips", clips)
     monkeypatch.setattr(studio, "frames_needed", lambda model, reward: needed if (model, reward) == ("m", "r") else 0)
     mine = [(MicroBatch((Member(1, 0), Member(0, 1))), torch.zeros(2, 3))]
-    place = SimpleNamespace(
-        _mine=lambda rollout: mine,
-        clock=SimpleNamespace(ticker=lambda number: lambda: ticks.append(number)),
-        small="small" if small else None,
-        model="m",
-        reward="r",
-        vae=SimpleNamespace(decoding=decoding),
-    )
+    clock = SimpleNamespace(ticker=lambda number: lambda: ticks.append(number))
+    place = SimpleNamespace(_mine=lambda rollout: mine, clock=clock, model="m", reward="r", vae=vae)
+    place.small = "small" if small else None
     prompts = [Prompt("a", metadata={"n": 1}), Prompt("b")]
-    sink = SimpleNamespace(add=lambda *given: early.append(given))
-    assert Studio.decode(place, Rollout(), sink, prompts, **whole) is Clips.videos
-    assert seen == [("m", asked, 2), (True, place.small)]
+    assert Studio.decode(place, Rollout(), sink, prompts, **whole) is clips.return_value.videos
+    assert clips.call_args == call("m", asked, 2)
+    latents, decoder = clips.return_value.add.call_args.args
+    assert (latents is mine[0][1], decoder) == (True, place.small)
     assert ticks == ["in"] * entered + [1]
-    ((decoded, texts, metadata, latents),) = early
+    decoded, texts, metadata, latents = sink.add.call_args.args
     assert (decoded, texts, latents is mine[0][1]) == ("decoded", ["b", "a"], True)
     assert metadata[1] == {"n": 1} != metadata[0]
 

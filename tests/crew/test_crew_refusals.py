@@ -7,12 +7,11 @@ import signal
 import socket
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import yaml
 
 from sage_grpo.configure import ConfigError
 from sage_grpo.crew import on_ray
@@ -23,8 +22,6 @@ from sage_grpo.parallel.spec import RaySpec
 from sage_grpo.recipes.methods import dpo, nft
 from sage_grpo.session.preflight import preflight
 from sage_grpo.training.inputs import Given
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -44,17 +41,10 @@ def stale(config):
         (lambda c: nft(stale(c)), "objective.kind nft: it learns at noise levels without the log-probability"),
         (lambda c: replace(dpo(c), data=replace(c.data, clips="own.jsonl"), rewards=[]), "data.clips: clips are given"),
         (
-            lambda c: replace(
-                c,
-                rollout=replace(c.rollout, on="here", staleness=1),
-                optimizer=replace(c.optimizer, max_kl=1.0),
-            ),
-            "rollout.staleness 1 does not go with optimizer.target_kl or max_kl",
+            lambda c: replace(stale(c), optimizer=replace(c.optimizer, max_kl=1.0)),
+            "rollout.staleness 1 does not go with",
         ),
-        (
-            lambda c: replace(c, rollout=replace(c.rollout, on="here", ray=RaySpec(workers=3))),
-            "rollout.ray is about workers on Ray",
-        ),
+        (lambda c: replace(c, rollout=replace(c.rollout, on="here", ray=RaySpec(workers=3))), "about workers on Ray"),
     ],
 )
 def test_configurations(config, change, said: str) -> None:
@@ -147,7 +137,7 @@ def test_a_cluster_of_ones_own_has_room_and_ends_and_others_stay(connecting, mon
             assert ray.given == {"address": "local", "num_cpus": wanted, **store, **fixed}
             assert ray.open
         assert not ray.open
-    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append((place, timeout)) or Knock())
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append((place, timeout)) or Mock())
     asked: list[Any] = []
     with connecting(Ray("192.0.2.7"), "head:6379") as ray:
         assert (ray.given, asked) == ({"address": "head:6379", **fixed}, [(("head", 6379), 5)])
@@ -156,17 +146,11 @@ def test_a_cluster_of_ones_own_has_room_and_ends_and_others_stay(connecting, mon
     with connecting(Ray(there=True), None) as ray:
         assert ray.given == {}
     assert ray.open, "it was there before"
-    with (
-        pytest.raises(ConfigError, match="Ray cluster at loopback: busy"),
-        connecting(Ray(fails=ValueError("busy")), None),
-    ):
+    busy = connecting(Ray(fails=ValueError("busy")), None)
+    with pytest.raises(ConfigError, match="Ray cluster at loopback: busy"), busy:
         pass
     with pytest.raises(ConfigError, match="answers at 'head'"), connecting(Ray(), "head"):
         pass
-
-
-class Knock:
-    def close(self) -> None: ...
 
 
 def test_actors_are_asked_in_turn_and_end(monkeypatch) -> None:
@@ -192,17 +176,3 @@ def test_actors_are_asked_in_turn_and_end(monkeypatch) -> None:
             actors.ask("add")
     assert ended == copies
     assert ray.made == [{"num_cpus": 0.5, "num_gpus": 0.25, "max_restarts": -1, "max_task_retries": -1}]
-
-
-def test_the_manifest_is_yaml_and_keeps_strangers_away() -> None:
-    cluster, policy = yaml.safe_load_all((ROOT / "examples" / "ray" / "kuberay.yaml").read_text())
-    assert (cluster["kind"], policy["kind"]) == ("RayCluster", "NetworkPolicy")
-    head, (workers,) = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
-    assert head["rayStartParams"]["include-dashboard"] == "false"
-    label = policy["spec"]["podSelector"]["matchLabels"]
-    for group in (head, workers):
-        assert group["template"]["metadata"]["labels"] == label, "the policy covers it"
-        (container,) = group["template"]["spec"]["containers"]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    pinned = (ROOT / "constraints.txt").read_text()
-    assert f"\nray=={cluster['spec']['rayVersion']}\n" in pinned

@@ -11,7 +11,7 @@ import torch
 from in_process import employing
 
 import tiny
-from sage_grpo.crew.jobs import CrewError, moved
+from sage_grpo.crew.jobs import moved
 from sage_grpo.crew.on_ray import chosen_by
 from sage_grpo.crew.worker import Worker
 from sage_grpo.doctor import examine
@@ -41,6 +41,10 @@ def config(make_config):
 
 def on_ray(config, **spec):
     return replace(config, rollout=replace(config.rollout, on="ray", ray=RaySpec(**spec)))
+
+
+def lying(worker, job):
+    return "lies" * (worker == "liar")
 
 
 def figures(row):
@@ -110,13 +114,8 @@ def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, mon
     )
     if method is methods.nft:  # the policy that samples is not the newest
         made = replace(made, objective=replace(made.objective, old_decay=0.5))
-    trainer = employing(
-        monkeypatch,
-        on_ray(made),
-        "a",
-        "liar",
-        fate=lambda worker, job: "lies" * (worker == "liar" and job.iteration),
-    )
+    fate = lambda worker, job: lying(worker, job) * job.iteration  # noqa: E731
+    trainer = employing(monkeypatch, on_ray(made), "a", "liar", fate=fate)
     with pytest.warns(UserWarning, match="liar is refused"):
         assert_alike(run(trainer), run(make_trainer(made)))
     assert trainer.crew.row["crew/gap"] == 0.0
@@ -124,52 +123,24 @@ def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, mon
 
 def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
     draw = random.Random(0)
-    trainer = employing(
-        monkeypatch, on_ray(config), "a", "b", fate=lambda worker, job: "dies" if draw.random() < 0.6 else ""
-    )
+    fate = lambda worker, job: "dies" * (draw.random() < 0.6)  # noqa: E731
+    trainer = employing(monkeypatch, on_ray(config), "a", "b", fate=fate)
     assert_alike(run(trainer), alone)
     assert trainer.crew.row["crew/lost"] >= 1
 
 
 def test_who_lies_is_refused_and_its_clips_are_made_again(config, alone, monkeypatch) -> None:
-    trainer = employing(
-        monkeypatch, on_ray(config), "a", "liar", fate=lambda worker, job: "lies" if worker == "liar" else ""
-    )
+    trainer = employing(monkeypatch, on_ray(config), "a", "liar", fate=lying)
     with pytest.warns(UserWarning, match="liar is refused"):
         assert_alike(run(trainer), alone)
     assert trainer.crew.hands.names == ["a"]
     assert trainer.crew.row["crew/refused"] == 1.0
 
 
-def test_where_all_lie_the_run_ends(config, monkeypatch) -> None:
-    trainer = employing(monkeypatch, on_ray(config), "a", "b", fate=lambda worker, job: "lies")
-    with (
-        pytest.raises(CrewError, match=r"differs by 0.05 .*rollout.ray.limit"),
-        pytest.warns(UserWarning, match="is refused"),
-    ):
-        trainer.step()
-
-
-def test_a_difference_within_the_limit_is_told_and_kept(config, monkeypatch) -> None:
-    trainer = employing(monkeypatch, on_ray(config, limit=1e3), "a", fate=lambda worker, job: "lies")
-    trainer.step()
-    assert trainer.crew.row["crew/gap"] == pytest.approx(0.05, rel=1e-3)
-    assert trainer.crew.gaps.keys() == {"a"}
-
-
-def test_one_that_joins_late_gets_work(config, alone, monkeypatch) -> None:
-    trainer = employing(monkeypatch, on_ray(config), "a")
-    rows = [figures(trainer.step())]
-    trainer.crew.hands.names.append("late")
-    rows += [figures(trainer.step()) for _ in range(ITERATIONS - 1)]
-    assert_alike((rows, weights_of(trainer)), alone)
-    assert any(worker == "late" for worker, _ in trainer.crew.hands.done)
-
-
 @pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a liar", "fail"), ("a", "warn")])
 def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> None:
     asked = replace(on_ray(config), batch=BatchConfig(prompts=1, group_size=2, micro_batch=2))
-    trainer = employing(monkeypatch, asked, *names.split(), fate=lambda worker, job: "lies" if worker == "liar" else "")
+    trainer = employing(monkeypatch, asked, *names.split(), fate=lying)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (check,) = examine.of_workers(trainer, trainer.crew)
@@ -198,9 +169,9 @@ def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, 
 
 
 def employed(config, make_trainer, monkeypatch, where):
-    return (
-        employing(monkeypatch, stale(on_ray(config), 2), "a") if where == "workers" else make_trainer(stale(config, 2))
-    )
+    if where == "workers":
+        return employing(monkeypatch, stale(on_ray(config), 2), "a")
+    return make_trainer(stale(config, 2))
 
 
 @pytest.mark.parametrize("where", ["here", "workers"])
@@ -220,11 +191,11 @@ def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatc
 
 @pytest.mark.parametrize("where", ["here", pytest.param("workers", marks=pytest.mark.slow)])
 def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, monkeypatch, where, tmp_path) -> None:
-    config = replace(config, iterations=5)
+    config = replace(config, iterations=4)
     whole = make_trainer(stale(config, 2))
-    rows = [figures(whole.step()) for _ in range(5)]
+    rows = [figures(whole.step()) for _ in range(4)]
     first = employed(config, make_trainer, monkeypatch, where)
-    found = [figures(first.step()) for _ in range(3)]
+    found = [figures(first.step()) for _ in range(2)]
     first.save(tmp_path / "kept")
     first.writer.finish()
     first.close()
@@ -267,9 +238,8 @@ def test_a_worker_on_the_same_card_takes_the_trainers_attention(card, taken, mak
     config = replace(make_config(), model=model)
     trainers = inputs.load_model(config, World())
     assert chosen_by(trainers) == ("cpu", "native")
-    assert (
-        chosen_by(inputs.load_model(replace(config, model=replace(config.model, attention="native")), World())) is None
-    )
+    native = replace(config, model=replace(config.model, attention="native"))
+    assert chosen_by(inputs.load_model(native, World())) is None
     worker = Worker(config, 1, torch.get_num_threads(), [], {}, (card, "_native_math"))
     assert worker.studio.model.attention == taken
     assert {one._attention_backend.value for one in processors(worker.studio.model.network)} == {taken}

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 from test_foreman import figures
 
 import needs
-from sage_grpo.crew.jobs import CrewError
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.parallel.cluster import LOOPBACK, find_ray
 from sage_grpo.parallel.spec import RaySpec
@@ -77,17 +75,6 @@ def make(make_trainer) -> Iterator[Any]:
         trainer.close()
 
 
-def here(config):
-    return replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec()))
-
-
-def assert_same_run(rows, trainer, config, make, monkeypatch) -> None:
-    monkeypatch.setattr(crew_toys, "SECONDS", 0.0)
-    alone = make(here(config))
-    assert rows == [figures(alone.step()) for _ in rows]
-    assert same(weights_of(trainer), weights_of(alone))
-
-
 def until(trainer, reached) -> list[dict[str, float]]:
     """The figures of as many iterations as it takes."""
     rows, end = [], time.monotonic() + 240
@@ -122,7 +109,10 @@ def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, mo
     rows += until(trainer, lambda: trainer.crew.row["crew/refused"] == 1)
     assert liar not in hands.ready()
     assert len(hands.ready()) == NODES - 1
-    assert_same_run(rows, trainer, config, make, monkeypatch)
+    monkeypatch.setattr(crew_toys, "SECONDS", 0.0)
+    alone = make(replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec())))
+    assert rows == [figures(alone.step()) for _ in rows]
+    assert same(weights_of(trainer), weights_of(alone))
 
 
 def spoil(worker: Any) -> None:
@@ -130,33 +120,6 @@ def spoil(worker: Any) -> None:
     model = worker.studio.model
     velocity = model.velocity
     model.velocity = lambda *given, **named: 1.5 * velocity(*given, **named)
-
-
-def test_rewards_that_are_actors_of_their_own_may_die_and_score_as_here(config, make, monkeypatch) -> None:
-    """One is killed in the middle of a call; Ray starts it again, and asks it again."""
-    ray = replace(config.rollout.ray, workers=1)
-    reward = RewardSpec(name="crew_toys:slow", actors=1, actor_cpus=0.5)
-    trainer = make(replace(config, rewards=[reward], rollout=replace(config.rollout, ray=ray)))
-    (one,) = trainer.reward.away["slow"]._copies
-    rows = [figures(trainer.step())]
-    killer = threading.Timer(crew_toys.SECONDS, partial(trainer.crew.hands._ray.kill, one, no_restart=False))
-    killer.start()
-    rows.append(figures(trainer.step()))
-    killer.join()
-    assert trainer.crew.row["crew/lost"] == 0, "workers were not touched"
-    assert_same_run(rows, trainer, config, make, monkeypatch)
-
-
-def test_what_workers_cannot_load_ends_the_run_with_the_reason(config, make, monkeypatch) -> None:
-    """A reward that is not there on the nodes."""
-    trainer = make(replace(config, rollout=replace(config.rollout, ray=replace(config.rollout.ray, workers=1))))
-    hands = trainer.crew.hands
-    hands._given = (replace(config, rewards=[RewardSpec(name="nowhere:slow")]), *hands._given[1:])
-    for worker in list(hands._actors):
-        hands.dismiss(worker)
-    hands._hire()
-    with pytest.raises(CrewError, match=r"(?s)worker 2 could not start: .*nowhere"):
-        trainer.step()
 
 
 def test_a_cluster_of_its_own_is_only_this_machines(tmp_path) -> None:

@@ -26,7 +26,6 @@ def judged(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def constant(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """The same for every clip."""
     return torch.full((len(videos),), 0.3)
 
 

@@ -21,6 +21,7 @@ from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.parallel.spec import Layout
 from sage_grpo.parallel.world import World
 from sage_grpo.probe.estimate import Estimate
 from sage_grpo.recipes import recipe
@@ -120,6 +121,19 @@ def test_a_spread_is_compared_with_its_noise(first, again, options, status, valu
     assert reward._advantage(torch.ones(2), torch.zeros(2)) == (1.0, math.inf)
 
 
+def test_what_chance_alone_makes_is_blamed_on_nothing_else() -> None:
+    """Two equal calls differ by a half, so twice as much is chance, and more is not."""
+    again, near, far = UNIT + 0.5, UNIT - 1.0, UNIT + 1.2
+    for noise, chance in ((again, "skip"), (UNIT, "fail")):
+        assert reward.batch(scored(again=noise, reversed=near, single=near)).status == chance
+        assert reward.batch(scored(again=noise, reversed=near, single=far)).status == "fail"
+        assert reward.prompts(scored(again=noise, path=near)).status == chance
+        assert reward.prompts(scored(again=noise, path=far)).status == "fail"
+        read = torch.stack([near, UNIT - 1.2])
+        assert reward.prompts(scored(again=noise, swapped=read)).status == "pass"
+        assert reward.prompts(scored(again=noise, swapped=read[:1])).status == ("skip" if chance == "skip" else "pass")
+
+
 @pytest.mark.parametrize(("noise", "status", "share"), [(0.0, "warn", 1.0), (3.0, "pass", 0.0)])
 def test_a_reward_that_is_brightness_is_told(noise: float, status: str, share: float) -> None:
     levels = torch.tensor([10, 90, 40, 200, 60, 120, 30, 70], dtype=torch.uint8)
@@ -132,6 +146,26 @@ def test_a_reward_that_is_brightness_is_told(noise: float, status: str, share: f
     assert reward.statistics(scored(*some), videos[:7], 8.0).status == status, "four degrees of freedom are left"
     few = reward.statistics(scored(some[0][:6], first[:6]), videos[:6], 8.0)
     assert (few.status, few.value) == ("skip", "6 clips of 2 prompts are too few for a fit")
+
+
+def test_the_fit_of_statistics_pays_for_its_columns(monkeypatch) -> None:
+    """The share of the variance that is explained, corrected for prompts and columns; against the normal equations."""
+    columns, groups = keyed_noise((16, 4), "columns").double(), torch.arange(4).repeat_interleave(4)
+    scores = scored(groups, keyed_noise((16,), "scores").double())
+
+    def centred(values: Tensor) -> Tensor:
+        return (values.view(4, 4, -1) - values.view(4, 4, -1).mean(1, keepdim=True)).flatten(0, 1)
+
+    def statistics(parts: tuple[str, ...]) -> Any:
+        return lambda videos, prompts, fps: dict(zip(parts, columns.T, strict=True))
+
+    monkeypatch.setattr(reward, "VideoStats", statistics)
+    found = reward.statistics(scores, torch.zeros(16, 1, 1, 1, 3), 8.0)
+    x, y = centred(columns), centred(scores.first[:, None])
+    rest = y - x @ torch.linalg.solve(x.T @ x, x.T @ y)
+    wanted = 1 - float(rest.square().sum() / (16 - 4 - 4)) / float(y.square().sum() / (16 - 4))
+    assert found.number == pytest.approx(wanted, abs=1e-9)
+    assert reward.within(scores.first, groups) == pytest.approx(math.sqrt(float(y.square().sum()) / 12), abs=1e-12)
 
 
 # ---- the machine
@@ -160,6 +194,7 @@ def test_half_of_a_gpu_is_to_be_free(free: int, dtype: str, able: bool, status: 
     found = machine.device(ModelSpec(device="cpu", dtype=dtype), torch.device("cuda"))
     assert (found.status, found.number) == (status, free / 80)
     assert found.value.startswith(f"card, {free} of 80 GiB free, {dtype}")
+    assert machine.device(ModelSpec(device="cpu", dtype=dtype)).status == ("pass" if dtype == "float32" else "warn")
 
 
 def test_what_a_kernel_does_on_a_grid() -> None:
@@ -310,10 +345,8 @@ def test_noises_are_normal_and_alike_only_where_they_should_be() -> None:
         assert (well.status, well.number) == ("pass", pytest.approx(1.0, abs=0.02))
         assert well.value == f"4 starts and 8 explorations: std {well.number:.3f}, different where they should be"
     one = noises(start=lambda group, member, shape: keyed_noise(shape, member.index))
-    assert (one.status, one.value) == (
-        "fail",
-        "clip 0 of prompt 0 and clip 0 of prompt 1 start from the same noise; clip 1 of prompt 0 and clip 1 of prompt 1 start from the same noise",
-    )
+    same = [f"clip {at} of prompt 0 and clip {at} of prompt 1 start from the same noise" for at in (0, 1)]
+    assert (one.status, one.value) == ("fail", "; ".join(same))
     own = noises(start=lambda group, member, shape: keyed_noise(shape, group.number, member.index), same=True)
     assert own.value.startswith("clip 0 of prompt 0 and clip 1 of prompt 0 start from different noise; ")
     steps = noises(step=lambda ms, label, shape: keyed_noise((1, *shape), "step", ms[0].group, ms[0].index))
@@ -332,14 +365,7 @@ def test_noises_are_normal_and_alike_only_where_they_should_be() -> None:
         )
 
 
-def probed(
-    explored: float,
-    linear: float,
-    asked: bool | None = True,
-    forecast: float = 0.0,
-    prompts: int = 2,
-    branches: int = 1,
-) -> Check:
+def probed(explored: float, linear: float, asked=True, forecast=0.0, prompts: int = 2, branches: int = 1) -> Check:
     config = recipe("shapes/branch")
     window = replace(config.rollout.window, branches=branches, at=None, weights=None)
     batch = replace(config.batch, prompts=6, group_size=4)
@@ -443,20 +469,23 @@ def test_weights_are_watched_whose_gradient_is_not_lost_beside_the_others() -> N
     assert learning._modules(names) == {"a.q", "a.k", "norm"}
 
 
+def test_a_rank_with_other_weights_is_told_by_number(monkeypatch) -> None:
+    monkeypatch.setattr(learning, "disagreeing", lambda params, world: params)
+    two = World(layout=Layout(replicate=2))
+    alike, apart = learning.ranks([], two), learning.ranks([1], two)  # type: ignore[arg-type]
+    assert (alike.status, apart.status, "[1]" in apart.value) == ("pass", "fail", True)
+    assert learning.ranks([1], World()).status == "skip"  # type: ignore[arg-type]
+
+
 def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> None:
-    lists = [
-        [("x", "pass"), ("y", "warn")],
-        [("x", "skip"), ("y", "warn"), ("z", "warn")],
-        [("x", "warn"), ("z", "pass")],
-    ]
-    found = [[Check(name, status, "3") for name, status in rows] for rows in lists]  # type: ignore[arg-type]
+    lists: list[dict[str, Any]] = [{"x": "pass", "y": "warn"}, {"x": "skip", "y": "warn", "z": "warn"}]
+    lists.append({"x": "warn", "z": "pass"})
+    found = [[Check(name, status, "3") for name, status in rows.items()] for rows in lists]
     texts = [json.dumps([asdict(one) for one in rows]) for rows in found]
     monkeypatch.setattr(World, "texts", lambda self, text: [text, *texts[1:]])
     told = examine.over_ranks(found[0], World())
-    assert [(one.name, one.status, one.value) for one in told] == [
-        ("z", "warn", "rank 1: 3"),
-        ("x", "warn", "rank 2: 3"),
-    ]
+    worse = [("z", "warn", "rank 1: 3"), ("x", "warn", "rank 2: 3")]
+    assert [(one.name, one.status, one.value) for one in told] == worse
 
 
 def test_a_check_up_is_a_small_run_that_trains_every_step() -> None:

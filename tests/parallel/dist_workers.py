@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import math
 import os
 import signal
 import time
@@ -23,7 +22,6 @@ from sage_grpo.crew import on_ray
 from sage_grpo.crew.jobs import CrewError, Job
 from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.gaussian import expanded
-from sage_grpo.models.network import blocks
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.parallel import checkpoint, heartbeat
 from sage_grpo.parallel.spec import ParallelSpec, RaySpec
@@ -32,7 +30,6 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.sentinel.guard import Guard
 from sage_grpo.session import run
 from sage_grpo.telling.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training import config as c
@@ -133,15 +130,6 @@ def counted(trainer: Trainer) -> Iterator[dict[bool, tuple[int, int]]]:
 
 
 @in_double
-def train_compiled(world: World, config: c.TrainConfig) -> dict[str, Any]:
-    """The same with blocks that are traced and differentiated as a compiler does it, and that keep attention's outputs."""
-    model = dataclasses.replace(config.model, compile=True)
-    update = dataclasses.replace(config.update, gradient_checkpointing="attention")
-    with mock.patch.object(blocks.torch, "compile", partial(torch.compile, backend="aot_eager")):
-        return train(world, dataclasses.replace(config, model=model, update=update))
-
-
-@in_double
 def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """The same run here, with workers of which one lies to rank 1, and with workers that always fail it."""
 
@@ -237,63 +225,10 @@ class Recorder:
         }
 
 
-def go_back(world: World, config: c.TrainConfig) -> dict[str, Any]:
-    """An iteration, a good checkpoint, another iteration, and a finding that lasts: what the sentinel saw, said and did."""
-    trainer = Trainer(config, build(config, world), world)
-    root, said = Path(config.out) / "checkpoints", []
-    guard = Guard(config, trainer.state, trainer.writer, root, held_out=True)
-    guard.tell = said.append
-    guard.see_row(trainer.step())
-    trainer.state.evaluated = 1
-    guard.see_evaluation(trainer.evaluate().rows)
-    assert guard.mark(saving=False)
-    trainer.save(root)
-    before = whole(trainer)
-    row = trainer.step()
-    moved = whole(trainer)
-    guard.see_row({**row, "gradient/norm": math.nan})
-    assert guard.act()
-    return {
-        "before": before,
-        "moved": moved,
-        "after": whole(trainer),
-        "memory": trainer.state.sentinel.state_dict(),
-        "said": [(event.iteration, event.name, event.action) for event in said],
-        "next": {k: v for k, v in trainer.step().items() if not k.startswith("time/")},
-    }
-
-
-def lose_a_rank(world: World, config: c.TrainConfig | None, patience: float) -> str:
-    """Rank 1 dies in the middle of an update, or without a run hangs in its work; returns the message that the others end with."""
-
-    def work() -> None:
-        if world.number == 1:
-            time.sleep(patience)
-        world.gather(torch.zeros(1))
-
-    if config is not None:
-        trainer = Trainer(config, build(config, world), world)
-        apply, work = trainer._apply, trainer.step
-
-        def fatal(metrics):
-            if world.number == 1 and trainer.state.updates == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return apply(metrics)
-
-        trainer._apply = fatal
-    world.note("iteration 0")
-    try:
-        with world.watching():
-            work()
-            work()
-    except RuntimeError as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
 def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
-    """A rank stops (or dies, or leaves in good order) while the others wait for it in a collective; they write down what they
-    noticed. One process hosts the store, rank 0, so it must be noticed without it too."""
+    """A rank stops or dies while the others wait for it in a collective; they write down what they noticed.
+
+    One process hosts the store, rank 0, so it must be noticed without it too."""
     beat = world.heartbeat
     heartbeat.STILL, heartbeat.SILENT, heartbeat.INTERVAL = 1.0, 1.0, 0.1
     others = [rank for rank in range(world.processes) if rank != lost]
@@ -313,11 +248,7 @@ def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
         time.sleep(0.05)
     world.barrier()
     if world.number == lost:
-        if how == "stops":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if how == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stops" else signal.SIGKILL)
     if how == "stops":
         world.barrier()
     time.sleep(4)  # busy with something else: nothing but the heartbeat can notice
@@ -393,7 +324,6 @@ def handed_over(world: World, config: c.TrainConfig) -> list[dict[str, Any]]:
 
 
 def run_whole(world: World, config: c.TrainConfig) -> None:
-    """A run as `train` makes it."""
     run(config, world)
 
 

@@ -45,13 +45,8 @@ def run(
     members = []
     for rank in range(processes):
         here, there = _context.Pipe()
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         process = _context.Process(target=_main, args=(there, environment, spec, worker, arguments), daemon=True)
         process.start()
         there.close()

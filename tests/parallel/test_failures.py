@@ -21,22 +21,6 @@ def config(tmp_path):
     return workers.configure(None, tmp_path, iterations=1)
 
 
-def test_where_a_rank_dies_in_an_update_the_others_stop_and_name_it(config) -> None:
-    first, lost, last = processes.run(workers.lose_a_rank, 3, config, 0.0, spec=ParallelSpec(timeout=30), limit=120)
-    assert lost is None
-    for message in (first, last):
-        assert message.startswith("RankLost"), message
-        assert "Lost rank 1" in message, message
-
-
-def test_where_a_rank_hangs_the_others_stop_and_name_it() -> None:
-    """It lives, and does not come to where the others wait for it."""
-    results = processes.run(workers.lose_a_rank, 3, None, 12.0, spec=ParallelSpec(timeout=3), limit=120)
-    others = [results[0], results[2]]
-    assert all(message.startswith("RankLost") for message in others), results
-    assert any("Ranks 1 failed to pass" in message or "rank 1" in message for message in others), results
-
-
 @pytest.mark.parametrize(("lost", "how"), [(0, "stops"), (1, "dies")])
 def test_a_rank_that_is_lost_is_noticed_long_before_the_timeout(lost: int, how: str, tmp_path) -> None:
     """The collective would wait for ten minutes."""
@@ -47,12 +31,6 @@ def test_a_rank_that_is_lost_is_noticed_long_before_the_timeout(lost: int, how: 
     for message in told.values():
         assert message.startswith(f"Lost rank {lost} ({condition}; last seen at: iteration 0)"), message
         assert "kill -CONT" in message
-
-
-def test_a_rank_that_left_in_good_order_is_not_missed(tmp_path) -> None:
-    workers_left = processes.run(workers.stop_a_rank, 2, 1, "leaves", tmp_path, spec=ParallelSpec(timeout=600))
-    assert workers_left == [None, None]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reward_that_fails_on_one_rank_is_masked_or_stops_the_run_on_all_alike(config) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_grpo.data.groups import deal
@@ -14,7 +14,10 @@ from sage_grpo.parallel.context import SequenceParallel
 from sage_grpo.parallel.spec import Layout, ParallelError, ParallelSpec, lay_out
 from sage_grpo.parallel.world import World
 
+FEW = settings(max_examples=30)
 
+
+@FEW
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
 def test_a_layout_uses_every_process_once(replicate: int, shard: int, sp: int) -> None:
     layout = lay_out(ParallelSpec(dp_replicate=replicate, sp=sp), replicate * shard * sp)
@@ -39,6 +42,7 @@ def test_an_impossible_number_of_processes_names_the_nearest() -> None:
         ParallelSpec(sp=0)
 
 
+@FEW
 @given(st.integers(1, 6), st.integers(2, 6), st.integers(1, 5), st.integers(1, 9))
 def test_ranks_share_rollouts_evenly_and_take_the_same_passes(groups: int, size: int, micro: int, ranks: int) -> None:
     if ranks > groups * size:
@@ -57,6 +61,7 @@ def test_ranks_share_rollouts_evenly_and_take_the_same_passes(groups: int, size:
         assert all(len({member.group for member in batch.members}) == 1 for share in shares for batch in share)
 
 
+@FEW
 @given(st.integers(0, 20), st.integers(1, 5))
 def test_ranks_of_one_clip_share_the_scoring(count: int, sp: int) -> None:
     parts = [World(sequence_rank=rank, layout=Layout(sequence=sp)).mine(count) for rank in range(sp)]
@@ -71,6 +76,7 @@ def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can() -> None:
         split.check(4)
 
 
+@FEW
 @given(st.integers(0, 50), st.integers(1, 7))
 def test_tokens_are_split_evenly_and_in_order(total: int, size: int) -> None:
     split = object.__new__(SequenceParallel)

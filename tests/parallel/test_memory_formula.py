@@ -13,14 +13,7 @@ from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedAttention, Pack
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.parallel.formulas import (
-    GIB,
-    HUNYUAN15,
-    Job,
-    levels_within,
-    memory,
-    trainable,
-)
+from sage_grpo.parallel.formulas import GIB, HUNYUAN15, Job, levels_within, memory, trainable
 
 WIDTH, HEADS, RANK = 64, 4, 4
 

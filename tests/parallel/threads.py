@@ -23,7 +23,6 @@ class Ranks:
         self._here, self._sent, self._all = threading.local(), [None] * count, threading.Barrier(count, timeout=60)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """What every rank's work returns."""
 
         def one(rank: int) -> Any:
             self._here.rank = rank

@@ -70,9 +70,7 @@ def statuses(call: Any, requests: list[Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("what", ["clip", "results"])
-def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(
-    what: str, store: Store, tmp_path: Path, clock: list[float]
-) -> None:
+def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(what: str, store: Store, tmp_path, clock) -> None:
     server = StudyServer(store, tmp_path, StudyLimits(rate=0.5, burst=BURST))
     wrong = 404 if what == "clip" else 401
     guesses = [request(name=f"{number:022d}", token=f"{number:043d}") for number in range(5)]
@@ -80,11 +78,8 @@ def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(
     assert statuses(getattr(server, what), [request("x" * 22, "x" * 43, host="5.6.7.8")]) == [wrong]  # another address
     clock[0] += 2
     assert statuses(getattr(server, what), guesses[:2]) == [wrong, 429]
-
-
-def test_what_is_no_name_at_all_counts_as_a_guess(store: Store, tmp_path: Path, clock: list[float]) -> None:
-    server = StudyServer(store, tmp_path, StudyLimits(rate=0.5, burst=BURST))
-    assert statuses(server.clip, [request("..")] * 4) == [404, 404, 404, 429]
+    if what == "clip":
+        assert statuses(server.clip, [request("..", host="9.9.9.9")] * 4) == [404, 404, 404, 429], "no name at all"
 
 
 def test_videos_that_are_there_are_not_rationed_and_raters_behind_a_guessers_address_go_on(

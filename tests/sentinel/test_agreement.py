@@ -29,9 +29,6 @@ def agreed(total: list[float], judge: list[float], groups: list[int]) -> dict[st
     return agreements(columns[0], {"true": columns[1]}, torch.tensor(groups), WATCHED.scores)
 
 
-# ---- the figure
-
-
 def test_agreement_is_within_groups_and_has_a_sign() -> None:
     """Between these two groups both rise together; within each the judge prefers what the total does not."""
     groups, total = [0, 0, 0, 1, 1, 1], [1.0, 2.0, 3.0, 11.0, 12.0, 13.0]
@@ -39,22 +36,6 @@ def test_agreement_is_within_groups_and_has_a_sign() -> None:
     assert agreed(total, against, groups)[MEAN] == pytest.approx(-1.0)
     assert agreed(total, [-score for score in against], groups)[MEAN] == pytest.approx(1.0)
     assert agreed(total, [5.0, 5.1, 5.2, 0.3, 0.2, 0.1], groups)[MEAN] == pytest.approx(0.0)
-
-
-# ---- rows
-
-
-# ---- held-out clips
-
-
-def test_a_shortfall_is_measured_from_the_run_s_own_rate() -> None:
-    """The first rise of the total by 1 lifted the witness by 2, the next by 2 lifts it by 1: 3 too little."""
-    flat = [0.0] * 4
-    total, witness = [flat, [1.0] * 4, [3.0] * 4], [flat, [2.0] * 4, [3.0] * 4]
-    assert shortfall(total, witness).by == pytest.approx(3.0)
-    assert shortfall(total, [flat, [2.0] * 4, [6.0] * 4]).by == pytest.approx(0.0)
-    assert shortfall([flat, flat, flat], witness).stderr == math.inf  # no rise, no rate
-    assert shortfall([[None, *flat], [1.0] * 5, [3.0] * 5], [[0.0, *flat], [9.0] + [2.0] * 4, [3.0] * 5]).by == 3.0
 
 
 def test_a_rate_that_is_not_sure_makes_a_shortfall_that_is_not() -> None:
@@ -116,39 +97,35 @@ def watch(kind: str, seed: int, *, agreement: bool = True) -> list[Finding]:
     "kind", ["follows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("nearly constant", "saturates"))]
 )
 def test_an_honest_witness_is_never_acted_on_and_hardly_ever_told(kind: str) -> None:
-    """Of 100 such runs, each with 17 evaluations, 11, 7 and 27 are told and 0, 2 and 1 acted on; here there are ten.
+    """Of 100 such runs, each with 17 evaluations, 11, 7 and 27 are told and 0, 2 and 1 acted on; here there are four.
 
     One at its ceiling may be told more often: before it falls, nothing but the agreement distinguishes it from one that is about to.
     """
-    found = [watch(kind, seed) for seed in range(10)]
+    found = [watch(kind, seed) for seed in range(4)]
     assert not [finding for run in found for finding in run if finding.act]
-    assert sum(bool(run) for run in found) <= (4 if kind == "saturates" else 2)
+    assert sum(bool(run) for run in found) <= (2 if kind == "saturates" else 1)
 
 
 def test_a_hacked_reward_is_found_and_acted_on() -> None:
-    for seed in range(10):
+    for seed in range(3):
         found = watch("hacked", seed)
         assert found[0].name in ("decoupled", "parted", "hacking")
         assert found[0].iteration <= 20, seed
         assert [finding for finding in found if finding.act and finding.name == "hacking"], seed
 
 
-# ---- memory
-
-
-@pytest.mark.parametrize("kind", ["hacked", "lost part", "explodes"])
-def test_a_continued_run_finds_the_same(kind: str) -> None:
-    """Its state goes through JSON after every iteration, as in a checkpoint: rows, parts, witnesses, streaks, and what evaluations said."""
+def test_a_continued_run_finds_the_same() -> None:
+    """Its state goes through JSON again and again, as in a checkpoint: rows, parts, witnesses, streaks, and what evaluations said."""
 
     def fresh() -> Sentinel:
         return Sentinel(SentinelConfig(), clips=48, clip=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
 
     whole, again, draw = fresh(), fresh(), random.Random(2)
     found: list[list[Finding]] = [[], []]
-    for number, row, look in world("hacked" if kind == "hacked" else "follows", 1):
+    for number, row, look in world("hacked", 1):
         full = healthy_row(number, draw) | row
-        full |= {"gradient/norm": 60 * full["gradient/norm"]} if kind == "explodes" and number > 30 else {}
-        lost = max(0, number - 30) / 20 if kind == "lost part" else 0.0
+        full |= {"gradient/norm": 60 * full["gradient/norm"]} if number > 30 else {}
+        lost = max(0, number - 30) / 20
         parts = {"a": 0.5 - lost, "b": 0.5 + lost}
         full |= {f"reward/{name}": level + draw.gauss(0, 0.05) for name, level in parts.items()}
         for name, level in parts.items() if look else ():
@@ -156,13 +133,13 @@ def test_a_continued_run_finds_the_same(kind: str) -> None:
         for place, sentinel in enumerate((whole, again)):
             found[place] += sentinel.observe(number, full) if number else []
             found[place] += sentinel.evaluated(number, look) if look else []
-        state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
-        again = fresh()
-        again.load_state_dict(state)
+        if number % 8 == 0:
+            state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
+            again = fresh()
+            again.load_state_dict(state)
     assert found[0] == found[1]
     assert whole.state_dict() == again.state_dict()
-    told = {"hacked": "hacking", "lost part": "held_out_part_fell", "explodes": "gradient_exploded"}[kind]
-    assert told in names(found[0])
+    assert {"hacking", "held_out_part_fell", "gradient_exploded"} <= set(names(found[0]))
 
 
 def test_memory_is_bounded_and_keeps_the_start() -> None:
@@ -174,6 +151,13 @@ def test_memory_is_bounded_and_keeps_the_start() -> None:
     without = Sentinel(SentinelConfig())
     without.evaluated(0, {"total": [1.0, 2.0]})
     assert not without.remembered
+    # Every reward may fail once: nothing is said of it, and later evaluations are compared as if it had not been.
+    failing, none = Sentinel(SentinelConfig(), witnesses=WATCHED), {"total": [None] * 3, "true": [None] * 3}
+    some = {"total": [0.1, 0.2, 0.3], "true": [1.0, 1.1, 1.2]}
+    assert not [
+        found for number, look in enumerate((none, some, none, some)) for found in failing.evaluated(number, look)
+    ]
+    assert len(failing.remembered) == 2
 
 
 @pytest.mark.slow
@@ -197,35 +181,3 @@ def test_a_run_logs_agreement_and_is_continued_to_the_bit(make_config, tmp_path:
     interrupt(broken, at=11)
     train(broken)
     assert_same_run(whole, broken)
-
-
-# ---- real runs
-
-
-@pytest.fixture(scope="module")
-def early(benchmark_module):
-    """benchmarks/sentinel_early.py."""
-    return benchmark_module("sentinel_early")
-
-
-def test_real_runs_that_are_hacked_are_found_within_ten_iterations(early) -> None:
-    """64 held-out clips after every iteration. A third of the true gain is lost at most, but for one run that has lost 36%."""
-    runs = [run for run in early.read() if run["name"] == "proxy" and len(run["clips"][0]["total"]) == 64]
-    assert len({run["seed"] for run in runs}) == 5
-    lost = []
-    for run in runs:
-        found, _ = early.replay(run, early.SETTING_B)
-        assert found[0].name == "decoupled", run["seed"]
-        assert found[0].iteration <= 10, run["seed"]
-        lost.append(early.lost_at(run, found[0].iteration))
-    assert sorted(lost)[-2] < 1 / 3
-    assert max(lost) < 0.4
-
-
-def test_an_evaluation_without_any_score_is_no_sign_and_no_end() -> None:
-    """Every reward may fail once: nothing is said of it, and later evaluations are compared as if it had not been."""
-    sentinel, none = Sentinel(SentinelConfig(), witnesses=WATCHED), {"total": [None] * 3, "true": [None] * 3}
-    some = {"total": [0.1, 0.2, 0.3], "true": [1.0, 1.1, 1.2]}
-    for number, look in enumerate((none, some, some, none, some)):
-        assert not sentinel.evaluated(number, look)
-    assert len(sentinel.remembered) == 3

@@ -109,9 +109,8 @@ def test_a_run_goes_back_to_its_good_checkpoint_or_stops(state, fault, went, end
     assert guard.act() is went
     often, brake = state.get("rollbacks", 0), state.get("brake", 1.0)
     again = 0 if end else 1
-    told = (
-        f"a: back to the weights of iteration 4 ({ROOT / '000004'}), with steps {brake * 0.25**again:g} times as long."
-    )
+    steps = f"with steps {brake * 0.25**again:g} times as long."
+    told = f"a: back to the weights of iteration 4 ({ROOT / '000004'}), {steps}"
     wanted = [("written",), *([("back", ROOT / "000004"), (7, "a", told, "rollback")] if went else [])]
     assert done == wanted + ([(7, "a", f"a: the run stops. {end}", "stop")] if end else [])
     assert guard.stops == bool(end)
@@ -184,8 +183,10 @@ def test_a_shortfall_needs_two_clips_and_a_first_rise() -> None:
     assert (found.by, found.stderr) == pytest.approx((2.0, 1.0))  # rate 2: gains of 2 and 4 were due, and there was 1
     fewer = [[column[:1] for column in columns] for columns in (total, judge)]
     assert shortfall(*fewer) == Change(0.0, math.inf)
-    fell = shortfall(([1.0, 1.0], [0.0, 0.0], [2.0, 3.0]), judge)
-    assert fell == Change(0.0, math.inf)
+    assert shortfall(([1.0, 1.0], [0.0, 0.0], [2.0, 3.0]), judge) == Change(0.0, math.inf)
+    assert shortfall(([0.0, 0.0], [0.0, 0.0], [2.0, 3.0]), judge).stderr == math.inf, "no rise, no rate"
+    unscored = [[None, *column] for column in total], [[9.0, *column] for column in judge]
+    assert shortfall(*unscored).by == pytest.approx(2.0)
 
 
 def test_rank_correlations_and_their_mean() -> None:
@@ -232,19 +233,12 @@ def test_a_total_fell_by_a_fifth_of_its_gain_and_surely(lost: float, stderr: flo
     ("lost", "stderr", "gain", "rise", "hacked", "fell"),
     [
         # three standard errors are sure; a tenth of the gain where the total rises, a fifth where it stands
-        (0.31, 0.1, 1.0, 1.0, True, False),
-        (0.31, 0.1, 1.0, 0.0, False, True),
-        (0.31, 0.1, 1.0, -1.0, False, True),
-        (0.29, 0.1, 1.0, 1.0, False, False),
-        (0.29, 0.1, 1.0, 0.0, False, False),
-        (0.11, 0.01, 1.0, 1.0, True, False),
-        (0.09, 0.01, 1.0, 1.0, False, False),
-        (0.19, 0.01, 1.0, 0.0, False, False),
-        (0.21, 0.01, 1.0, 0.0, False, True),
-        (-0.5, 0.01, 1.0, 1.0, False, False),
-        (-0.5, 0.01, 1.0, 0.0, False, False),
+        (0.31, 0.1, 1.0, 1.0, True, False), (0.31, 0.1, 1.0, 0.0, False, True), (0.31, 0.1, 1.0, -1.0, False, True),
+        (0.29, 0.1, 1.0, 1.0, False, False), (0.29, 0.1, 1.0, 0.0, False, False), (0.11, 0.01, 1.0, 1.0, True, False),
+        (0.09, 0.01, 1.0, 1.0, False, False), (0.19, 0.01, 1.0, 0.0, False, False), (0.21, 0.01, 1.0, 0.0, False, True),
+        (-0.5, 0.01, 1.0, 1.0, False, False), (-0.5, 0.01, 1.0, 0.0, False, False),
     ],
-)
+)  # fmt: skip
 def test_a_witness_that_falls_is_hacking_where_the_total_rises_and_a_loss_where_it_stands(
     lost: float, stderr: float, gain: float, rise: float, hacked: bool, fell: bool
 ) -> None:
@@ -275,11 +269,8 @@ def test_a_witness_no_longer_follows_where_its_first_gain_was_sure_and_its_secon
     sentinel.remembered = [Remembered({"total": FLAT, "judge": FLAT}), Remembered({"total": one, "judge": judge})]
     assert bool(sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))) == told
     if told:
-        lapsed = {"judge": Agreement(20, 10.0, 0.2)}
-        sentinel.agreement, sentinel.remembered[1] = (
-            lapsed,
-            Remembered(sentinel.remembered[1].scores, {"judge": Agreement(10, 5.0, 0.1)}),
-        )
+        sentinel.agreement = {"judge": Agreement(20, 10.0, 0.2)}
+        sentinel.remembered[1] = Remembered({"total": one, "judge": judge}, {"judge": Agreement(10, 5.0, 0.1)})
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one)), "groups agree as before"
         sentinel.remembered = sentinel.remembered[:1]
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))

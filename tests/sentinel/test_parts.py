@@ -21,46 +21,30 @@ LOST = {(1001, (2, 3)): ("reward/TA/size", 60), (1000, (2,)): ("reward/TA/size",
 """What was lost in recorded runs, and the iteration until which it must have been told."""
 
 
-def recorded(run: dict) -> list[dict[str, float]]:
-    """Its rows."""
-    draw, parts = random.Random(1), run["rows"]
-    return [
-        {**healthy_row(number, draw), **{f"reward/{name}": column[number] for name, column in parts.items()}}
-        for number in range(len(parts["total"]))
-    ]
-
-
 def found_in(rows: list[dict[str, float]], sentinel: Sentinel | None = None, first: int = 1) -> list[Finding]:
-    """What a sentinel says of them."""
     sentinel = sentinel or Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS)
     return [finding for number, row in enumerate(rows, first) for finding in sentinel.observe(number, row)]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run['seed']}-{run['at']}")
 def test_recorded_runs(run: dict) -> None:
-    found = found_in(recorded(run))
+    columns, parts = run["rows"], RewardParts(WEIGHTS, 20)
+    rows = [{f"reward/{name}": column[n] for name, column in columns.items()} for n in range(len(columns["total"]))]
+    told = {n: text for n in range(1, len(rows) + 1) if (text := parts.observe(rows[max(0, n - 40) : n]))}
     lost = LOST.get((run["seed"], tuple(run["at"])))
-    if lost is None:
-        assert not found
-    else:
-        assert found[0].name == "part_lost"
-        assert lost[0] in found[0].text
-        assert found[0].iteration <= lost[1]
-        assert not found[0].act
-        assert any(finding.act for finding in found)
+    assert (lost is not None) == any({n, n + 1, n + 2} <= told.keys() for n in told), "three in a row are told"
+    if lost is not None:
+        assert min(told) <= lost[1] - 3
+        assert lost[0] in told[min(told)]
 
 
 def rows_of(level, *, scatter: float = 0.05, seed: int = 0, count: int = 100) -> list[dict[str, float]]:
     """Rows whose part `a` follows `level(iteration)`, beside a part that rises."""
-    draw = random.Random(seed)
-    return [
-        {
-            **healthy_row(number, draw),
-            "reward/a": level(number) + draw.gauss(0, scatter),
-            "reward/b": number / 100 + draw.gauss(0, scatter),
-        }
-        for number in range(count)
-    ]
+    draw, rows = random.Random(seed), []
+    for number in range(count):
+        parts = {"reward/a": level(number), "reward/b": number / 100}
+        rows.append(healthy_row(number, draw) | {name: mean + draw.gauss(0, scatter) for name, mean in parts.items()})
+    return rows
 
 
 def two(weight: float = 1.0) -> Sentinel:
@@ -75,9 +59,8 @@ def test_a_part_that_rose_and_then_falls_is_compared_with_its_best() -> None:
     assert found[0].iteration > 50
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_scatter_is_no_loss(seed: int) -> None:
-    assert not found_in(rows_of(lambda number: 0.5, scatter=0.3, seed=seed, count=300), two())
+def test_scatter_is_no_loss() -> None:
+    assert not found_in(rows_of(lambda number: 0.5, scatter=0.3, count=200), two())
 
 
 def test_only_what_counts_is_a_part() -> None:

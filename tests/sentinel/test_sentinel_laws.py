@@ -19,7 +19,7 @@ from sage_grpo.folder.journal import read_events
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.sentinel.evidence import by_prompt, change, weighted
 from sage_grpo.sentinel.sentinel import Sentinel, Witnesses
-from sage_grpo.sentinel.signs import EXPLODED, SIGNS, Past, robust
+from sage_grpo.sentinel.signs import SIGNS, Past, robust
 from sage_grpo.session import run as train
 from sage_grpo.training.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
@@ -37,20 +37,15 @@ def test_the_robust_deviation_is_the_standard_deviation_where_figures_are_normal
 
 def test_a_figure_is_out_of_range_beyond_so_many_standard_deviations() -> None:
     """Logarithms of norms with a standard deviation of 1/2: six of them are a factor of 20, ten one of 150."""
-    places = [(2 * place + 1) / 40 for place in range(20)]
-    random.Random(0).shuffle(places)
-    known = {number: math.exp(0.5 * NormalDist().inv_cdf(place)) for number, place in enumerate(places, 1)}
-
-    def told(norm: float, deviations: float) -> bool:
-        figures = {number: {"gradient/norm": known.get(number, norm)} for number in range(1, 24)}
-        return "gradient_exploded" in names(watched(figures.get, count=23, deviations=deviations)[1])
-
+    known = [math.exp(0.5 * NormalDist().inv_cdf((2 * place + 1) / 40)) for place in range(20)]
+    middle, deviation = robust([math.log(norm) for norm in known])
+    assert deviation == pytest.approx(0.5, rel=0.06)
     for deviations in (6.0, 10.0):
-        middle, deviation = robust([math.log(norm) for norm in known.values()])
-        assert deviation == pytest.approx(0.5, rel=0.06)
         limit = math.exp(middle + deviations * 0.5)
-        assert not told(0.7 * limit, deviations)
-        assert told(1.5 * limit, deviations)
+        for factor, told in ((0.7, False), (1.5, True)):
+            figures = dict(enumerate([*known, *[factor * limit] * 3], 1))
+            found = watched(lambda at: {"gradient/norm": figures[at]}, count=23, deviations=deviations)[1]  # noqa: B023
+            assert ("gradient_exploded" in names(found)) == told
 
 
 @pytest.mark.parametrize(
@@ -86,12 +81,6 @@ def test_an_exploded_spread_is_told_as_a_vanished_one_is(at: int) -> None:
     assert sentinel.doubts == ["spread_exploded"]
 
 
-@pytest.mark.parametrize("factor", [0.6, 1.7])
-def test_the_limit_of_an_exploded_spread(factor: float) -> None:
-    sentinel, _ = watched(lambda number: {"reward/group_std": 0.01 * (1 if number < 30 else factor * EXPLODED)})
-    assert sentinel.open == (["spread_exploded"] if factor > 1 else [])
-
-
 @pytest.mark.parametrize("nothing", [0.0, 1e-9])
 def test_a_reward_that_few_clips_get_does_not_explode_when_more_do(nothing: float) -> None:
     """Most iterations of the start have no spread at all, or one that is rounding."""
@@ -103,11 +92,8 @@ def test_a_reward_that_few_clips_get_does_not_explode_when_more_do(nothing: floa
 
     assert "spread_exploded" not in names(watched(figures)[1])
     assert "spread_exploded" not in names(watched(lambda number: {"reward/group_std": 0.3 * (number >= 30)})[1])
-
-
-def test_an_outlier_of_the_start_does_not_hide_what_comes_later() -> None:
-    _, found = watched(lambda number: {"reward/group_std": 52.0 if number == 3 or number > 30 else 0.003})
-    assert (found[0].name, found[0].iteration) == ("spread_exploded", 33)
+    early = watched(lambda number: {"reward/group_std": 52.0 if number == 3 or number > 30 else 0.003})[1]
+    assert (early[0].name, early[0].iteration) == ("spread_exploded", 33), "an outlier of the start hides nothing"
 
 
 def test_a_jump_of_the_weights_is_no_run() -> None:
@@ -116,7 +102,7 @@ def test_a_jump_of_the_weights_is_no_run() -> None:
     def distance(number: int) -> float:
         return 1e-3 * number + (0.05 if number > 30 else 0.0)
 
-    sentinel, found = watched(lambda number: {"weights/distance": distance(number)}, patience=2)
+    sentinel, found = watched(lambda number: {"weights/distance": distance(number)}, count=40, patience=2)
     assert not found
     once, _ = watched(lambda number: {"weights/distance": distance(number)}, count=31, patience=2)
     assert once.streaks["ran_away"] == 1
@@ -164,22 +150,15 @@ def test_the_limits_are_those_of_the_manual(name: str, figure: str, limit: float
 
 
 def test_signs_that_need_more_than_one_figure() -> None:
-    assert SIGNS["ratio_off"]({"ratio/largest_log": 0.009}, past(ratio__largest_log=[1e-5])) == "", (
-        "within the clip range"
-    )
-    assert SIGNS["ratio_off"]({"ratio/largest_log": 0.011}, past(ratio__largest_log=[1e-5]))
+    for largest, told in ((0.009, False), (0.011, True)):  # the clip range is 0.01
+        assert bool(SIGNS["ratio_off"]({"ratio/largest_log": largest}, past(ratio__largest_log=[1e-5]))) == told
     assert SIGNS["weights_stuck"]({"weights/moved": 0.0, "gradient/norm": 0.0}, STEADY) == "", "nothing to move by"
     scattered = past(gradient__norm=[math.exp(x) for x in (-2, -1, 0, 1, 2)])
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(8.8)}, scattered) == ""  # six times 1.4826
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(9.0)}, scattered)
     few = Past(start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip=0.01, deviations=6.0)
-    broken = {
-        "reward/group_std": 0.0,
-        "gradient/norm": 1e9,
-        "video/spread": 0.0,
-        "kl/total": 1e9,
-        "weights/distance": 1e9,
-    }
+    broken = dict.fromkeys(("gradient/norm", "kl/total", "weights/distance"), 1e9)
+    broken |= {"reward/group_std": 0.0, "video/spread": 0.0}
     assert not [name for name, sign in SIGNS.items() if sign(broken, few)], "too few rows to compare with"
 
 
@@ -273,10 +252,8 @@ def test_weights_at_which_a_witness_has_begun_to_fall_are_none_to_go_back_to() -
 def test_findings_are_acted_on_again_while_they_last_and_forgotten_by_going_back() -> None:
     """Patience 3 and a window of 20: told after 3, acted on after 6, 26, 46."""
     sentinel, found = watched(lambda number: {"ratio/clip_fraction": 0.9}, count=60)
-    assert [(f.iteration, f.act, f.new) for f in found] == [
-        (3, False, True),
-        *((at, True, False) for at in (6, 26, 46)),
-    ]
+    later = [(at, True, False) for at in (6, 26, 46)]
+    assert [(f.iteration, f.act, f.new) for f in found] == [(3, False, True), *later]
     then, _ = watched(lambda number: {}, count=30)
     sentinel.rollbacks, sentinel.brake, sentinel.good = 1, 0.5, 30
     sentinel.go_back(json.loads(json.dumps(then.state_dict())))
@@ -308,15 +285,14 @@ def test_totals_that_are_far_apart_are_told_at_their_evaluation_and_remembered_a
         assert not sentinel.evaluated(number, {"total": total, "a": total, "b": total})
     assert sentinel.sound
     garbage = exploded(3, 40.0, 52.0)["total"]
-    (told,) = sentinel.evaluated(3, {"total": garbage, "a": garbage, "b": garbage})
+    all_garbage = {"total": garbage, "a": garbage, "b": garbage}
+    (told,) = sentinel.evaluated(3, all_garbage)
     assert (told.name, told.act) == ("held_out_exploded", False)
     assert sentinel.doubts == ["held_out_exploded"]
     assert not sentinel.sound
     again = Sentinel(SentinelConfig(), trained={"a": 1.0, "b": 1.0})
     again.load_state_dict(json.loads(json.dumps(sentinel.state_dict())))
-    assert [(f.name, f.act) for f in again.evaluated(4, {"total": garbage, "a": garbage, "b": garbage})] == [
-        ("held_out_exploded", True)
-    ]
+    assert [(f.name, f.act) for f in again.evaluated(4, all_garbage)] == [("held_out_exploded", True)]
     well = exploded(5, 1.2, 0.01)["total"]
     assert not sentinel.evaluated(5, {"total": well, "a": well, "b": well}), "what was garbage is nothing to fall from"
     assert sentinel.sound
@@ -354,9 +330,7 @@ def bursts(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor
     return level if trainer_toys.CALLS["count"] <= 7 else 1e4 * level * torch.linspace(0.1, 1.0, len(level))
 
 
-def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(
-    make_config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(make_config, monkeypatch, capsys) -> None:
     """A reward that breaks in the last rollout, and scores that only rise: the best weights are those of the evaluation before."""
     trainer_toys.CALLS["count"] = 0
     history, evaluate = {}, Trainer.evaluate

@@ -21,7 +21,7 @@ from sage_grpo.rl.pace import Pace
 from sage_grpo.sentinel.figures import Travel, appearance, describe, frames_seen, thumbnails
 from sage_grpo.session import run
 from sage_grpo.telling.events import Hooks, SentinelEvent
-from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig
+from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
@@ -40,9 +40,10 @@ def far(make_config, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sentinel_module, "SIGNS", {"too_far": too_far})
         return make_config(
             iterations=iterations,
+            rollout={"steps": 3},
             sentinel=SentinelConfig(action=action, **{**QUICK, **options}),
             optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.0),
-            evaluate=EvalConfig(every=1, prompts=2, steps=2, show=0),
+            evaluate=EvalConfig(every=1, prompts=2, steps=1, show=0),
             keep=KeepConfig(checkpoint_every=3, checkpoints=1, videos_every=0),
         )
 
@@ -59,13 +60,13 @@ def lrs(config: TrainConfig) -> list[float]:
     return [row["optimizer/lr"] for row in rows(config) if "optimizer/lr" in row]
 
 
-def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(
-    make_config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(make_config, capsys) -> None:
     """A reward that says the same of all clips from its ninth call on; by default the run only warns, and goes on to its end."""
     trainer_toys.CALLS["count"] = 0
     config = make_config(
         iterations=12,
+        rollout={"steps": 2},
+        update=UpdateConfig(updates_per_rollout=1),
         rewards=[RewardSpec(name="trainer_toys:fades", batch_size=0, try_out=False)],
         evaluate=EvalConfig(every=0, prompts=2, steps=2),
     )
@@ -80,12 +81,10 @@ def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(
     assert len(flags) == 12
 
 
-@pytest.mark.parametrize("first", [8, 1, 9])
-def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(
-    far, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: int
-) -> None:
+@pytest.mark.parametrize("first", [3, 1, 4])
+def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(far, monkeypatch, capsys, first: int) -> None:
     """A sign in the last iteration, in all of them, and in none; held-out totals rise from the first evaluation to the last."""
-    config = far("warn")
+    config = far("warn", iterations=3)
     totals, iterations = count(), count(1)
     evaluate = Trainer.evaluate
 
@@ -98,7 +97,7 @@ def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(
     run(config)
     (text,) = [event["text"] for event in read_events(Path(config.out)) if event["kind"] == "finish"]
     begin = "The sentinel doubts the weights that this run ends with (late): "
-    advice = {8: "best/ has those after iteration 7.", 1: "look at their clips before you use them."}
+    advice = {3: "best/ has those after iteration 2.", 1: "look at their clips before you use them."}
     assert text == (begin + advice[first] if first in advice else "")
     assert (" ".join(begin.split()) in " ".join(capsys.readouterr().out.split())) == bool(text)
 
@@ -146,20 +145,19 @@ def test_a_run_goes_back_to_the_recorded_checkpoint_and_ends(far, tmp_path: Path
 
 def test_the_weights_after_a_rollback_are_those_of_the_checkpoint(make_config, make_trainer, tmp_path: Path) -> None:
     """With the optimizer's state, average and anchor; counters and prompts go on."""
-    config = make_config(optimizer=OptimizerConfig(lr=1e-2, ema=0.9, target_kl=0.1), iterations=9)
+    config = make_config(optimizer=OptimizerConfig(lr=1e-2, ema=0.9, target_kl=0.1), iterations=4)
     trainer, twin = make_trainer(config), make_trainer(config)
     for _ in range(2):
         trainer.step()
     folder = trainer.save(tmp_path)
     then = {name: tensor.clone() for name, tensor in trainer.state._tensors().items()}
-    for _ in range(3):
-        trainer.step()
+    trainer.step()
     state = trainer.state
     state.sentinel.brake, position, updates = 0.5, state.stream.position, state.updates
     factor = checkpoint.read_meta(folder)["pace"]["factor"]
     state.go_back(folder, trainer.world)
     assert same({name: t.clone() for name, t in state._tensors().items()}, then)
-    assert (state.iteration, state.stream.position, state.updates) == (5, position, updates)
+    assert (state.iteration, state.stream.position, state.updates) == (3, position, updates)
     assert state.optimizer.pace.factor == pytest.approx(0.5 * factor)
     assert not same(weights_of(trainer), weights_of(twin))
     trainer.step()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.sentinel.sentinel import Finding, Sentinel
 from sage_grpo.training.config import SentinelConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -49,27 +49,6 @@ def clips(mean: float, *, seed: int, scatter: float = 0.12, count: int = 48) -> 
     own, then = random.Random(7), random.Random(seed)
     levels = [own.gauss(0, 0.3) + then.gauss(0, scatter) for _ in range(count)]
     return [mean + level - sum(levels) / count for level in levels]
-
-
-def replay(run: Mapping[str, Any], config: SentinelConfig | None = None) -> list[Finding]:
-    """A recorded run as the sentinel would have seen it; without the rows of evaluations that have no clips."""
-    weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
-    judge_watches = any(reward["name"] == "shapes" and reward["metric_only"] for reward in run["rewards"])
-    witnesses = Witnesses(scores={"shapes": weights} if judge_watches else {}, statistics=("flicker", "sharpness"))
-    sentinel = Sentinel(config or SentinelConfig(), clips=48, clip=0.0108, witnesses=witnesses)
-    found, evaluations = [], iter(run["clips"])
-    for row in run["rows"]:
-        if "eval/total" in row:
-            found += sentinel.evaluated(row["iteration"], next(evaluations))
-        else:
-            found += sentinel.observe(row["iteration"], row)
-    return found
-
-
-def recorded(name: str) -> list[dict[str, Any]]:
-    """Runs of benchmarks/broken_runs.py."""
-    lines = (RESULTS / "broken_runs.jsonl").read_text().splitlines()
-    return [run for run in map(json.loads, lines) if run["name"] == name]
 
 
 def curves(file: str, method: str) -> list[tuple[int, dict[int, float]]]:
