@@ -81,3 +81,15 @@ def test_a_command_without_a_recipe_says_that_it_takes_the_miniature(monkeypatch
         assert main(["plan", *words]) == 0
         errors = capsys.readouterr().err
         assert [text in errors for text in ("no recipe is named", "this is shapes/sage")] == [told, told]
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_no_example_is_told_that_it_names_no_recipe(file: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sage_grpo.commands.plan.run", lambda options: 0)
+    for words in ([str(file)], ["--config", str(file)]):
+        assert main(["plan", *words]) == 0
+        errors = capsys.readouterr().err
+        assert [text in errors for text in ("no recipe is named", "leaves out", "miniature")] == [False] * 3
