@@ -43,7 +43,7 @@ LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
 LEAST_COVERAGE = 0.75
 """A tokenizer knows at least this share of its model's embeddings; real ones know 99% (rows are padded to round numbers)."""
 MOST_LAYERS = 10_000
-"""A hundred times what published networks have. Counts beyond it would be looped over before any weight is compared."""
+"""A hundred times what published networks have, ten times their schedulers' steps. What is beyond it would be made before any weight is compared."""
 HARMLESS = {"_attn_implementation": ("eager", "sdpa"), "_experts_implementation": ("eager", "grouped_mm", "batched_mm")}
 """Implementations that PyTorch has itself; transformers may fetch others ("flash_attention_2") as kernels from the hub."""
 
@@ -87,7 +87,7 @@ def _read_config(file: Path) -> None:
 
 
 def check_config(values: Mapping[str, Any], what: str) -> None:
-    """Refuse a network's configuration that names kernels of the hub, quantised weights or a number of layers that no network has."""
+    """Refuse a component's configuration that names kernels of the hub, quantised weights or a number of layers (or steps) that none has."""
     for name, value in _entries(values):
         if name.strip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             if any("/" in str(one) for one in (value.values() if isinstance(value, dict) else [value])):
@@ -99,10 +99,11 @@ def check_config(values: Mapping[str, Any], what: str) -> None:
                 f"{what}: quantization_config is {shown(value)}. Quantised weights are not read: their code comes from other packages and the hub. "
                 "Give the plain ones."
             )
-        elif re.search(r"layers|depth|blocks", name):
+        elif re.search(r"layers|depth|blocks|train_timesteps", name):
             counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int | float)]
             if any(not one <= MOST_LAYERS for one in counts):
-                raise DocumentError(f"{what}: {name} is {shown(value)}; networks have at most {MOST_LAYERS:,}.")
+                owner = "schedulers" if "timesteps" in name else "networks"
+                raise DocumentError(f"{what}: {name} is {shown(value)}; {owner} have at most {MOST_LAYERS:,}.")
 
 
 def _entries(values: Any) -> Iterator[tuple[str, Any]]:

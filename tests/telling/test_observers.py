@@ -270,3 +270,12 @@ def test_a_line_of_an_iteration_and_bars_of_a_run(capsys) -> None:
     run, phase = terminal._progress.tasks
     assert (run.completed, run.total, phase.description, phase.completed, phase.total) == (4, 9, "  decode", 2, 5)
     capsys.readouterr()
+
+
+def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sage_grpo.printing.time.monotonic", lambda: now[0])
+    terminal = Terminal(enabled=True, progress=True, total=9)
+    for now[0], phase, done in ((50, "evaluate", 0), (60, "evaluate", 1), (80, "decode", 2), (80, "evaluate", 2)):
+        terminal.listen(phase, done, 8)
+    assert capsys.readouterr().out == "evaluation: 2/8 micro-batches, 90 s left\n"
