@@ -40,6 +40,8 @@ LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
 }
 """Keys that peft writes of a LoRA, and the values that are taken; None is any. peft imports modules and changes networks by some of the others."""
 
+SLOW = re.compile(r"[*+?{].*[*+?{]|\)[*+?{]")
+"""Regular expressions with repeats of repeats, or several, which try all ways to share out a name."""
 LEAST_COVERAGE = 0.75
 """A tokenizer knows at least this share of its model's embeddings; real ones know 99% (rows are padded to round numbers)."""
 MOST_LAYERS = 10_000
@@ -52,7 +54,7 @@ def from_pretrained(kind: Any, source: str | Path | None, **options: Any) -> Any
     """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: without what a configuration would have
     fetched or made beyond numbers. `source` is None where the weights are among the options."""
     where = {name: options[name] for name in ("local_files_only", "subfolder") if name in options}
-    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # a model of transformers, or an AutoModel
+    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # (an AutoModel has no class of it)
         from transformers.utils import find_adapter_config_file
 
         if adapter := find_adapter_config_file(source, **where):
@@ -189,6 +191,9 @@ def lora_config_fault(config: Mapping[str, Any], largest: float = math.inf) -> s
         numbers: Iterable[Any] = [value] if key in ("r", "lora_alpha") else []
         if key in ("rank_pattern", "alpha_pattern"):
             numbers = value.values() if isinstance(value, dict) else [value]
+            slow = [one for one in value if SLOW.search(one)] if isinstance(value, dict) else []
+            if slow:
+                return f'has the pattern {shown(slow[0])} in "{key}", which may take for ever: name the layers'
         most = largest if key in ("r", "rank_pattern") else MOST_ALPHA
         for number in numbers:
             if not is_number(number) or not 0 < number <= most:
