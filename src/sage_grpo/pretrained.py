@@ -54,7 +54,7 @@ def from_pretrained(kind: Any, source: str | Path | None, **options: Any) -> Any
     """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: without what a configuration would have
     fetched or made beyond numbers. `source` is None where the weights are among the options."""
     where = {name: options[name] for name in ("local_files_only", "subfolder") if name in options}
-    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # (an AutoModel has no class of it)
+    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # of transformers
         from transformers.utils import find_adapter_config_file
 
         if adapter := find_adapter_config_file(source, **where):
