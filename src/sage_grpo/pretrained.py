@@ -40,10 +40,12 @@ LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
 }
 """Keys that peft writes of a LoRA, and the values that are taken; None is any. peft imports modules and changes networks by some of the others."""
 
+SLOW = re.compile(r"[*+?{].*[*+?{]|\)[*+?{]")
+"""Regular expressions with repeats of repeats, or several, which try all ways to share out a name."""
 LEAST_COVERAGE = 0.75
 """A tokenizer knows at least this share of its model's embeddings; real ones know 99% (rows are padded to round numbers)."""
 MOST_LAYERS = 10_000
-"""A hundred times what published networks have. Counts beyond it would be looped over before any weight is compared."""
+"""A hundred times what published networks have, ten times their schedulers' steps. What is beyond it would be made before any weight is compared."""
 HARMLESS = {"_attn_implementation": ("eager", "sdpa"), "_experts_implementation": ("eager", "grouped_mm", "batched_mm")}
 """Implementations that PyTorch has itself; transformers may fetch others ("flash_attention_2") as kernels from the hub."""
 
@@ -52,7 +54,7 @@ def from_pretrained(kind: Any, source: str | Path | None, **options: Any) -> Any
     """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: without what a configuration would have
     fetched or made beyond numbers. `source` is None where the weights are among the options."""
     where = {name: options[name] for name in ("local_files_only", "subfolder") if name in options}
-    if source is not None and hasattr(kind, "config_class"):  # a model of transformers
+    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # of transformers
         from transformers.utils import find_adapter_config_file
 
         if adapter := find_adapter_config_file(source, **where):
@@ -87,7 +89,7 @@ def _read_config(file: Path) -> None:
 
 
 def check_config(values: Mapping[str, Any], what: str) -> None:
-    """Refuse a network's configuration that names kernels of the hub, quantised weights or a number of layers that no network has."""
+    """Refuse a component's configuration that names kernels of the hub, quantised weights or a number of layers (or steps) that none has."""
     for name, value in _entries(values):
         if name.strip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             if any("/" in str(one) for one in (value.values() if isinstance(value, dict) else [value])):
@@ -99,10 +101,11 @@ def check_config(values: Mapping[str, Any], what: str) -> None:
                 f"{what}: quantization_config is {shown(value)}. Quantised weights are not read: their code comes from other packages and the hub. "
                 "Give the plain ones."
             )
-        elif re.search(r"layers|depth|blocks", name):
+        elif re.search(r"layers|depth|blocks|train_timesteps", name):
             counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int | float)]
             if any(not one <= MOST_LAYERS for one in counts):
-                raise DocumentError(f"{what}: {name} is {shown(value)}; networks have at most {MOST_LAYERS:,}.")
+                owner = "schedulers" if "timesteps" in name else "networks"
+                raise DocumentError(f"{what}: {name} is {shown(value)}; {owner} have at most {MOST_LAYERS:,}.")
 
 
 def _entries(values: Any) -> Iterator[tuple[str, Any]]:
@@ -188,6 +191,9 @@ def lora_config_fault(config: Mapping[str, Any], largest: float = math.inf) -> s
         numbers: Iterable[Any] = [value] if key in ("r", "lora_alpha") else []
         if key in ("rank_pattern", "alpha_pattern"):
             numbers = value.values() if isinstance(value, dict) else [value]
+            slow = [one for one in value if SLOW.search(one)] if isinstance(value, dict) else []
+            if slow:
+                return f'has the pattern {shown(slow[0])} in "{key}", which may take for ever: name the layers'
         most = largest if key in ("r", "rank_pattern") else MOST_ALPHA
         for number in numbers:
             if not is_number(number) or not 0 < number <= most:

@@ -243,3 +243,15 @@ def test_packages_keys_and_names_are_checked(monkeypatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "k")
     assert readiness(RewardSpec(name="vlm_judge", options={**options, "key_env": "JUDGE_KEY"})).ready
     assert "Did you mean 'hpsv2'" in readiness(RewardSpec(name="hpsv22")).missing[0]
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_no_example_is_told_that_it_names_no_recipe(file: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sage_grpo.commands.plan.run", lambda options: 0)
+    for words in ([str(file)], ["--config", str(file)]):
+        assert main(["plan", *words]) == 0
+        errors = capsys.readouterr().err
+        assert [text in errors for text in ("no recipe is named", "leaves out", "miniature")] == [False] * 3

@@ -154,3 +154,19 @@ def test_memory_that_runs_out_is_no_fault_of_the_file_and_what_libraries_stumble
             load_into(Network(error), saved(tmp_path, lora()))
     with pytest.raises(torch.OutOfMemoryError):
         load_into(Network(torch.OutOfMemoryError("full")), saved(tmp_path, lora()))
+
+
+def test_a_bias_is_in_the_weights_and_the_configuration_or_in_neither(tmp_path) -> None:
+    network, weights = Network(), {**lora(), "transformer.blocks.0.lora_B.bias": torch.ones(4)}
+    load_into(network, saved(tmp_path, weights, **{CONFIG: '{"transformer.lora_bias": true}'}))
+    for tensors, flag in ((weights, "false"), (lora(), "true")):
+        with pytest.raises(ModelError, match=f"says lora_bias {flag}"):
+            load_into(network, saved(tmp_path, tensors, **{CONFIG: f'{{"transformer.lora_bias": {flag}}}'}))
+    assert network.loaded == 1
+
+
+@pytest.mark.parametrize("pattern", ["([a-z0-9_.]+)+!", "(a|a)*!", ".*.*.*!", "a?a?a?!"])
+def test_a_pattern_that_would_be_matched_for_ever_is_refused(pattern: str) -> None:
+    for key in ("rank_pattern", "alpha_pattern"):
+        assert "may take for ever" in str(lora_config_fault({key: {pattern: 1}}))
+        assert lora_config_fault({key: {r"^blocks\.\d+\.attn1.to_q": 1, "ff.net.0.proj": 1}}) is None

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sage_grpo.documents import DocumentError
 from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.from_configs import weightless
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.pretrained import from_pretrained, load_config
 
@@ -222,3 +223,10 @@ def test_weights_that_are_no_numbers_make_no_clip(copy, component, value) -> Non
 
     with pytest.raises(ModelError, match=f"{name} holds NaN or infinity"):
         sample()
+
+
+@pytest.mark.parametrize("load", [load, lambda folder: weightless(ModelSpec(path=str(folder)), folder)])
+def test_a_scheduler_makes_no_table_that_fills_the_memory(copy, load) -> None:
+    change(copy / "scheduler" / "scheduler_config.json", num_train_timesteps=10**13)
+    with pytest.raises(ModelError, match="num_train_timesteps is 10000000000000; schedulers have at most 10,000"):
+        load(copy)

@@ -129,3 +129,10 @@ def test_a_still_scores_one_one_frame_is_too_few_and_what_is_no_dino_is_refused(
         SubjectConsistency(model=clip_model)
     with pytest.raises(RewardConfigError, match="sample_fps"):
         BackgroundConsistency(model=clip_model, sample_fps=-1)
+
+
+def test_a_folder_with_an_adapter_is_refused_before_the_adapter_is_read(tmp_path):
+    folder = write_dino(tmp_path / "dino")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b", "megatron_core": "evil"}')
+    with pytest.raises(ValueError, match=r"adapter_config\.json makes an adapter"):
+        SubjectConsistency(model=str(folder))

@@ -547,3 +547,12 @@ def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path
     assert trainer.clock.recorder is None
     recording.after({})
     assert not said.lines
+
+
+def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sage_grpo.printing.time.monotonic", lambda: now[0])
+    terminal = Terminal(enabled=True, progress=True, total=9)
+    for now[0], phase, done in ((50, "evaluate", 0), (60, "evaluate", 1), (80, "decode", 2), (80, "evaluate", 2)):
+        terminal.listen(phase, done, 8)
+    assert capsys.readouterr().out == "evaluation: 2/8 micro-batches, 90 s left\n"

@@ -337,6 +337,10 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
     _check_configuration(header, folder / FILE)
 
 
+BESIDE = {"use_dora": ".lora_magnitude_vector", "lora_bias": ".lora_B.bias"}
+"""Flags by which every layer has another weight, and the end of its name."""
+
+
 def _check_configuration(header: Header, file: Path) -> None:
     """Refuse a file whose configuration diffusers would make other layers by than its weights are, or would import code for."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
@@ -346,9 +350,6 @@ def _check_configuration(header: Header, file: Path) -> None:
         return
     what = f"{file}: its configuration ({LORA_ADAPTER_METADATA_KEY})"
     halves = {key.partition(".lora_A.")[0]: shape[:1] for key, shape in header.shapes.items() if ".lora_A." in key}
-    magnitudes = {
-        key.partition(".lora_magnitude_vector")[0] for key in header.shapes if ".lora_magnitude_vector" in key
-    }
     largest = max((rank for shape in halves.values() for rank in shape), default=math.inf)
     try:
         config = parse_json(text, what)
@@ -359,10 +360,11 @@ def _check_configuration(header: Header, file: Path) -> None:
             network, _, name = key.partition(".")
             parts.setdefault(network, {})[name or network] = value
         fault = next(filter(None, (lora_config_fault(part, largest) for part in parts.values())), None)
-        dora = any(part.get("use_dora") for part in parts.values())
-        odd = sorted((halves.keys() if dora else set()) ^ magnitudes)
-        if fault is None and odd:
-            fault = f"says use_dora {shown(dora)}, and its weights {'lack' if dora else 'have'} {odd[0]}.lora_magnitude_vector"
+        for flag, end in BESIDE.items():
+            says, there = any(part.get(flag) for part in parts.values()), [key for key in header.shapes if end in key]
+            odd = sorted((halves.keys() if says else set()) ^ {key.partition(end)[0] for key in there})
+            if fault is None and odd:
+                fault = f"says {flag} {shown(says)}, and its weights {'lack' if says else 'have'} {odd[0]}{end}"
         if fault is not None:
             raise DocumentError(f"{what} {fault}.")
     except DocumentError as error:

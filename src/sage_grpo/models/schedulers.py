@@ -16,6 +16,7 @@ from sage_grpo.flow.solvers import Velocity
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import component_class, in_words
 from sage_grpo.models.checkpoints.files import read_json
+from sage_grpo.pretrained import check_config
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",
@@ -64,8 +65,10 @@ def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool, dynam
         )
     kind = component_class(folder, index, "scheduler")
     with in_words(folder, "scheduler"):
+        file = folder / "scheduler" / "scheduler_config.json"
+        check_config(config := read_json(file), str(file))
         try:
-            scheduler = kind.from_config(read_json(folder / "scheduler" / "scheduler_config.json"))
+            scheduler = kind.from_config(config)
         except ImportError as error:  # beta sigmas
             raise ModelError(f'The scheduler of "{folder}" needs a package that is not installed: {error}') from error
     honoured = _EVERYWHERE | (_MULTISTEP if SHIFT[class_name] == "flow_shift" else {})

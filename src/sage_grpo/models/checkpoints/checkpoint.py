@@ -175,9 +175,9 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def read_config(folder: Path, component: str) -> dict[str, Any]:
-    """The config.json of a component; empty where there is none."""
-    file = folder / component / "config.json"
+def read_config(folder: Path, component: str, name: str = "config.json") -> dict[str, Any]:
+    """The configuration of a component; empty where there is none."""
+    file = folder / component / name
     values = read_if_there(file)
     with in_words(folder, component):
         check_config(values, str(file))

@@ -24,7 +24,6 @@ from sage_grpo.models.checkpoints.checkpoint import (
     read_config,
     read_index,
 )
-from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec, find_family
@@ -181,7 +180,7 @@ def _assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: t
                 parts[name] = build(index[name][1], plain(read_config(folder, name)))
     with in_words(folder, "scheduler"):
         scheduler = component_class(folder, index, "scheduler")
-        parts["scheduler"] = scheduler.from_config(read_if_there(folder / "scheduler" / "scheduler_config.json"))
+        parts["scheduler"] = scheduler.from_config(read_config(folder, "scheduler", "scheduler_config.json"))
     pipeline = getattr(diffusers, kind._pipeline(index))
     pipe = pipeline(**{**dict.fromkeys(left_out(pipeline, {})), **parts})
     return kind(spec, folder, index, pipe, device=device)
