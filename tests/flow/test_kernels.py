@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from kernel_cases import COEFFICIENT_PRESERVING, ITO, STOCHASTIC, final_variance, grid, grids, kernels, law, some
+from kernel_cases import COEFFICIENT_PRESERVING, ITO, STOCHASTIC, final_variance, grid, grids, kernels, some
 from sage_grpo.flow.kernels import KERNELS, Cps, Dance, Flow, Kernel, KernelSpec, Ode, Sage, SageExact
 from sage_grpo.rl.trust_region import closed_form_kl
 
@@ -29,7 +29,7 @@ ON_MANIFOLD: dict[Kernel, tuple[float, ...]] = {  # data variance 1, shift 1
 }
 
 
-@law
+@some
 @given(kernel=kernels(), sigmas=grids())
 def test_every_coefficient_is_finite_and_std_is_not_negative(kernel: Kernel, sigmas: Tensor) -> None:
     step = kernel(sigmas[:-1], sigmas[1:])
@@ -40,7 +40,7 @@ def test_every_coefficient_is_finite_and_std_is_not_negative(kernel: Kernel, sig
     assert (step.std >= 0).all()
 
 
-@law
+@some
 @given(kernel=kernels(COEFFICIENT_PRESERVING), sigmas=grids())
 def test_coefficient_preserving_kernels_keep_the_mixture(kernel: Kernel, sigmas: Tensor) -> None:
     p, q = sigmas[:-1].double(), sigmas[1:].double()
@@ -52,7 +52,7 @@ def test_coefficient_preserving_kernels_keep_the_mixture(kernel: Kernel, sigmas:
         torch.testing.assert_close(noise, q.square(), rtol=0, atol=2 * tolerance)
 
 
-@law
+@some
 @given(kernel=kernels(ITO, least_eta=0.05), sigmas=grids())
 def test_ito_kernels_correct_the_drift_by_half_the_variance_times_the_score(kernel: Kernel, sigmas: Tensor) -> None:
     p, q = sigmas[:-1].double(), sigmas[1:].double()

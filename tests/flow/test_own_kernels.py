@@ -66,7 +66,9 @@ def test_fields_are_filled_by_their_names(name: str) -> None:
 
 
 def test_the_range_of_eta_is_the_kernels_own() -> None:
-    with pytest.raises(ValueError, match=r"^kernel\.eta must be in \[0, 1\], got 1\.25\. That is the range of test_own"):
+    with pytest.raises(
+        ValueError, match=r"^kernel\.eta must be in \[0, 1\], got 1\.25\. That is the range of test_own"
+    ):
         build("Whole", eta=1.25, sigma_max=0.5)
     assert unfit_eta("cps", 1.25) == "kernel.eta must be in [0, 1], got 1.25. That is the range of cps."
     assert [name for name in KERNELS if unfit_eta(name, 1.25)] == ["cps"]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_cases import grid, law
+from kernel_cases import grid, some
 from sage_grpo.flow.matching import Matching
 from sage_grpo.flow.noise import keyed_noise, keyed_seed
 from sage_grpo.flow.path import interpolate, velocity
@@ -18,7 +18,7 @@ from sage_grpo.flow.schedule import Schedule, shift_sigmas
 from sage_grpo.rl.trust_region import closed_form_kl
 
 
-@law
+@some
 @given(steps=st.integers(1, 1000), shift=st.floats(0.1, 20.0))
 def test_a_shifted_schedule_goes_strictly_from_one_to_zero(steps: int, shift: float) -> None:
     schedule = Schedule.shifted(steps, shift)
@@ -30,7 +30,7 @@ def test_a_shifted_schedule_goes_strictly_from_one_to_zero(steps: int, shift: fl
     torch.testing.assert_close(schedule.sigmas, grid(steps, shift).float(), rtol=1e-6, atol=1e-7)
 
 
-@law
+@some
 @given(first=st.floats(0.1, 10.0), second=st.floats(0.1, 10.0))
 def test_shifts_multiply_in_the_odds(first: float, second: float) -> None:
     even = torch.linspace(0.05, 0.95, 7, dtype=torch.float64)

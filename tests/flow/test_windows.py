@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel_cases import some
 from sage_grpo.flow.windows import Window
 
 
@@ -34,6 +35,7 @@ def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
     assert _places(window, 20, range(50)) != _places(window, 20, range(50), seed=1)
 
 
+@some
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 50), st.lists(st.floats(0.1, 5.0), min_size=3, max_size=6))
 def test_drawn_steps_are_stratified(prompts: int, branches: int, iteration: int, weights: list[float]) -> None:
     """Every step is drawn as often as its weight says, to the nearest whole number above or below."""
