@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from sage_grpo.cli import main
-from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
 
 HERE = Path(__file__).parent
@@ -45,13 +44,3 @@ def test_it_trains_keeps_its_best_and_is_exported(monkeypatch, tmp_path: Path) -
     assert all(
         torch.equal(exported[name], trained[name]) and not torch.equal(fresh[name], trained[name]) for name in fresh
     )
-
-
-def test_a_family_that_is_not_there(tmp_path: Path, monkeypatch) -> None:
-    """A name near a family of the package is taken for it at once; any other may be a module, which is looked for where it is needed."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"there is no module nowhere_at_all, .* Families that ship .*hunyuan15"):
-        ModelSpec(family="nowhere_at_all").load()
-    (tmp_path / "wann.py").write_text("def load(spec, device=None): ...")
-    assert ModelSpec(family="wann").own_family == "wann"
-    assert ModelSpec(family="wan").own_family is None
