@@ -19,25 +19,14 @@ UNREAD = {"transformer", "transformer_2", "scheduler", "guider", "audio_vae", "v
 """Components that no encoding of a prompt or a picture reads."""
 QUICK = ("wan_i2v",)
 SLOW = (
-    "ltx2",
-    "hunyuan15_i2v",
-    "qwen_image_edit",
-    "ltx",
-    "hunyuan",
-    "sana_video",
-    "flux",
-    "flux2",
-    "sd3",
-    "z_image",
-    "ltx2_3",
+    *("ltx2", "hunyuan15_i2v", "qwen_image_edit", "ltx", "hunyuan", "sana_video", "flux", "flux2"),
+    *("sd3", "z_image", "ltx2_3"),
 )
 PROMPT = 'a cat holds a sign "hi"'
 BYTES = "ByT5Tokenizer"
 OTHER = {"image_mean": [0.1, 0.2, 0.3], "eos_token": "<unk>"}
 """Settings of components without weights."""
-SETTINGS: dict[str, Any] = {
-    "qwen_image_edit": {"options": {"picture_pixels": 64 * 64}},
-}
+SETTINGS: dict[str, Any] = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}}}
 
 
 def changed(component: Path) -> None:
