@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from stock_run import CLOSE, NEGATIVE, PROMPTS, assert_same_pixels, fields_of, seeded, start
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
-import double
 import tiny
 from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
@@ -25,10 +25,7 @@ from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Sound
 
-PROMPTS = ["a cat", "a dog barks at the sea"]
-NEGATIVE = "blurry"
 SIZE = {"height": 32, "width": 64}
-CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 PICTURE = {"guidance_rescale": 0.6, "stg_scale": 0.8, "modality_scale": 2.0}
 AUDIO = {"guidance_scale": 5.0, "guidance_rescale": 0.3, "stg_scale": 1.4, "modality_scale": 2.5}
 ALL = {**PICTURE, "stg_block": 1, **{f"audio_{name}": value for name, value in AUDIO.items()}}
@@ -78,10 +75,6 @@ def scaled(pipe, audio: torch.Tensor) -> torch.Tensor:
     return pipe._denormalize_audio_latents(packed, pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std)
 
 
-def loaded(model, kind: str, scale: float, options: dict):
-    return model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, options=options, **SIZE)
-
-
 @pytest.mark.parametrize(
     ("kind", "scale", "options"),
     [
@@ -92,8 +85,8 @@ def loaded(model, kind: str, scale: float, options: dict):
 )
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, checkpoint, model) -> None:
-    ours = loaded(model, kind, scale, options)
-    x = torch.randn(2, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
+    ours = model(kind, **fields_of(kind, scale), options=options)
+    x = start(ours)
     sigmas, seen, video, audio = stock(checkpoint(kind), ours, x, scale, options)
     torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
 
@@ -101,9 +94,7 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, che
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
     y = integrate(policy, x, conditions)
     torch.testing.assert_close(ours._to_vae(y), seen["video"], **CLOSE)
-    clips = ours.decode(y)
-    expected = (video.permute(0, 1, 3, 4, 2) * 255).round().to(torch.uint8)
-    assert (clips.int() - expected.int()).abs().max() <= 1
+    assert_same_pixels(ours.decode(y), video)
     torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
     assert ours.sound(y).std() > 1e-3
     if options == ALL:
@@ -132,12 +123,12 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
     """With all of guidance, whose rescaling measures the clip with its first frame."""
-    ours = loaded(model, kind, 3.0, ALL | ({} if crf is None else {"image_crf": crf}))
+    ours = model(kind, **fields_of(kind, 3.0), options=ALL | ({} if crf is None else {"image_crf": crf}))
     picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
-    x = torch.randn(1, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
-    parts, pipe = (
-        ours.parts.split(x),
+    x = torch.randn(1, *ours.latent_shape(), generator=seeded())
+    pipe, parts = (
         diffusers.LTX2ImageToVideoPipeline(**tiny.shared_pipeline(checkpoint(kind)).components),
+        ours.parts.split(x),
     )
     pipe.set_progress_bar_config(disable=True)
     noises = iter([parts["video"], parts["audio"]])
@@ -216,9 +207,8 @@ def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkp
     with torch.no_grad():
         torch.testing.assert_close(z, vae.encode(pixels).latent_dist.mode(), **CLOSE)
         samples = round(5 / ours.video.fps * ours.heard_rate)
-        bands = mel_bands(
-            waves[..., :samples], ours.heard_rate, audio_vae.config.mel_hop_length, audio_vae.config.mel_bins
-        )
+        config = audio_vae.config
+        bands = mel_bands(waves[..., :samples], ours.heard_rate, config.mel_hop_length, config.mel_bins)
         wanted = audio_vae.encode(bands).latent_dist.mode()
     packed = pipe._pack_audio_latents(parts["audio"])
     packed = pipe._denormalize_audio_latents(packed, audio_vae.latents_mean, audio_vae.latents_std)
@@ -248,9 +238,8 @@ def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
     with pytest.raises(ModelError, match=r"has no latent_upsampler\. Download that folder"):
         spec.load("cpu")
     torch.manual_seed(0)
-    LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1).save_pretrained(
-        folder / "latent_upsampler"
-    )
+    upsampler = LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1)
+    upsampler.save_pretrained(folder / "latent_upsampler")
     with pytest.raises(ModelError, match=r"upsample enlarges finished clips.*Leave it out"):
         replace(spec, train=True).load("cpu")
     ours = spec.load("cpu")
