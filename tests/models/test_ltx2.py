@@ -57,7 +57,7 @@ def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, **call):
             negative_prompt=[NEGATIVE] * 2,
             num_frames=5,
             frame_rate=8.0,
-            num_inference_steps=3,
+            num_inference_steps=2,
             guidance_scale=scale,
             spatio_temporal_guidance_blocks=[options.get("stg_block", 28)],
             latents=pipe._pack_latents(parts["video"]),
@@ -88,10 +88,10 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, che
     ours = model(kind, **fields_of(kind, scale), options=options)
     x = start(ours)
     sigmas, seen, video, audio = stock(checkpoint(kind), ours, x, scale, options)
-    torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours.sigmas(2), sigmas.float(), rtol=0, atol=1e-6)
 
     conditions = ours.encode(PROMPTS)
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
     y = integrate(policy, x, conditions)
     torch.testing.assert_close(ours._to_vae(y), seen["video"], **CLOSE)
     assert_same_pixels(ours.decode(y), video)
@@ -141,7 +141,7 @@ def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, 
             negative_prompt=[NEGATIVE],
             num_frames=5,
             frame_rate=8.0,
-            num_inference_steps=3,
+            num_inference_steps=2,
             guidance_scale=3.0,
             spatio_temporal_guidance_blocks=[ALL["stg_block"]],
             image_crf=crf,
@@ -150,7 +150,7 @@ def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, 
             **SIZE,
             **scales,
         )
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
     conditions = ours.encode(PROMPTS[:1], [picture])
     y = integrate(policy, x, conditions)
     torch.testing.assert_close(ours._to_vae(y), video, **CLOSE)

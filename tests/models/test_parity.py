@@ -48,17 +48,17 @@ def load(folder, kind: str, scale: float | None):
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, checkpoint, model) -> None:
     scale, prompts = 1.0 if kind == "flux2_distilled" else 4.0, LONG if kind in tiny.OTHERS else PROMPTS
-    ours = model(kind, **fields_of(kind, scale))
-    x = start(ours)
-    run = stock(checkpoint(kind), kind, x, scale, prompts)
-    grid = ours.sigmas(3)
+    ours, steps = model(kind, **fields_of(kind, scale)), 2
+    x, grid = start(ours), ours.sigmas(steps)
+    run = stock(checkpoint(kind), kind, x, scale, prompts, steps)
     torch.testing.assert_close(grid, run.sigmas.float(), rtol=0, atol=1e-6)
 
     conditions = conditions_of(ours, kind, prompts)
-    y = integrate(Policy(ours, Ode(), Schedule(grid)), x, conditions)
+    y = solve(ours, build_solver(ours, "checkpoint", steps), x, conditions)
     torch.testing.assert_close(y, run.latents, **CLOSE)
-    solver = build_solver(ours, "checkpoint", 3)
-    torch.testing.assert_close(solve(ours, solver, x, conditions), run.latents, **CLOSE)
+    if kind in tiny.KINDS:
+        y = integrate(Policy(ours, Ode(), Schedule(grid)), x, conditions)
+        torch.testing.assert_close(y, run.latents, **CLOSE)
     planned = find_architecture(ours.spec)  # what `sage-grpo plan` knows of it without reading weights
     torch.testing.assert_close(planned.grid(7).sigmas, ours.sigmas(7), **CLOSE)
     assert planned.guidance_scale == (1.0 if ours.guidance.embedded else ours.guidance_scale)

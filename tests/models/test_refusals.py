@@ -50,7 +50,6 @@ SAID = [
     ("ltx_condition", PART, tiny.unipc(), f"supported with an {LTX}"),
     ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step_distilled"),
     ("ltx2", VAE, {"decoder_inject_noise": [False, True, False, False]}, "would add noise of its own"),
-    ("sana_720p", INDEX, {"vae": ["diffusers", "AutoencoderDC"]}, "is a AutoencoderDC; supported are AutoencoderKLWan"),
     ("wan_t2v", INDEX, {"_class_name": "XPipeline"}, "XPipeline; supported are .*HunyuanVideo15Pipeline"),
     ("wan_t2v", INDEX, {"vae": [None, None]}, r'"vae" \(model_index.json does not list it'),
     ("wan_i2v", INDEX, {"image_encoder": [None, None]}, 'lacks its component "image_encoder"'),
