@@ -154,11 +154,8 @@ def test_every_file_that_is_read_must_be_whole(tmp_path: Path) -> None:
     (parts[0] / "model.safetensors.index.json").write_text(json.dumps(index))
     (parts[1] / "diffusion_pytorch_model.fp16.safetensors").write_text("nobody reads it")
     check_lengths(tmp_path)
-    for file in (
-        parts[0] / "model-2.safetensors",
-        parts[0] / "diffusion_pytorch_model.safetensors",
-        parts[2] / "diffusion_pytorch_model.safetensors",
-    ):
+    name = "diffusion_pytorch_model.safetensors"
+    for file in (parts[0] / "model-2.safetensors", parts[0] / name, parts[2] / name):
         whole = file.read_bytes()
         file.write_bytes(whole[:-1])
         with pytest.raises(ModelError, match=file.name):

@@ -31,22 +31,33 @@ def change(file: Path, **entries: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
+CODE = "never code that a checkpoint names"
+
+
 @pytest.mark.parametrize(
-    "entry",
+    ("name", "entry", "says"),
     [
-        ["evil_component", "Scheduler"],
-        ["subprocess", "Popen"],
-        ["transformers", "utils.logging"],
-        ["diffusers", 3],
-        ["diffusers", "UniPCMultistepScheduler", "x"],
+        ("scheduler", ["evil_component", "Scheduler"], CODE),
+        ("scheduler", ["subprocess", "Popen"], CODE),
+        ("scheduler", ["transformers", "utils.logging"], CODE),
+        ("scheduler", ["diffusers", 3], CODE),
+        ("scheduler", ["diffusers", "UniPCMultistepScheduler", "x"], CODE),
+        ("transformer", ["diffusers", "WanPipeline"], "transformer"),
+        ("vae", ["diffusers", "ConfigMixin"], "vae"),
+        ("scheduler", ["diffusers", "WanPipeline"], "scheduler"),
+        ("tokenizer", ["transformers", "Trainer"], "tokenizer"),
+        ("tokenizer", ["transformers", "UMT5EncoderModel"], "tokenizer"),
     ],
 )
-def test_components_come_from_two_libraries(copy, entry, tmp_path, monkeypatch) -> None:
+def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, says, tmp_path, monkeypatch) -> None:
+    """Of two libraries. A pipeline would follow the index in its folder, which may name any module."""
     mark = tmp_path / "mark"
     (tmp_path / "evil_component.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Scheduler: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    change(copy / "model_index.json", scheduler=entry)
-    with pytest.raises(ModelError, match="never code that a checkpoint names"):
+    inner = {"_class_name": "WanPipeline", "vae": ["evil_component", "Scheduler"]}
+    (copy / name / "model_index.json").write_text(json.dumps(inner))
+    change(copy / "model_index.json", **{name: entry})
+    with pytest.raises(ModelError, match=says):
         load(copy)
     assert not mark.exists()
     assert "evil_component" not in sys.modules
@@ -63,28 +74,6 @@ def test_a_text_encoder_is_a_model(copy) -> None:
         change(copy / "model_index.json", text_encoder=["transformers", kind])
         with pytest.raises(ModelError, match=fault):
             load(copy).encode(["a cat"])
-
-
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [
-        ("transformer", ["diffusers", "WanPipeline"]),
-        ("vae", ["diffusers", "ConfigMixin"]),
-        ("scheduler", ["diffusers", "WanPipeline"]),
-        ("tokenizer", ["transformers", "Trainer"]),
-        ("tokenizer", ["transformers", "UMT5EncoderModel"]),
-    ],
-)
-def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, tmp_path, monkeypatch) -> None:
-    """A pipeline would follow the index in its folder, which may name any module."""
-    mark = tmp_path / "mark"
-    (tmp_path / "evil_part.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (copy / name / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline", "vae": ["evil_part", "X"]}))
-    change(copy / "model_index.json", **{name: entry})
-    with pytest.raises(ModelError, match=name):
-        load(copy)
-    assert not mark.exists()
 
 
 def test_entries_of_another_kind_are_refused(copy) -> None:
