@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from stock_run import CLOSE, NEGATIVE, PROMPTS, assert_same_pixels, fields_of, seeded, start
+from stock_run import CLOSE, NEGATIVE, PROMPTS, assert_same_pixels, fields_of, start
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 import tiny
@@ -35,44 +35,31 @@ OFF = {"guidance_rescale": 0.0, "stg_scale": 0.0, "modality_scale": 1.0}
 PLAIN = {**OFF, "audio_guidance_scale": 1.0, **{f"audio_{name}": value for name, value in OFF.items()}}
 
 
-def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, **call):
-    """The pipeline's last latents as a row, its grid, its pixels and its sound."""
-    pipe, seen = tiny.shared_pipeline(folder), {}
-    decode, audio_decode = pipe.vae.decode, pipe.audio_vae.decode
-    parts = ours.parts.split(x)
-    kwargs = {name: value for name, value in options.items() if name != "stg_block"}
-
-    def spy(name, function):
-        def call(z, *arguments, **more):
-            seen[name] = z
-            return function(z, *arguments, **more)
-
-        return call
-
+def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, picture: torch.Tensor | None = None):
+    """The pipeline's grid, what its VAE was given, its pixels and its sound."""
+    pipe, seen = tiny.shared_pipeline(folder), []
+    given = {name: value for name, value in options.items() if name not in ("stg_block", "image_crf")}
+    if picture is not None:
+        pipe = diffusers.LTX2ImageToVideoPipeline(**pipe.components)
+        pipe.set_progress_bar_config(disable=True)
+        given |= {"image": Image.fromarray(picture.numpy()), "image_crf": options.get("image_crf")}
+    decode, noises = pipe.vae.decode, iter(ours.parts.split(x).values())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.vae, "decode", spy("video", decode))
-        patch.setattr(pipe.audio_vae, "decode", spy("audio", audio_decode))
+        patch.setattr(pipe.vae, "decode", lambda z, *more, **how: seen.append(z) or decode(z, *more, **how))
+        patch.setattr(f"{type(pipe).__module__}.randn_tensor", lambda *arguments, **kwargs: next(noises).clone())
         output = pipe(
-            prompt=PROMPTS,
-            negative_prompt=[NEGATIVE] * 2,
+            prompt=PROMPTS[: len(x)],
+            negative_prompt=[NEGATIVE] * len(x),
             num_frames=5,
             frame_rate=8.0,
             num_inference_steps=2,
             guidance_scale=scale,
             spatio_temporal_guidance_blocks=[options.get("stg_block", 28)],
-            latents=pipe._pack_latents(parts["video"]),
-            # The pipeline takes the sound's noise for a clean latent and scales it.
-            audio_latents=scaled(pipe, parts["audio"]),
             output_type="pt",
             **SIZE,
-            **{**kwargs, **call},
+            **given,
         )
-    return pipe.scheduler.sigmas, seen, output.frames, output.audio
-
-
-def scaled(pipe, audio: torch.Tensor) -> torch.Tensor:
-    packed = pipe._pack_audio_latents(audio)
-    return pipe._denormalize_audio_latents(packed, pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std)
+    return pipe.scheduler.sigmas, seen[0], output.frames, output.audio
 
 
 @pytest.mark.parametrize(
@@ -87,13 +74,10 @@ def scaled(pipe, audio: torch.Tensor) -> torch.Tensor:
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, checkpoint, model) -> None:
     ours = model(kind, **fields_of(kind, scale), options=options)
     x = start(ours)
-    sigmas, seen, video, audio = stock(checkpoint(kind), ours, x, scale, options)
+    sigmas, z, video, audio = stock(checkpoint(kind), ours, x, scale, options)
     torch.testing.assert_close(ours.sigmas(2), sigmas.float(), rtol=0, atol=1e-6)
-
-    conditions = ours.encode(PROMPTS)
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
-    y = integrate(policy, x, conditions)
-    torch.testing.assert_close(ours._to_vae(y), seen["video"], **CLOSE)
+    y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(2))), x, ours.encode(PROMPTS))
+    torch.testing.assert_close(ours._to_vae(y), z, **CLOSE)
     assert_same_pixels(ours.decode(y), video)
     torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
     assert ours.sound(y).std() > 1e-3
@@ -123,41 +107,19 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
     """With all of guidance, whose rescaling measures the clip with its first frame."""
-    ours = model(kind, **fields_of(kind, 3.0), options=ALL | ({} if crf is None else {"image_crf": crf}))
-    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
-    x = torch.randn(1, *ours.latent_shape(), generator=seeded())
-    pipe, parts = (
-        diffusers.LTX2ImageToVideoPipeline(**tiny.shared_pipeline(checkpoint(kind)).components),
-        ours.parts.split(x),
+    options = ALL | ({} if crf is None else {"image_crf": crf})
+    ours, picture, other = (
+        model(kind, **fields_of(kind, 3.0), options=options),
+        tiny.image(3, 48, 80),
+        tiny.image(4, 48, 80),
     )
-    pipe.set_progress_bar_config(disable=True)
-    noises = iter([parts["video"], parts["audio"]])
-    scales = {name: value for name, value in ALL.items() if name != "stg_block"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{type(pipe).__module__}.randn_tensor", lambda *arguments, **kwargs: next(noises).clone())
-        video, audio = pipe(
-            image=Image.fromarray(picture.numpy()),
-            prompt=PROMPTS[:1],
-            negative_prompt=[NEGATIVE],
-            num_frames=5,
-            frame_rate=8.0,
-            num_inference_steps=2,
-            guidance_scale=3.0,
-            spatio_temporal_guidance_blocks=[ALL["stg_block"]],
-            image_crf=crf,
-            output_type="latent",
-            return_dict=False,
-            **SIZE,
-            **scales,
-        )
+    x = start(ours)[:1]
+    _, z, _, audio = stock(checkpoint(kind), ours, x, 3.0, options, picture)
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
     conditions = ours.encode(PROMPTS[:1], [picture])
     y = integrate(policy, x, conditions)
-    torch.testing.assert_close(ours._to_vae(y), video, **CLOSE)
-    sound = pipe._denormalize_audio_latents(
-        pipe._pack_audio_latents(ours.parts.split(y)["audio"]), pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std
-    )
-    torch.testing.assert_close(pipe._unpack_audio_latents(sound, *audio.shape[2:]), audio, **CLOSE)
+    torch.testing.assert_close(ours._to_vae(y), z, **CLOSE)
+    torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
     frame = conditions[0].tensors["condition"].to(y)
     torch.testing.assert_close(ours.parts.split(y)["video"][0, :, :1], frame, **CLOSE)
     changed = ours.parts.split(integrate(policy, x, ours.encode(PROMPTS[:1], [other])) - y)
