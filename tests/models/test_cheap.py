@@ -100,7 +100,7 @@ def test_texts_of_several_lengths_have_caches_of_their_own(model) -> None:
             with one.cheaply(spec):
                 path = [one.velocity(x[rows], torch.tensor(s), [conditions[row] for row in rows]) for s in (0.8, 0.7)]
             found.append(path[-1])
-    torch.testing.assert_close(found[0], torch.cat(found[1:]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0], torch.cat(found[1:]), rtol=1e-4, atol=1e-5)
 
 
 def test_attention_is_another_inside_only(model) -> None:

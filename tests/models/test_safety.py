@@ -86,7 +86,7 @@ def test_entries_of_another_kind_are_refused(copy) -> None:
     cases += [(name, vae, "names of components are words") for name in ("../elsewhere", "/", "")]
     for name, value, message in cases:
         (copy / "model_index.json").write_text(json.dumps({**index, name: value}))
-        with pytest.raises(ModelError, match=message):
+        with pytest.raises(ModelError, match=message or None):
             load(copy)
 
 
