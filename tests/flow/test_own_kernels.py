@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
-from sage_grpo.flow.kernels import EXACT, KERNELS, KernelSpec, find_kernel, takes_sigma_max, unfit_eta
+from sage_grpo.flow.kernels import EXACT, KERNELS, Dance, KernelSpec, find_kernel, takes_sigma_max, unfit_eta
 from sage_grpo.flow.schedule import Schedule
-
-MODULE = """
-from dataclasses import dataclass, field
-from typing import ClassVar
-from sage_grpo.flow.kernels import Dance
 from sage_grpo.ranges import Share
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -27,47 +24,35 @@ class Whole:
     def __call__(self, sigma, sigma_next):
         return Dance(self.eta)(sigma, sigma_next)
 
-class Inherits(Whole):
-    pass
 
-@dataclass(frozen=True)
-class Plain:
-    leaves_noise: ClassVar[bool] = True
+class Inherits(Whole): ...
 
-    def __call__(self, sigma, sigma_next):
-        return Dance(0.5)(sigma, sigma_next)
 
 class NoDataclass:
-    leaves_noise = True
+    leaves_noise, __call__ = True, Whole.__call__
 
-    def __call__(self, sigma, sigma_next):
-        return Dance(0.5)(sigma, sigma_next)
 
 @dataclass(frozen=True)
 class Silent:
-    def __call__(self, sigma, sigma_next):
-        return Dance(0.5)(sigma, sigma_next)
+    __call__ = Whole.__call__
+
 
 @dataclass(frozen=True)
 class Uncallable:
     leaves_noise: ClassVar[bool] = True
 
+
 @dataclass(frozen=True)
-class Needy(Plain):
+class Needy(Silent):
     first: float
-
-instance = Plain()
-"""
+    leaves_noise: ClassVar[bool] = True
 
 
-@pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kernels_of_mine.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
+instance = Whole(0.5, None)
 
 
 def build(name: str, **options: float) -> object:
-    return KernelSpec(name=f"kernels_of_mine:{name}", **options).build(Schedule.shifted(4, 2.0))
+    return KernelSpec(name=f"test_own_kernels:{name}", **options).build(Schedule.shifted(4, 2.0))
 
 
 @pytest.mark.parametrize("name", ["Whole", "Inherits"])
@@ -76,12 +61,14 @@ def test_fields_are_filled_by_their_names(name: str) -> None:
     found = build(name, eta=0.25, sigma_max=0.75)
     assert (found.eta, found.sigma_max, found.other) == (0.25, 0.75, [])
     assert (found.first, found.second) == (float(grid.sigmas[0]), float(grid.sigmas[1]))
-    alone = KernelSpec(name=f"kernels_of_mine:{name}", eta=0.25, sigma_max=0.75).build()
+    alone = KernelSpec(name=f"test_own_kernels:{name}", eta=0.25, sigma_max=0.75).build()
     assert (alone.first, alone.second) == (0.0, 0.0)
 
 
 def test_the_range_of_eta_is_the_kernels_own() -> None:
-    with pytest.raises(ValueError, match=r"^kernel\.eta must be in \[0, 1\], got 1\.25\. That is the range of kernels"):
+    with pytest.raises(
+        ValueError, match=r"^kernel\.eta must be in \[0, 1\], got 1\.25\. That is the range of test_own"
+    ):
         build("Whole", eta=1.25, sigma_max=0.5)
     assert unfit_eta("cps", 1.25) == "kernel.eta must be in [0, 1], got 1.25. That is the range of cps."
     assert [name for name in KERNELS if unfit_eta(name, 1.25)] == ["cps"]
@@ -92,13 +79,13 @@ def test_the_range_of_eta_is_the_kernels_own() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("kernels_of_mine:NoDataclass", "it must be a dataclass with `leaves_noise"),
-        ("kernels_of_mine:instance", "it must be a dataclass with `leaves_noise"),
-        ("kernels_of_mine:Silent", "it must be a dataclass with `leaves_noise"),
-        ("kernels_of_mine:Uncallable", "it has no __call__"),
-        ("kernels_of_mine:Needy", "nothing fills its field 'first': give it a default"),
-        ("kernels_of_mine:Wole", "has no 'Wole'. Did you mean 'Whole'?"),
-        ("kernels_of_min:Whole", "kernel.name 'kernels_of_min:Whole': there is no module kernels_of_min"),
+        ("test_own_kernels:NoDataclass", "it must be a dataclass with `leaves_noise"),
+        ("test_own_kernels:instance", "it must be a dataclass with `leaves_noise"),
+        ("test_own_kernels:Silent", "it must be a dataclass with `leaves_noise"),
+        ("test_own_kernels:Uncallable", "it has no __call__"),
+        ("test_own_kernels:Needy", "nothing fills its field 'first': give it a default"),
+        ("test_own_kernels:Wole", "has no 'Wole'. Did you mean 'Whole'?"),
+        ("test_own_kernel:Whole", "kernel.name 'test_own_kernel:Whole': there is no module test_own_kernel"),
         ("sag", "kernel.name must be one of ode, flow, linear, dance, sage, cps, sage_exact, or your own as module:Class, got 'sag'."),
         ("sag", "Did you mean 'sage'?"),
     ],

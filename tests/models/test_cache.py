@@ -34,42 +34,34 @@ def same(tensors: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.slow
 def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
-    """Every third bit of a file: what is read back is what was written, or it is encoded again."""
+    """Every fifth bit of a file: what is read back is what was written, or it is encoded again."""
     EncodingCache(tmp_path, "model").get(("a cat",), Encoder())
     (file,) = tmp_path.rglob("*.safetensors")
     whole, again = file.read_bytes(), Encoder()
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        for place in range(0, 8 * len(whole), 3):
+        for place in range(0, 8 * len(whole), 5):
             damaged = bytearray(whole)
             damaged[place // 8] ^= 1 << place % 8
             file.write_bytes(damaged)
             assert same(EncodingCache(tmp_path, "model").get(("a cat",), again)), place
-    assert again.calls > 1.3 * len(whole)  # most of them; spaces in the header carry nothing
+    assert again.calls > 0.8 * len(whole)  # most of them; spaces in the header carry nothing
     assert len(notes) == again.calls
     assert str(file) in str(notes[0].message)
     assert file.read_bytes() == whole  # and the damage is repaired
 
 
-@pytest.mark.parametrize("size", [0, 100])
-def test_a_file_cut_short_is_encoded_again(tmp_path: Path, size: int) -> None:
+def test_a_file_cut_short_or_of_another_prompt_is_encoded_again(tmp_path: Path) -> None:
+    EncodingCache(tmp_path, "model").get(("a dog",), lambda: {"text": torch.zeros(3)})
+    (dog,) = tmp_path.rglob("*.safetensors")
     EncodingCache(tmp_path, "model").get(("a cat",), Encoder())
-    (file,) = tmp_path.rglob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:size])
-    again = Encoder()
-    with pytest.warns(UserWarning, match="damaged"):
-        assert same(EncodingCache(tmp_path, "model").get(("a cat",), again))
-    assert again.calls == 1
-
-
-def test_the_file_of_another_prompt_is_not_taken(tmp_path: Path) -> None:
-    EncodingCache(tmp_path, "model").get(("a cat",), lambda: {"text": torch.zeros(3)})
-    (cat,) = tmp_path.rglob("*.safetensors")
-    EncodingCache(tmp_path, "model").get(("a dog",), Encoder())
-    (dog,) = set(tmp_path.rglob("*.safetensors")) - {cat}
-    dog.write_bytes(cat.read_bytes())
-    with pytest.warns(UserWarning, match="checksum"):
-        assert same(EncodingCache(tmp_path, "model").get(("a dog",), Encoder()))
+    (file,) = set(tmp_path.rglob("*.safetensors")) - {dog}
+    for content, says in ((b"", "damaged"), (file.read_bytes()[:100], "damaged"), (dog.read_bytes(), "checksum")):
+        file.write_bytes(content)
+        again = Encoder()
+        with pytest.warns(UserWarning, match=says):
+            assert same(EncodingCache(tmp_path, "model").get(("a cat",), again))
+        assert again.calls == 1
 
 
 def test_a_disk_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +89,7 @@ def test_a_disk_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatc
 
 def test_another_cleaner_is_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are cleaned by ftfy: its version is a part of the key."""
-    encode = Encoder()
-
-    versions = ["6.3.1", "6.3.1", "7.0"]
+    encode, versions = Encoder(), ["6.3.1", "6.3.1", "7.0"]
 
     def version(name: str) -> str:
         if not versions:

@@ -50,16 +50,13 @@ FIRST, TAYLOR = CheapSpec(cache="first_block", cache_threshold=1e9), CheapSpec(c
     [
         ("hunyuan15_t2v", FIRST),
         ("wan_t2v", TAYLOR),
-        *(
-            pytest.param(kind, spec, marks=pytest.mark.slow)
-            for kind in ("wan22_t2v", "flux_plain", "ltx")
-            for spec in (FIRST, TAYLOR)
-        ),
+        pytest.param("wan22_t2v", FIRST, marks=pytest.mark.slow),
+        pytest.param("ltx", TAYLOR, marks=pytest.mark.slow),
     ],
 )
 def test_a_cache_leaves_out_blocks_forgets_and_goes_away(kind: str, spec: CheapSpec, model) -> None:
     """After what it must run it does not run its last block; a clip that comes next, and all that comes after, is as if it had never been."""
-    one = model(kind, guidance_scale=4.0 if kind != "flux_plain" else 1.0)
+    one = model(kind, guidance_scale=4.0)
     conditions, x = one.encode(["a cat", "a small dog runs"]), torch.randn(2, *one.latent_shape())
     ran: list[int] = []
     handles = [child.register_forward_hook(lambda *given: ran.append(1)) for child in _inside(one)]
@@ -103,7 +100,7 @@ def test_texts_of_several_lengths_have_caches_of_their_own(model) -> None:
             with one.cheaply(spec):
                 path = [one.velocity(x[rows], torch.tensor(s), [conditions[row] for row in rows]) for s in (0.8, 0.7)]
             found.append(path[-1])
-    torch.testing.assert_close(found[0], torch.cat(found[1:]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0], torch.cat(found[1:]), rtol=1e-4, atol=1e-5)
 
 
 def test_attention_is_another_inside_only(model) -> None:
@@ -114,21 +111,16 @@ def test_attention_is_another_inside_only(model) -> None:
     assert [block.attn1.processor._attention_backend for block in one.blocks()] == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "words"),
-    [
+def test_what_a_network_cannot_do_is_refused(model) -> None:
+    """A cache of one block leaves no others out."""
+    for kind, spec, words in (
         ("sd3", CheapSpec(cache="first_block"), "diffusers has no caches for SD3Transformer2DModel"),
         ("wan_t2v", CheapSpec(attention="fast"), 'rollout.cheap.attention "fast" is not a backend'),
         ("wan_t2v", CheapSpec(attention="sage_hub"), "fetch code from the hub are not supported"),
         ("sd3", CheapSpec(attention="_native_math"), "PyTorch's own choice only"),
-    ],
-)
-def test_what_a_network_cannot_do_is_refused(kind: str, spec: CheapSpec, words: str, model) -> None:
-    with pytest.raises(ModelError, match=words):
-        model(kind).check_cheap(spec)
-
-
-def test_one_block_leaves_no_others_out() -> None:
+    ):
+        with pytest.raises(ModelError, match=words):
+            model(kind).check_cheap(spec)
     block = torch.nn.Linear(1, 1)
     check_given(CheapSpec(cache="taylorseer"), [], [block])
     with pytest.raises(ModelError, match="what follows the first block, and there is 1"):

@@ -81,37 +81,21 @@ def test_what_diffusers_ignores_is_no_stranger(copy) -> None:
         load(folder)
 
 
-# ---- tokenizers
-
-
-def without_vocabulary(folder: Path) -> None:
-    (folder / "tokenizer" / "tokenizer.json").unlink()
-
-
-def rows(component: str, count: int) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
+def test_tokenizers_that_do_not_fit_their_text_encoder(copy) -> None:
+    folder = copy("hunyuan15_t2v")
+    for component, count, message in (
+        ("text_encoder", 200, r"knows 257 tokens.*200 embeddings: they do not belong together"),
+        ("text_encoder_2", 1510, r'"tokenizer_2" of .*knows 384 tokens.*1510 embeddings'),
+    ):
         file = folder / component / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": count}))
-
-    return edit
-
-
-@pytest.mark.parametrize(
-    ("kind", "spoil", "message"),
-    [
-        ("hunyuan15_t2v", without_vocabulary, r'"tokenizer" of .*needs tokenizer.json, or vocab.json and merges.txt'),
-        ("hunyuan15_t2v", rows("text_encoder", 200), r"knows 257 tokens.*200 embeddings: they do not belong together"),
-        ("hunyuan15_t2v", rows("text_encoder_2", 1510), r'"tokenizer_2" of .*knows 384 tokens.*1510 embeddings'),
-    ],
-)
-def test_tokenizers_that_do_not_fit_their_text_encoder(kind, spoil, message, copy) -> None:
-    folder = copy(kind)
-    spoil(folder)
-    with pytest.raises(ModelError, match=message):
+        whole = file.read_text()
+        file.write_text(json.dumps({**json.loads(whole), "vocab_size": count}))
+        with pytest.raises(ModelError, match=message):
+            load(folder)
+        file.write_text(whole)
+    (folder / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r'"tokenizer" of .*needs tokenizer.json, or vocab.json and merges.txt'):
         load(folder)
-
-
-# ---- prompts are cleaned as Wan's pipelines do
 
 
 def test_wan_encodes_cleaned_prompts_and_refuses_to_do_without(model, checkpoint, monkeypatch) -> None:
@@ -145,17 +129,17 @@ def test_checkpoints_that_are_made_for_other_clips(kind: str, says, known: dict[
     assert read_defaults(folder)["fps"] == 8.0
 
 
-@pytest.mark.parametrize("size", [-1, +1, 4, 0])
-def test_a_file_of_the_wrong_length_is_told_by_its_header(size: int, tmp_path: Path) -> None:
-    """One byte too few is enough; `size` is cut off (or added), or all that is left."""
+def test_a_file_of_the_wrong_length_is_told_by_its_header(tmp_path: Path) -> None:
+    """One byte too few is enough."""
     file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     file.parent.mkdir()
     save_file({"a": torch.zeros(2, 3), "b": torch.zeros(5)}, file, {"format": "pt"})
     check_lengths(tmp_path)
-    content = file.read_bytes() + b"\0"
-    file.write_bytes(content[: len(content) - 1 + size] if size in (-1, 1) else content[:size])
-    with pytest.raises(ModelError, match=r"model.safetensors was cut short .*bytes\). Download .* 'vae/\*'"):
-        check_lengths(tmp_path)
+    content = file.read_bytes()
+    for damaged in (content[:-1], content + b"\0", content[:4], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"model.safetensors was cut short .*bytes\). Download .* 'vae/\*'"):
+            check_lengths(tmp_path)
 
 
 def test_every_file_that_is_read_must_be_whole(tmp_path: Path) -> None:
@@ -170,11 +154,8 @@ def test_every_file_that_is_read_must_be_whole(tmp_path: Path) -> None:
     (parts[0] / "model.safetensors.index.json").write_text(json.dumps(index))
     (parts[1] / "diffusion_pytorch_model.fp16.safetensors").write_text("nobody reads it")
     check_lengths(tmp_path)
-    for file in (
-        parts[0] / "model-2.safetensors",
-        parts[0] / "diffusion_pytorch_model.safetensors",
-        parts[2] / "diffusion_pytorch_model.safetensors",
-    ):
+    name = "diffusion_pytorch_model.safetensors"
+    for file in (parts[0] / "model-2.safetensors", parts[0] / name, parts[2] / name):
         whole = file.read_bytes()
         file.write_bytes(whole[:-1])
         with pytest.raises(ModelError, match=file.name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,36 +52,25 @@ def test_what_does_not_fit_is_refused_at_once(name: str, said: str, model) -> No
         load_decoder(name, model("wan_t2v", train=False, frames=9, height=32, width=32))
 
 
-@pytest.fixture(scope="module")
-def tiny_decoder(tmp_path_factory) -> Path:
+def test_an_autoencoder_tiny_decodes_pictures_and_is_refused_for_clips(tmp_path) -> None:
     from diffusers import AutoencoderTiny
 
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tiny") / "decoder"
     small = {"encoder_block_out_channels": (4, 4), "decoder_block_out_channels": (4, 4)}
     blocks = {"num_encoder_blocks": (1, 1), "num_decoder_blocks": (1, 1)}
-    AutoencoderTiny(latent_channels=4, **small, **blocks).save_pretrained(folder)
-    return folder
-
-
-def test_an_autoencoder_tiny_decodes_pictures_and_is_refused_for_clips(tiny_decoder) -> None:
-    from diffusers import AutoencoderTiny
-
+    AutoencoderTiny(latent_channels=4, **small, **blocks).save_pretrained(tmp_path)
     pictures = SimpleNamespace(
         device=torch.device("cpu"),
         video=VideoSpec(frames=1, height=16, width=16, fps=1.0),
         latent_shape=lambda: (4, 1, 8, 8),
     )
     latents = torch.randn(2, 4, 1, 8, 8)
-    clips = load_decoder(str(tiny_decoder), pictures)(latents)
+    clips = load_decoder(str(tmp_path), pictures)(latents)
     with torch.no_grad():
-        stock = AutoencoderTiny.from_pretrained(tiny_decoder).decode(latents[:, :, 0]).sample
+        stock = AutoencoderTiny.from_pretrained(tmp_path).decode(latents[:, :, 0]).sample
     expected = ((stock.clamp(-1, 1) + 1) / 2 * 255).round().permute(0, 2, 3, 1)[:, None]
     assert (clips - expected).abs().max() <= 1
     assert clips.float().std() > 1
     for shape in ((4, 2, 8, 8), (16, 1, 8, 8)):
         other = SimpleNamespace(**{**vars(pictures), "latent_shape": lambda shape=shape: shape})
-        with pytest.raises(
-            ModelError, match=rf"of 4 channels decodes single pictures.*{shape[0]} channels and {shape[1]}"
-        ):
-            load_decoder(str(tiny_decoder), other)
+        with pytest.raises(ModelError, match=rf"of 4 channels decodes single .*{shape[0]} channels and {shape[1]}"):
+            load_decoder(str(tmp_path), other)

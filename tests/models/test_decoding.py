@@ -49,16 +49,15 @@ def wide_vae() -> Any:
     return build_vae(Sizes(latent_channels=4, vae_channels=(4, 4, 8, 8))).eval()
 
 
-@pytest.mark.parametrize("frames", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("frames", [1, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_chunks_of_frames_are_the_whole_decode(frames: int, model, wide_vae) -> None:
     """1 to 17 frames of pixels, in chunks that divide them and that do not, and two clips at once."""
     for vae in (model("hunyuan15_t2v").pipe.vae, wide_vae):
         z = latents(vae, 2, frames)
         whole = stock(vae, z)
         assert whole.shape[2] == 4 * frames - 3
-        for size in (1, 2, 8):
+        for size in (1, 2, 8)[: frames + 1]:
             assert_same(chunked(hunyuan15_pixels, vae, z, frames=size), whole)
-        assert_same(chunked(hunyuan15_pixels, vae, z[:1], frames=1), whole[:1])
 
 
 @pytest.fixture(scope="module")
@@ -81,26 +80,25 @@ def test_wans_frames_are_the_whole_decode(frames: int, model, residual_vae) -> N
 
 def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, monkeypatch: pytest.MonkeyPatch) -> None:
     one, told = (
-        fresh_model("hunyuan15_t2v", frames=13, width=48, train=False, options=options)
+        fresh_model("hunyuan15_t2v", frames=9, width=48, train=False, options=options)
         for options in ({}, {"decode_chunk": 1})
     )
     z = torch.randn(1, *one.latent_shape())
     (whole,) = one._pixels(z)
-    assert [part.shape[2] for part in told._pixels(z)] == [1, 4, 4, 4]  # for cards on which the usual chunk is too much
+    assert [part.shape[2] for part in told._pixels(z)] == [1, 4, 4]  # for cards on which the usual chunk is too much
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 8 * 32 * 48)  # two latent frames
     parts = list(one._pixels(z))
-    assert [part.shape[2] for part in parts] == [5, 8]
-    assert [part.shape[2] for part in one._pixels(z.expand(2, *z.shape[1:]))] == [1, 4, 4, 4]
+    assert [part.shape[2] for part in parts] == [5, 4]
+    assert [part.shape[2] for part in one._pixels(z.expand(2, *z.shape[1:]))] == [1, 4, 4]
     assert_same(torch.cat(parts, dim=2), whole)
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
-    assert len(list(one._pixels(z))) == 4
+    assert len(list(one._pixels(z))) == 3
     decoded, expected = one.decode(z), to_uint8(one._pixels(one._to_vae(z)))
     assert (decoded.int() - expected.int()).abs().max() <= 1  # other places in memory may round another way
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_norm_is_the_stock_norm(dtype: torch.dtype, bias: bool) -> None:
+@pytest.mark.parametrize(("bias", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)])
+def test_the_norm_is_the_stock_norm(bias: bool, dtype: torch.dtype) -> None:
     """To round-off in float32; in bfloat16 all but a few bits are the same, as it rounds in the same places."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15RMS_norm
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
@@ -124,15 +122,16 @@ def test_the_norm_is_the_stock_norm(dtype: torch.dtype, bias: bool) -> None:
 
 
 def test_the_vae_computes_in_bfloat16_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dtype(device: str | None = None, **fields: Any) -> torch.dtype:
-        return load_dtypes(ModelSpec(**fields), device)["vae"]
-
-    assert dtype("cpu", dtype="bfloat16") == torch.float32  # a CPU takes hundreds of times longer in bfloat16
-    assert dtype("cpu", dtype="bfloat16", vae_dtype="bfloat16") == torch.bfloat16
+    """A CPU takes hundreds of times longer in it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert dtype(dtype="bfloat16") == torch.bfloat16
-    assert dtype(dtype="float32") == torch.float32
-    assert dtype(dtype="bfloat16", vae_dtype="float32") == torch.float32
+    for device, fields, dtype in (
+        ("cpu", {"dtype": "bfloat16"}, torch.float32),
+        ("cpu", {"dtype": "bfloat16", "vae_dtype": "bfloat16"}, torch.bfloat16),
+        (None, {"dtype": "bfloat16"}, torch.bfloat16),
+        (None, {"dtype": "float32"}, torch.float32),
+        (None, {"dtype": "bfloat16", "vae_dtype": "float32"}, torch.float32),
+    ):
+        assert load_dtypes(ModelSpec(**fields), device)["vae"] == dtype
 
 
 def test_a_library_that_was_turned_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +178,7 @@ def test_chunks_that_run_again_have_the_gradient_of_the_whole_decode_and_keep_li
 ) -> None:
     """Against autograd through the same chunks, of which everything is kept, and through the stock decoder."""
     vae = model(name).pipe.vae
-    z = latents(vae, 1, 5).requires_grad_()
+    z = latents(vae, 1, 4).requires_grad_()
     weights = torch.randn(3, 1, 1, 1, generator=torch.Generator().manual_seed(1))
 
     def back(decode: Callable) -> tuple[torch.Tensor, int]:

@@ -22,17 +22,13 @@ DISTILLED = {
     "lightx2v/Wan2.1-T2V-14B-StepDistill-CfgDistill": (4, 4),
     "FastVideo/FastWan2.1-T2V-1.3B-Diffusers": (3, 3),
     "somebody/Wan2.1-Self-Forcing": None,
+    "somebody/Qwen-Image-Lightning": (4, 8),
     "somebody/Qwen-Image-Lightning-8steps-V1.0": (8, 8),
     "/models/sd3_turbo/": None,
 }
 PLAIN = (
-    "Lightricks/LTX-Video-0.9.7-dev",
-    "InstantX/flux-dev-de-distill-diffusers",
-    "somebody/undistilled-flux-schnell",
-    "Lightning-AI/some-model",
-    "/turbo/checkpoints/sd3",
-    "/runs/sd3-10steps",
-    None,
+    *("Lightricks/LTX-Video-0.9.7-dev", "InstantX/flux-dev-de-distill-diffusers", "somebody/undistilled-flux-schnell"),
+    *("Lightning-AI/some-model", "/turbo/checkpoints/sd3", "/runs/sd3-10steps", None),
 )
 
 
@@ -58,59 +54,54 @@ def folder(tmp_path: Path) -> Path:
 TURBO = "stable-diffusion-3.5-large-turbo"
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("model_index.json", json.dumps({"_name_or_path": f"stabilityai/{TURBO}"})),
-        (
-            "transformer/config.json",
-            json.dumps({"_name_or_path": f"/cache/models--stabilityai--{TURBO}/snapshots/1a/transformer"}),
-        ),
-        ("README.md", f"---\nlicense: other\n---\n\n# {TURBO}\n\nText.\n"),
-    ],
-)
-def test_what_a_folder_was_made_from(file: str, text: str, folder: Path) -> None:
-    assert find_distilled(ModelSpec(path=str(folder)), folder) is None
-    (folder / file).write_text(text)
-    found = find_distilled(ModelSpec(path=str(folder)), folder)
-    assert found is not None
-    assert found.steps == (4, 4)
-    assert TURBO in found.evidence
+def test_what_a_folder_was_made_from(folder: Path) -> None:
     cached = folder / f"models--stabilityai--{TURBO}" / "snapshots" / "0123abc"  # the hub's own
     cached.mkdir(parents=True)
     assert find_distilled(ModelSpec(path=str(cached)), cached).steps == (4, 4)
+    for file, text in (
+        ("model_index.json", json.dumps({"_name_or_path": f"stabilityai/{TURBO}"})),
+        (
+            "transformer/config.json",
+            json.dumps({"_name_or_path": f"/cache/models--a--{TURBO}/snapshots/1a/transformer"}),
+        ),
+        ("README.md", f"---\nlicense: other\n---\n\n# {TURBO}\n\nText.\n"),
+    ):
+        assert find_distilled(ModelSpec(path=str(folder)), folder) is None
+        (folder / file).write_text(text)
+        found = find_distilled(ModelSpec(path=str(folder)), folder)
+        assert found is not None
+        assert found.steps == (4, 4)
+        assert TURBO in found.evidence
+        (folder / file).write_text("{}")
 
 
 def test_a_distillation_that_was_undone_counts_for_more(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps({"_name_or_path": "black-forest-labs/FLUX.1-schnell"}))
-    assert find_distilled(ModelSpec(path="somebody/flux-schnell-de-distilled"), folder) is None
-    assert find_distilled(ModelSpec(path="somebody/flux"), folder) is not None
+    names = ("somebody/flux-schnell-de-distilled", "somebody/flux")
+    assert [find_distilled(ModelSpec(path=name), folder) is None for name in names] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "guider", "transformer", "scheduler", "distilled"),
-    [
-        ("HunyuanVideo15Pipeline", {"_class_name": "ClassifierFreeGuidance", "guidance_scale": 1.0}, {}, {}, True),
-        ("HunyuanVideo15Pipeline", {"_class_name": "ClassifierFreeGuidance", "guidance_scale": 6.0}, {}, {}, False),
-        ("FluxPipeline", {}, {"guidance_embeds": False}, {"use_dynamic_shifting": False}, True),
-        ("FluxPipeline", {}, {"guidance_embeds": False}, {"use_dynamic_shifting": True}, False),
-        ("StableDiffusion3Pipeline", {}, {"guidance_embeds": False}, {}, False),
-    ],
-)
-def test_settings_of_distilled_checkpoints(pipeline, guider, transformer, scheduler, distilled, folder: Path) -> None:
-    files = {"guider/guider_config": guider, "transformer/config": transformer, "scheduler/scheduler_config": scheduler}
-    for name, content in {**files, "model_index": {"_class_name": pipeline}}.items():
-        file = folder / f"{name}.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(content))
-    assert (find_distilled(ModelSpec(path=str(folder)), folder) is not None) == distilled
+def test_settings_of_distilled_checkpoints(folder: Path) -> None:
+    (folder / "guider").mkdir()
+    (folder / "scheduler").mkdir()
+    guider, fixed = {"_class_name": "ClassifierFreeGuidance"}, {"guidance_embeds": False}
+    for index, says, transformer, shifts, distilled in (
+        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 1.0}, {}, False, True),
+        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 6.0}, {}, False, False),
+        ("FluxPipeline", {}, fixed, False, True),
+        ("FluxPipeline", {}, fixed, True, False),
+        ("StableDiffusion3Pipeline", {}, fixed, False, False),
+    ):
+        (folder / "model_index.json").write_text(json.dumps({"_class_name": index}))
+        (folder / "guider" / "guider_config.json").write_text(json.dumps(says))
+        (folder / "transformer" / "config.json").write_text(json.dumps(transformer))
+        (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps({"use_dynamic_shifting": shifts}))
+        assert (find_distilled(ModelSpec(path=str(folder)), folder) is not None) == distilled
 
 
 def test_advice_names_what_to_set() -> None:
     few = Distilled(evidence='its name is "x-turbo"', steps=(4, 8))
-    assert few.advice(1.0) is None
-    assert few.advice(1.0, 8) is None
-    assert few.advice(1.0, 3) is None
+    assert few.advice(1.0) is few.advice(1.0, 8) is few.advice(1.0, 3) is None
     assert "Set model.guidance_scale 1 and rollout.steps 8" in (few.advice(7.0) or "")
     assert "model.guidance_scale is 7 and rollout.steps is 20" in (few.advice(7.0, 20) or "")
     assert "Set rollout.steps 8;" in (few.advice(1.0, 20) or "")
@@ -121,26 +112,21 @@ def test_advice_names_what_to_set() -> None:
 
 
 def test_loading_warns_where_guidance_is_left_on(checkpoint, tmp_path) -> None:
-    """Large-turbo has the files of large: without a word it would load with guidance 7."""
-    folder = tiny.variant(checkpoint("sd3"), tmp_path / TURBO)
+    """Large-turbo has the files of large: without a word it would load with guidance 7. Guidance that is an input is no guidance."""
 
-    def told(**fields) -> list[str]:
+    def told(kind: str, name: str, **fields) -> list[str]:
+        folder = tmp_path / name
+        folder = folder if folder.is_dir() else tiny.variant(checkpoint(kind), folder)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             ModelSpec(path=str(folder), cache=None, train=False, **fields).load("cpu")
         return [str(one.message) for one in seen if "distilled" in str(one.message)]
 
-    (text,) = told()
+    (text,) = told("sd3", TURBO)
     assert TURBO in text
     assert "model.guidance_scale is 7" in text
-    assert not told(guidance_scale=1.0)
-
-
-def test_guidance_that_is_an_input_is_no_guidance(checkpoint, tmp_path) -> None:
-    folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-dev-turbo")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*distilled")
-        assert ModelSpec(path=str(folder), cache=None, train=False).load("cpu").guidance_scale == 3.5
+    assert not told("sd3", TURBO, guidance_scale=1.0)
+    assert not told("flux", "FLUX.1-dev-turbo")
 
 
 def test_an_evaluation_takes_the_checkpoints_own_steps_unless_told() -> None:

@@ -1,4 +1,4 @@
-"""Every other family is its stock pipeline: grid, latents and pixels, with and without guidance; and it can be trained and saved."""
+"""Families: what starts from pictures is its stock pipeline, as test_parity.py has it of what starts from text; all can be trained and saved."""
 
 from __future__ import annotations
 
@@ -11,109 +11,23 @@ import pytest
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 from PIL import Image
+from stock_run import CLOSE, NEGATIVE, assert_same_pixels, call_of, fields_of, seeded, size_of, slow, start, stock
 
-import double
 import tiny
 from sage_grpo.flow.kernels import Ode, Sage
 from sage_grpo.flow.schedule import Schedule
-from sage_grpo.forecast.architecture import find_architecture
 from sage_grpo.models import ModelError, spec
 from sage_grpo.models.families import ltx
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 
-PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs ' + " ".join(map(str, range(400)))]
-"""The second is 1,500 bytes, each of them a token: more than any pipeline's call reads, though its own encoding may allow them."""
-FAMILIES = ("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image")
 SHORT = ["a cat", "a dog runs"]
 SMALL = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}, "height": 32, "width": 48}}
-LEARN = (*FAMILIES, "wan_i2v", "hunyuan15_t2v", "ltx2_3", "qwen_image_edit")
-NEGATIVE = "blurry"
-UNTOLD = ("flux2", "flux2_distilled")
-"""Pipelines whose negative prompt is always empty."""
-CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
-TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
-"""Pipelines that call classifier-free guidance so, beside the scale that is an input."""
-PACKED = ("ltx", "flux", "qwen_image")
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(7)
-
-
-def start(ours) -> torch.Tensor:
-    """The noise that two clips start from; a pipeline that takes none draws the same from `seeded`."""
-    return torch.randn(2, *ours.latent_shape(), generator=seeded())
-
-
-def size_of(kind: str) -> dict[str, int]:
-    """Not square, so that rows that are taken for columns are seen; the pipelines of LTX-Video and SANA ask for multiples of 32."""
-    return {"height": 32, "width": 64 if kind.startswith(("ltx", "sana")) else 48}
-
-
-def options_of(kind: str, scale: float) -> dict:
-    options = size_of(kind)
-    if kind.startswith("sana"):
-        options |= {"frames": 5, "use_resolution_binning": False}
-    elif kind not in tiny.IMAGES:
-        options["num_frames"] = 5
-    if kind.startswith("ltx"):
-        options["frame_rate"] = 8
-    options["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale
-    if kind == "z_image":
-        options["guidance_scale"] = scale - 1  # counted from the prompt's own velocity
-    if kind == "flux_plain":
-        options["max_sequence_length"] = 256  # as schnell's authors call it
-    negative = kind not in ("flux", "hunyuan") and not kind.startswith("flux2")
-    if negative:
-        options["negative_prompt"] = NEGATIVE if kind.startswith("sana") else [NEGATIVE] * len(PROMPTS)
-    return options
-
-
-def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
-    """What the pipeline takes as its latents."""
-    if kind.startswith("ltx"):
-        return pipe._pack_latents(x)
-    flat = x[:, :, 0]
-    if kind.startswith("flux2"):
-        return flat  # it packs them itself
-    return pipe._pack_latents(flat, *flat.shape) if kind.startswith(PACKED) else flat if kind in tiny.IMAGES else x
-
-
-def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The pipeline's last latents as ours."""
-    if kind.startswith("ltx"):
-        return pipe._unpack_latents(latents, *x.shape[2:])
-    if kind.startswith("flux2"):
-        return latents.permute(0, 2, 1).reshape(x.shape)
-    if kind.startswith(PACKED):
-        latents = pipe._unpack_latents(latents, *size_of(kind).values(), pipe.vae_scale_factor)
-    return latents.reshape(x.shape)
-
-
-def stock(folder, kind: str, x: torch.Tensor, scale: float, steps: int = 3, prompts: list[str] = PROMPTS, **call):
-    """The pipeline's grid, its last latents, what its VAE was given, and its video."""
-    pipe, seen = tiny.shared_pipeline(folder), {}
-    decode, step = pipe.vae.decode, pipe.scheduler.step
-
-    def spy_decode(z, *arguments, **kwargs):
-        seen["z"] = z
-        torch.manual_seed(ltx.INJECTED)  # the decoder of LTX-Video 0.9.1 draws from the process's generator
-        return decode(z, *arguments, **kwargs)
-
-    def spy_step(*arguments, **kwargs):
-        seen["latents"] = step(*arguments, **kwargs)[0]
-        return (seen["latents"],)
-
-    options = {**options_of(kind, scale), "num_inference_steps": steps, **call}
-    noise = {"generator": seeded()} if kind == "ltx_condition" else {"latents": packed_by(pipe, kind, x)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.vae, "decode", spy_decode)
-        patch.setattr(pipe.scheduler, "step", spy_step)
-        output = pipe(prompt=list(prompts), output_type="pt", **noise, **options)
-    video = output.images[:, None] if kind in tiny.IMAGES else output.frames
-    return pipe.scheduler.sigmas, unpacked_by(pipe, kind, seen["latents"], x), seen["z"], video
+LEARN = (
+    *("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image"),
+    *("wan_i2v", "hunyuan15_t2v", "ltx2_3", "qwen_image_edit"),
+)
 
 
 def conditions_of(ours, count: int) -> list:
@@ -122,52 +36,15 @@ def conditions_of(ours, count: int) -> list:
     return ours.encode([*SHORT, SHORT[0]][:count], pictures)
 
 
-def slow(*kinds: str) -> list:
-    return [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
-
-
-@pytest.mark.parametrize("kind", [*FAMILIES, *slow(*(kind for kind in tiny.OTHERS if kind not in FAMILIES))])
-@pytest.mark.usefixtures("in_double")
-def test_ode_rollout_is_the_pipeline(kind: str, checkpoint, model) -> None:
-    scale = 1.0 if kind == "flux2_distilled" else 4.0
-    negative = "" if kind in UNTOLD else NEGATIVE
-    ours = model(kind, guidance_scale=scale, negative_prompt=negative, train=False, **size_of(kind))
-    x = start(ours)
-    sigmas, latents, z, video = stock(checkpoint(kind), kind, x, scale)
-    torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
-
-    conditions = ours.encode(PROMPTS)
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
-    y = integrate(policy, x, conditions)
-    torch.testing.assert_close(y, latents, **CLOSE)
-    torch.testing.assert_close(solve(ours, build_solver(ours, "checkpoint", 3), x, conditions), latents, **CLOSE)
-    planned = find_architecture(ours.spec)  # what `sage-grpo plan` knows of it without reading weights
-    torch.testing.assert_close(planned.grid(7).sigmas, ours.sigmas(7), **CLOSE)
-    assert planned.guidance_scale == (1.0 if ours.guidance.embedded else ours.guidance_scale)
-    # Prompts and guidance matter by far more than that, so the tolerance proves something.
-    assert (y - integrate(policy, x, conditions[::-1])).abs().max() > 1e-3
-    if scale != 1:
-        unguided = integrate(Policy(ours, Ode(), policy.schedule, guidance=1.0), x, conditions)
-        assert (y - unguided).abs().max() > 1e-3
-
-    torch.testing.assert_close(ours._to_vae(latents).reshape(z.shape), z, rtol=0, atol=1e-6)
-    expected = (video.permute(0, 1, 3, 4, 2) * 255).round().to(torch.uint8)
-    clips = ours.decode(latents)
-    assert clips.shape == expected.shape
-    off = (clips.int() - expected.int()).abs()
-    assert off.max() <= 1
-    assert (off > 0).float().mean() < 2e-3
-
-
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(checkpoint, model) -> None:
     """LTX-Video from a picture as in the stock pipeline, but that the mean is taken where it draws the picture's latents."""
     kind = "ltx"
-    ours = model(kind, guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, **size_of(kind))
+    ours = model(kind, **fields_of(kind, 4.0))
     picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
     x, pipe = start(ours), tiny.shared_pipeline(checkpoint(kind))
-    conditions = ours.encode(PROMPTS, [picture] * 2)
-    options = {**options_of(kind, 4.0), "prompt": PROMPTS, "num_inference_steps": 3, "output_type": "latent"}
+    conditions = ours.encode(SHORT, [picture] * 2)
+    options = {**call_of(kind, 4.0, 2), "prompt": SHORT, "num_inference_steps": 3, "output_type": "latent"}
     options["image"] = [Image.fromarray(picture.numpy())] * 2
     own = diffusers.LTXImageToVideoPipeline(**pipe.components)
     own.set_progress_bar_config(disable=True)
@@ -183,7 +60,7 @@ def test_a_first_frame_is_the_pipelines(checkpoint, model) -> None:
     frame = conditions[0].tensors["condition"].to(y)
     torch.testing.assert_close(y[:, :, :1], frame.expand(2, -1, -1, -1, -1), **CLOSE)
     torch.testing.assert_close(y, latents, **CLOSE)
-    changed = integrate(policy, x, ours.encode(PROMPTS, [other] * 2))
+    changed = integrate(policy, x, ours.encode(SHORT, [other] * 2))
     assert (y - changed)[:, :, 1:].abs().max() > 1e-4
 
 
@@ -317,18 +194,16 @@ def test_the_shift_grows_with_the_number_of_tokens(fresh_model) -> None:
 @pytest.mark.usefixtures("in_double")
 def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
     options = {"guidance_rescale": 0.7, "decode_timestep": 0.05, "decode_noise_scale": 0.0}
-    kind, given = "ltx_timestep", {"guidance_scale": 4.0, "negative_prompt": NEGATIVE, "train": False}
-    ours = model(kind, **given, options=options, **size_of(kind))
-    x = torch.randn(2, *ours.latent_shape())
-    _, latents, _, video = stock(checkpoint(kind), kind, x, 4.0, **options)
-    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(PROMPTS))
-    torch.testing.assert_close(y, latents, **CLOSE)
-    expected = (video.permute(0, 1, 3, 4, 2) * 255).round()
-    assert (ours.decode(latents).float() - expected).abs().max() <= 1
-    noisy = model(kind, **given, options={"decode_timestep": 0.4}, **size_of(kind))
-    plain = model(kind, **given, **size_of(kind))
-    assert (noisy.decode(latents) != plain.decode(latents)).any()
-    assert torch.equal(noisy.decode(latents), noisy.decode(latents))  # the noise is the same each time
+    kind, given = "ltx_timestep", fields_of("ltx_timestep", 4.0)
+    ours, noisy = (model(kind, **given, options=one) for one in (options, {"decode_timestep": 0.4}))
+    x = start(ours)
+    run = stock(checkpoint(kind), kind, x, 4.0, SHORT, **options)
+    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(SHORT))
+    torch.testing.assert_close(y, run.latents, **CLOSE)
+    assert_same_pixels(ours.decode(run.latents), run.video)
+    clips = noisy.decode(run.latents)
+    assert (clips != model(kind, **given).decode(run.latents)).any()
+    assert torch.equal(noisy.decode(run.latents), clips)  # the noise is the same each time
 
 
 @pytest.mark.usefixtures("in_double")
@@ -342,9 +217,7 @@ def test_ltx_091_decodes_to_the_same_pixels_in_any_company(model) -> None:
     torch.manual_seed(3)
     assert torch.equal(clips, ours.decode(latents))
     assert torch.equal(clips[1:], ours.decode(latents[1:]))
-    off = (clips.int() - batched.decode(latents).int()).abs()
-    assert off.max() <= 1
-    assert (off > 0).float().mean() < 2e-3  # ties in rounding
+    assert_same_pixels(clips, batched.decode(latents).permute(0, 1, 4, 2, 3) / 255)
     stock = [ours.pipe.vae.decode(ours._to_vae(latents), torch.zeros(2)).sample.detach() for _ in range(2)]
     assert (stock[0] - stock[1]).abs().mean() > 1e-2  # left to itself it draws other noise each time
 
@@ -353,12 +226,10 @@ def test_ltx_091_decodes_to_the_same_pixels_in_any_company(model) -> None:
 def test_ltx_mixes_noise_into_latents_as_the_pipeline_given_the_same_generator(checkpoint, model) -> None:
     options = {"decode_timestep": 0.3, "decode_noise_scale": 0.4}
     ours = model("ltx_091", guidance_scale=1.0, train=False, options=options, **size_of("ltx_091"))
-    given = {"generator": torch.Generator().manual_seed(ltx.MIXED), "prompts": PROMPTS[:1], "negative_prompt": None}
-    _, latents, z, video = stock(checkpoint("ltx_091"), "ltx_091", start(ours)[:1], 1.0, steps=2, **given, **options)
-    torch.testing.assert_close(ours._decoder_inputs(ours._to_vae(latents))[0], z, **CLOSE)
-    off = (ours.decode(latents).int() - (video.permute(0, 1, 3, 4, 2) * 255).round().int()).abs()
-    assert off.max() <= 1
-    assert (off > 0).float().mean() < 2e-3
+    given = {"generator": torch.Generator().manual_seed(ltx.MIXED), "negative_prompt": None, **options}
+    run = stock(checkpoint("ltx_091"), "ltx_091", start(ours)[:1], 1.0, SHORT[:1], steps=2, **given)
+    torch.testing.assert_close(ours._decoder_inputs(ours._to_vae(run.latents))[0], run.z, **CLOSE)
+    assert_same_pixels(ours.decode(run.latents), run.video)
 
 
 def test_z_images_padding_is_trained_where_tokens_are_filled_up(fresh_model) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.flow.kernels import Ode, SageExact
+from sage_grpo.flow.kernels import Ode, Sage, SageExact
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError, base, lora, no_numbers
 from sage_grpo.models.checkpoints import cache, checkpoint, export, stock
@@ -55,8 +55,13 @@ def test_a_budget_is_gib_or_a_share_of_the_card() -> None:
         ModelSpec(memory=2.0).check_budget("cpu")
 
 
-def test_names_of_families() -> None:
-    """One that is far from all may be a module; one without `load` is none."""
+def test_names_of_families(tmp_path, monkeypatch) -> None:
+    """One that is far from all may be a module; one without `load` is none. One near a family is a module if that is there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wann.py").write_text("def load(spec, device=None): ...")
+    assert ModelSpec(family="wann").own_family == "wann"
+    with pytest.raises(ModelError, match=r"there is no module nowhere_at_all, .* Families that ship .*hunyuan15"):
+        ModelSpec(family="nowhere_at_all").load()
     assert find_family("wan") is wan
     assert [ModelSpec(family=name).own_family for name in ("wan", "far_away", "a.wan")] == [None, "far_away", "a.wan"]
     with pytest.raises(ModelError, match=r'"wanda" is unknown: .*Did you mean .wan'):
@@ -66,20 +71,17 @@ def test_names_of_families() -> None:
 
 
 def test_a_family_of_ones_own_must_know_sigmas_and_adapters() -> None:
-    levels = [1.0, 0.5]
-    heard, deaf = (
-        SimpleNamespace(sigmas=lambda n, one=one: torch.tensor(one)) for one in ([*levels, 0.0], [1.0, 0.4, 0.0])
-    )
-    adapter = [AdapterSpec(path="x")]
-    ModelSpec(family="my.toy", sigmas=levels)._check_heard(heard)
-    ModelSpec(family="my.toy")._check_heard(deaf)
-    ModelSpec(family="wan", adapters=adapter)._check_heard(deaf)
-    for spec, name in (
-        (ModelSpec(sigmas=levels), "sigmas"),
-        (ModelSpec(family="my.toy", adapters=adapter), "adapters"),
+    levels, adapter = [1.0, 0.5], [AdapterSpec(path="x")]
+    model = SimpleNamespace(sigmas=lambda steps: torch.tensor([1.0, 0.5, 0.0]))
+    for fields in (
+        {"family": "my.toy", "sigmas": levels},
+        {"family": "my.toy"},
+        {"family": "wan", "adapters": adapter},
     ):
+        ModelSpec(**fields)._check_heard(model)
+    for name, fields in (("sigmas", {"sigmas": [1.0, 0.4]}), ("adapters", {"family": "my.toy", "adapters": adapter})):
         with pytest.raises(ModelError, match=rf"model\.{name}: the family SimpleNamespace"):
-            spec._check_heard(deaf)
+            ModelSpec(**fields)._check_heard(model)
 
 
 EDGES = [
@@ -125,12 +127,8 @@ def test_devices_and_precisions(monkeypatch) -> None:
 
 def test_weights_that_are_kept_in_float32_compute_in_bfloat16() -> None:
     """Autocast is for all weights that are trained in bfloat16 alone."""
-    for fields, mixed in (
-        ({}, True),
-        ({"dtype": "float32"}, False),
-        ({"train": False}, False),
-        ({"lora": LoraSpec()}, False),
-    ):
+    others = ({"dtype": "float32"}, {"train": False}, {"lora": LoraSpec()})
+    for fields, mixed in (({}, True), *((one, False) for one in others)):
         spec = ModelSpec(**{"dtype": "bfloat16", **fields})
         kind = getattr(torch, spec.dtype)
         ours = of(Ltx2, spec=spec, dtype=kind, device=torch.device("cpu"))
@@ -393,11 +391,21 @@ def test_what_does_not_explore_follows_the_ode() -> None:
     assert torch.equal(part.velocity, v)
 
 
+def test_steps_outside_the_window_are_the_ode() -> None:
+    schedule, x = Schedule.shifted(4, 5.0).exploring([False, True, False, False]), torch.randn(1, 2)
+    policy = Policy(Line(), Sage(0.5), schedule)
+    assert [policy.is_noisy(index) for index in range(4)] == [False, True, False, False]
+    first, euler = (one.step(0, x, []).gaussian for one in (policy, Policy(Line(), Ode(), schedule)))
+    assert float(first.std) == 0
+    assert torch.equal(first.mean, euler.mean)
+    with pytest.raises(ValueError, match="stochastic"):
+        integrate(policy, x, [])
+
+
 def test_a_whole_schedule() -> None:
     schedule, told = Schedule.shifted(4, 1.0), []
-    x = integrate(
-        Policy(Line(), Ode(), schedule, guidance=3.0), torch.zeros(1, 2), [], progress=lambda *n: told.append(n)
-    )
+    policy = Policy(Line(), Ode(), schedule, guidance=3.0)
+    x = integrate(policy, torch.zeros(1, 2), [], progress=lambda *n: told.append(n))
     assert x.tolist() == [[-3.0, -3.0]]  # one unit of time against the velocity
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
     noise, source = torch.tensor([[1.0], [2.0]]), Conditioning({}, source=torch.tensor([5.0]))
@@ -415,11 +423,8 @@ def test_what_a_model_can_do() -> None:
     assert [at(1.0), at(0.5), at(0.4)] == [0, 0, 1]
     one = Line()
     assert base.in_format(one, None) is one
-    for asked in (
-        base.differentiable,
-        base.encodes_clips,
-        lambda one: base.in_format(one, VideoSpec(frames=1, height=1, width=1)),
-    ):
+    clip = VideoSpec(frames=1, height=1, width=1)
+    for asked in (base.differentiable, base.encodes_clips, lambda one: base.in_format(one, clip)):
         with pytest.raises(ModelError, match="Line has no"):
             asked(one)
 
@@ -434,9 +439,8 @@ class Block(nn.Module):
 
 
 def test_what_targets_mean() -> None:
-    network = nn.ModuleDict(
-        {"blocks": nn.ModuleList([Block(), Block()]), "refiner": nn.ModuleDict({"to_q": nn.Linear(1, 1)})}
-    )
+    refiner = nn.ModuleDict({"to_q": nn.Linear(1, 1)})
+    network = nn.ModuleDict({"blocks": nn.ModuleList([Block(), Block()]), "refiner": refiner})
     inside = ["blocks.0.attn.to_q", "blocks.1.attn.to_q"]
     dead = {"blocks.1.attn.to_q.weight"}
     for targets, found in (
@@ -447,16 +451,12 @@ def test_what_targets_mean() -> None:
     ):
         assert match_targets(network, targets, ["blocks"]) == found
         assert match_targets(network, targets, ["blocks"], dead) == [name for name in found if name != inside[1]]
-    with pytest.raises(
-        ModelError,
-        match=r'"to_x" binds to no .* names: attn\.to_q, .* Names inside a block: attn\.add_q_proj, attn\.to_q\.',
-    ):
+    with pytest.raises(ModelError, match=r'"to_x" binds to no .* names: attn\.to_q, .* block: attn\.add_q_proj, attn'):
         match_targets(network, ["to_q", "to_x"], ["blocks"])
     with pytest.raises(ModelError, match="never receive a gradient"):
         match_targets(network, ["blocks.1.attn.to_q"], ["blocks"], dead)
-    assert unread_queries(network, ["refiner", "blocks"]) == {
-        f"blocks.1.attn.add_q_proj.{kind}" for kind in ("weight", "bias")
-    }
+    unread = {f"blocks.1.attn.add_q_proj.{kind}" for kind in ("weight", "bias")}
+    assert unread_queries(network, ["refiner", "blocks"]) == unread
     layers = {"blocks": 4, "one": 1}
     assert _stands_for("blocks.1.x.weight", layers) == ["blocks.3.x.weight"]
     assert _stands_for("blocks.0.x", layers) == ["blocks.0.x", "blocks.1.x", "blocks.2.x"]
@@ -519,10 +519,8 @@ def test_a_frozen_adapter_goes_into_its_network(expert, name, tmp_path) -> None:
     for part, network in parts.items():
         network.name = part
     spec = AdapterSpec(path="x", scale=0.3, expert=expert)
-    for bare in (
-        SimpleNamespace(**parts),
-        SimpleNamespace(**parts, load_lora_weights=lambda *given, **options: calls.append(("pipe", "load", options))),
-    ):
+    own = lambda *given, **options: calls.append(("pipe", "load", options))  # noqa: E731
+    for bare in (SimpleNamespace(**parts), SimpleNamespace(**parts, load_lora_weights=own)):
         calls.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Network, "named_parameters", lambda self, *_, **__: iter([("a.lora_A", torch.ones(1))]))
@@ -560,27 +558,6 @@ pipe.unload_lora_weights()
 pipe.load_lora_weights("path/to/this/folder", load_into_transformer_2=True)
 ```
 """
-WHOLE = """---
-library_name: diffusers
-tags:
-- image-generation
-- reinforcement-learning
-- sage-grpo
----
-
-# Weights trained with sage-grpo
-
-Base: path/to/base.
-Trained on images of 32 x 48, guidance 3, shift 5.
-All of it is in.
-With the adapter turbo (t.safetensors), scale 0.5, which is part of these weights.
-
-```python
-from diffusers import HunyuanVideo15Pipeline
-
-pipe = HunyuanVideo15Pipeline.from_pretrained("path/to/this/folder")
-```
-"""
 
 
 def test_cards(tmp_path) -> None:
@@ -603,30 +580,34 @@ def test_cards(tmp_path) -> None:
     export.write_card(tmp_path, card, whole=False)
     assert (tmp_path / "README.md").read_text() == CARD
     own = '"path/to/this/folder"'
+    first, both = [f"pipe.load_lora_weights({own})"], ("transformer", "transformer_2")
+    file = "transformer_2/pytorch_lora_weights.safetensors"
+    second = f'pipe.load_lora_weights({own}, weight_name="{file}", load_into_transformer_2=True)'
     for components, pipeline, lines in (
-        (("transformer",), "WanPipeline", [f"pipe.load_lora_weights({own})"]),
-        (
-            ("transformer", "transformer_2"),
-            "WanPipeline",
-            [
-                f"pipe.load_lora_weights({own})",
-                f'pipe.load_lora_weights({own}, weight_name="transformer_2/pytorch_lora_weights.safetensors", load_into_transformer_2=True)',
-            ],
-        ),
-        (("transformer",), "HunyuanVideo15Pipeline", [f"load_lora(pipe, {own})"]),
+        (both[:1], "WanPipeline", first),
+        (both, "WanPipeline", [*first, second]),
+        (both[:1], "HunyuanVideo15Pipeline", [f"load_lora(pipe, {own})"]),
     ):
         card.experts.components, card.stock_pipeline = components, pipeline
         assert export._usage(card, "base", whole=False)[-len(lines) :] == lines
     turbo = AdapterSpec(path=str(local / "turbo"), file="t.safetensors", scale=0.5)
     card.spec = ModelSpec(path=str(local), lora=LoraSpec(), adapters=[turbo])
-    card.video, card.strength, card.choices = (
-        VideoSpec(frames=1, height=32, width=48),
-        None,
-        {"merged": "All of it is in."},
-    )
+    card.video, card.strength = VideoSpec(frames=1, height=32, width=48), None
+    card.choices = {"merged": "All of it is in."}
     card.index["tokenizer_3"] = ["a", "b"]
     export.write_card(tmp_path, card, whole=True)
-    assert (tmp_path / "README.md").read_text() == WHOLE
+    text = (tmp_path / "README.md").read_text()
+    for line in (
+        "- image-generation",
+        "# Weights trained with sage-grpo",
+        "Base: path/to/base.",
+        "Trained on images of 32 x 48, guidance 3, shift 5.",
+        "All of it is in.",
+        "With the adapter turbo (t.safetensors), scale 0.5, which is part of these weights.",
+        f"pipe = HunyuanVideo15Pipeline.from_pretrained({own})",
+    ):
+        assert line in text.splitlines()
+    assert not {"- lora", "- video-generation"} & set(text.splitlines())
 
 
 # ---- files and keys
@@ -670,11 +651,9 @@ def test_a_fingerprint_reads_small_files_in_full_and_of_large_ones_blocks(
         assert whole == hashlib.sha256(b"part/x/12/" + content).hexdigest()
         file.write_bytes(bytes(2**20) + b"x")
         usual = checkpoint.fingerprint(tmp_path, ["part"])
-        found_by = {
-            sizes: checkpoint.fingerprint(tmp_path, ["part"], block=sizes[0], samples=sizes[1])
-            for sizes in ((65536, 16), (32768, 16), (65536, 17))
-        }
-        assert [sizes for sizes, one in found_by.items() if one == usual] == [(65536, 16)]
+        for block, samples in ((65536, 16), (32768, 16), (65536, 17)):
+            found_so = checkpoint.fingerprint(tmp_path, ["part"], block=block, samples=samples)
+            assert (found_so == usual) == ((block, samples) == (65536, 16))
 
 
 def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:
@@ -684,11 +663,8 @@ def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:
     checkpoint.resolve(ModelSpec(path="owner/scenes"))
     checkpoint.resolve(ModelSpec(path="owner/name"))
     assert fetched == ["owner/scenes", "owner/name"]
-    for path, says in (
-        ("scenes", "it is the model of the world scenes"),
-        ("./name", "is not a folder"),
-        ("a/b/c", "is not a folder"),
-    ):
+    none = "is not a folder"
+    for path, says in (("scenes", "it is the model of the world scenes"), ("./name", none), ("a/b/c", none)):
         with pytest.raises(ModelError, match=says):
             checkpoint.resolve(ModelSpec(path=path))
     paths = ["/cache/models--a--b/snapshots/1a/transformer", "owner/name", "/x/name/transformer/", ""]
@@ -749,25 +725,21 @@ def test_what_is_compared_with_the_stock_pipeline(model) -> None:
     runs = SimpleNamespace(index={"_class_name": "WanPipeline"}, **plain)
     assert stock.why_unknown(runs) is stock.why_not_stock(runs) is None
     assert "not known here" in stock.why_not_stock(SimpleNamespace(index={"_class_name": "LTXPipeline"}, **plain))
-    assert "runs in a WanPipeline" in stock.why_not_stock(
-        SimpleNamespace(index={"_class_name": "WanXPipeline"}, **plain)
-    )
-    pictured = SimpleNamespace(
-        index={"_class_name": "HunyuanVideo15X"}, image_to_video=True, pipe=of(type("HunyuanVideo15X", (), {}))
-    )
+    other = SimpleNamespace(index={"_class_name": "WanXPipeline"}, **plain)
+    assert "runs in a WanPipeline" in stock.why_not_stock(other)
+    name = "HunyuanVideo15X"
+    pictured = SimpleNamespace(index={"_class_name": name}, image_to_video=True, pipe=of(type(name, (), {})))
     assert "from the picture" in stock.why_not_stock(pictured)
     tokenizer = lambda prompt, add_special_tokens: SimpleNamespace(input_ids=(add_special_tokens, *prompt))  # noqa: E731
     tokenizer.unk_token_id = 3
-    assert stock.token_ids(SimpleNamespace(pipe=SimpleNamespace(tokenizer_2=tokenizer)), "ab") == {
-        "tokenizer_2": ([False, "a", "b"], 3)
-    }
+    pipe = SimpleNamespace(tokenizer_2=tokenizer)
+    assert stock.token_ids(SimpleNamespace(pipe=pipe), "ab") == {"tokenizer_2": ([False, "a", "b"], 3)}
 
 
 def test_a_model_of_random_weights_from_configs(checkpoint) -> None:
     """As many blocks as asked for, in the precision of a loaded one; the process's random numbers stay."""
-    transformer, vae = (
-        json.loads((checkpoint("wan_t2v") / part / "config.json").read_text()) for part in ("transformer", "vae")
-    )
+    folder = checkpoint("wan_t2v")
+    transformer, vae = (json.loads((folder / part / "config.json").read_text()) for part in ("transformer", "vae"))
     spec = ModelSpec(dtype="bfloat16", train=False, guidance_scale=1.0, cache=None, frames=5, height=32, width=48)
     state = torch.get_rng_state()
     ours = random_model("wan", spec, transformer=transformer, vae=vae, text_tokens=7, layers=1, device="cpu")

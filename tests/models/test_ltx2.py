@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from stock_run import CLOSE, NEGATIVE, PROMPTS, assert_same_pixels, fields_of, start
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
-import double
 import tiny
 from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
@@ -25,10 +25,7 @@ from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Sound
 
-PROMPTS = ["a cat", "a dog barks at the sea"]
-NEGATIVE = "blurry"
 SIZE = {"height": 32, "width": 64}
-CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 PICTURE = {"guidance_rescale": 0.6, "stg_scale": 0.8, "modality_scale": 2.0}
 AUDIO = {"guidance_scale": 5.0, "guidance_rescale": 0.3, "stg_scale": 1.4, "modality_scale": 2.5}
 ALL = {**PICTURE, "stg_block": 1, **{f"audio_{name}": value for name, value in AUDIO.items()}}
@@ -38,48 +35,31 @@ OFF = {"guidance_rescale": 0.0, "stg_scale": 0.0, "modality_scale": 1.0}
 PLAIN = {**OFF, "audio_guidance_scale": 1.0, **{f"audio_{name}": value for name, value in OFF.items()}}
 
 
-def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, **call):
-    """The pipeline's last latents as a row, its grid, its pixels and its sound."""
-    pipe, seen = tiny.shared_pipeline(folder), {}
-    decode, audio_decode = pipe.vae.decode, pipe.audio_vae.decode
-    parts = ours.parts.split(x)
-    kwargs = {name: value for name, value in options.items() if name != "stg_block"}
-
-    def spy(name, function):
-        def call(z, *arguments, **more):
-            seen[name] = z
-            return function(z, *arguments, **more)
-
-        return call
-
+def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, picture: torch.Tensor | None = None):
+    """The pipeline's grid, what its VAE was given, its pixels and its sound."""
+    pipe, seen = tiny.shared_pipeline(folder), []
+    given = {name: value for name, value in options.items() if name not in ("stg_block", "image_crf")}
+    if picture is not None:
+        pipe = diffusers.LTX2ImageToVideoPipeline(**pipe.components)
+        pipe.set_progress_bar_config(disable=True)
+        given |= {"image": Image.fromarray(picture.numpy()), "image_crf": options.get("image_crf")}
+    decode, noises = pipe.vae.decode, iter(ours.parts.split(x).values())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipe.vae, "decode", spy("video", decode))
-        patch.setattr(pipe.audio_vae, "decode", spy("audio", audio_decode))
+        patch.setattr(pipe.vae, "decode", lambda z, *more, **how: seen.append(z) or decode(z, *more, **how))
+        patch.setattr(f"{type(pipe).__module__}.randn_tensor", lambda *arguments, **kwargs: next(noises).clone())
         output = pipe(
-            prompt=PROMPTS,
-            negative_prompt=[NEGATIVE] * 2,
+            prompt=PROMPTS[: len(x)],
+            negative_prompt=[NEGATIVE] * len(x),
             num_frames=5,
             frame_rate=8.0,
-            num_inference_steps=3,
+            num_inference_steps=2,
             guidance_scale=scale,
             spatio_temporal_guidance_blocks=[options.get("stg_block", 28)],
-            latents=pipe._pack_latents(parts["video"]),
-            # The pipeline takes the sound's noise for a clean latent and scales it.
-            audio_latents=scaled(pipe, parts["audio"]),
             output_type="pt",
             **SIZE,
-            **{**kwargs, **call},
+            **given,
         )
-    return pipe.scheduler.sigmas, seen, output.frames, output.audio
-
-
-def scaled(pipe, audio: torch.Tensor) -> torch.Tensor:
-    packed = pipe._pack_audio_latents(audio)
-    return pipe._denormalize_audio_latents(packed, pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std)
-
-
-def loaded(model, kind: str, scale: float, options: dict):
-    return model(kind, guidance_scale=scale, negative_prompt=NEGATIVE, train=False, options=options, **SIZE)
+    return pipe.scheduler.sigmas, seen[0], output.frames, output.audio
 
 
 @pytest.mark.parametrize(
@@ -92,18 +72,13 @@ def loaded(model, kind: str, scale: float, options: dict):
 )
 @pytest.mark.usefixtures("in_double")
 def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, checkpoint, model) -> None:
-    ours = loaded(model, kind, scale, options)
-    x = torch.randn(2, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
-    sigmas, seen, video, audio = stock(checkpoint(kind), ours, x, scale, options)
-    torch.testing.assert_close(ours.sigmas(3), sigmas.float(), rtol=0, atol=1e-6)
-
-    conditions = ours.encode(PROMPTS)
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
-    y = integrate(policy, x, conditions)
-    torch.testing.assert_close(ours._to_vae(y), seen["video"], **CLOSE)
-    clips = ours.decode(y)
-    expected = (video.permute(0, 1, 3, 4, 2) * 255).round().to(torch.uint8)
-    assert (clips.int() - expected.int()).abs().max() <= 1
+    ours = model(kind, **fields_of(kind, scale), options=options)
+    x = start(ours)
+    sigmas, z, video, audio = stock(checkpoint(kind), ours, x, scale, options)
+    torch.testing.assert_close(ours.sigmas(2), sigmas.float(), rtol=0, atol=1e-6)
+    y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(2))), x, ours.encode(PROMPTS))
+    torch.testing.assert_close(ours._to_vae(y), z, **CLOSE)
+    assert_same_pixels(ours.decode(y), video)
     torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
     assert ours.sound(y).std() > 1e-3
     if options == ALL:
@@ -132,41 +107,19 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
     """With all of guidance, whose rescaling measures the clip with its first frame."""
-    ours = loaded(model, kind, 3.0, ALL | ({} if crf is None else {"image_crf": crf}))
-    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
-    x = torch.randn(1, *ours.latent_shape(), generator=torch.Generator().manual_seed(7))
-    parts, pipe = (
-        ours.parts.split(x),
-        diffusers.LTX2ImageToVideoPipeline(**tiny.shared_pipeline(checkpoint(kind)).components),
+    options = ALL | ({} if crf is None else {"image_crf": crf})
+    ours, picture, other = (
+        model(kind, **fields_of(kind, 3.0), options=options),
+        tiny.image(3, 48, 80),
+        tiny.image(4, 48, 80),
     )
-    pipe.set_progress_bar_config(disable=True)
-    noises = iter([parts["video"], parts["audio"]])
-    scales = {name: value for name, value in ALL.items() if name != "stg_block"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{type(pipe).__module__}.randn_tensor", lambda *arguments, **kwargs: next(noises).clone())
-        video, audio = pipe(
-            image=Image.fromarray(picture.numpy()),
-            prompt=PROMPTS[:1],
-            negative_prompt=[NEGATIVE],
-            num_frames=5,
-            frame_rate=8.0,
-            num_inference_steps=3,
-            guidance_scale=3.0,
-            spatio_temporal_guidance_blocks=[ALL["stg_block"]],
-            image_crf=crf,
-            output_type="latent",
-            return_dict=False,
-            **SIZE,
-            **scales,
-        )
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    x = start(ours)[:1]
+    _, z, _, audio = stock(checkpoint(kind), ours, x, 3.0, options, picture)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
     conditions = ours.encode(PROMPTS[:1], [picture])
     y = integrate(policy, x, conditions)
-    torch.testing.assert_close(ours._to_vae(y), video, **CLOSE)
-    sound = pipe._denormalize_audio_latents(
-        pipe._pack_audio_latents(ours.parts.split(y)["audio"]), pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std
-    )
-    torch.testing.assert_close(pipe._unpack_audio_latents(sound, *audio.shape[2:]), audio, **CLOSE)
+    torch.testing.assert_close(ours._to_vae(y), z, **CLOSE)
+    torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
     frame = conditions[0].tensors["condition"].to(y)
     torch.testing.assert_close(ours.parts.split(y)["video"][0, :, :1], frame, **CLOSE)
     changed = ours.parts.split(integrate(policy, x, ours.encode(PROMPTS[:1], [other])) - y)
@@ -216,9 +169,8 @@ def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkp
     with torch.no_grad():
         torch.testing.assert_close(z, vae.encode(pixels).latent_dist.mode(), **CLOSE)
         samples = round(5 / ours.video.fps * ours.heard_rate)
-        bands = mel_bands(
-            waves[..., :samples], ours.heard_rate, audio_vae.config.mel_hop_length, audio_vae.config.mel_bins
-        )
+        config = audio_vae.config
+        bands = mel_bands(waves[..., :samples], ours.heard_rate, config.mel_hop_length, config.mel_bins)
         wanted = audio_vae.encode(bands).latent_dist.mode()
     packed = pipe._pack_audio_latents(parts["audio"])
     packed = pipe._denormalize_audio_latents(packed, audio_vae.latents_mean, audio_vae.latents_std)
@@ -248,9 +200,8 @@ def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
     with pytest.raises(ModelError, match=r"has no latent_upsampler\. Download that folder"):
         spec.load("cpu")
     torch.manual_seed(0)
-    LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1).save_pretrained(
-        folder / "latent_upsampler"
-    )
+    upsampler = LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1)
+    upsampler.save_pretrained(folder / "latent_upsampler")
     with pytest.raises(ModelError, match=r"upsample enlarges finished clips.*Leave it out"):
         replace(spec, train=True).load("cpu")
     ours = spec.load("cpu")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from diffusers.pipelines.ltx import pipeline_ltx_condition as module
 from PIL import Image
+from stock_run import CLOSE, PROMPTS
 
-import double
 import tiny
 from sage_grpo.flow.kernels import Ode, SageExact
 from sage_grpo.flow.schedule import Schedule
@@ -22,9 +22,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import Placed
 
 KIND = "ltx_condition"
-CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 FORMAT = {"frames": 33, "height": 32, "width": 64}
-PROMPTS = ["a cat", "a dog runs"]
 
 
 def frames(count: int, seed: int = 0) -> torch.Tensor:
@@ -40,7 +38,7 @@ CASES = {
 }
 
 
-def stock(folder, ours, x: torch.Tensor, given=(), steps: int = 3, **call) -> torch.Tensor:
+def stock(folder, ours, x: torch.Tensor, given) -> torch.Tensor:
     """The pipeline's latents from the noise x, with the means of what its VAE says of pictures, to which it adds no noise. One clip at a time: it
     takes no more with conditions that stand beside a clip, nor with latents."""
     pipe = tiny.shared_pipeline(folder)
@@ -50,7 +48,7 @@ def stock(folder, ours, x: torch.Tensor, given=(), steps: int = 3, **call) -> to
         what = {"image": shown[0]} if len(shown) == 1 else {"video": shown}
         conditions.append(module.LTXVideoCondition(**what, frame_index=one.at))
     size = {"num_frames": FORMAT["frames"], "height": FORMAT["height"], "width": FORMAT["width"]}
-    options = {**size, "frame_rate": ours.video.fps, "guidance_scale": 4.0, "num_inference_steps": steps, **call}
+    options = {**size, "frame_rate": ours.video.fps, "guidance_scale": 4.0, "num_inference_steps": 2}
     distribution = type(pipe.vae.encode(torch.zeros(1, 3, 1, 32, 64)).latent_dist)
 
     def sampled(prompt: str, row: torch.Tensor) -> torch.Tensor:
@@ -59,7 +57,7 @@ def stock(folder, ours, x: torch.Tensor, given=(), steps: int = 3, **call) -> to
 
         patch.setattr(module, "randn_tensor", noise)
         fixed = {"image_cond_noise_scale": 0.0, "output_type": "latent", "negative_prompt": "blurry"}
-        return pipe(conditions=conditions or None, prompt=prompt, **fixed, **options).frames
+        return pipe(conditions=conditions, prompt=prompt, **fixed, **options).frames
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distribution, "sample", lambda self, generator=None: self.mode())
@@ -74,27 +72,26 @@ def test_frames_that_are_given_are_the_pipelines(case: str, checkpoint, model) -
     ours = model(KIND, guidance_scale=4.0, negative_prompt="blurry", train=False, **FORMAT)
     x, given = torch.randn(2, *ours.latent_shape()), CASES[case]
     conditions = [ours.encode_placed(prompt, given) for prompt in PROMPTS]
-    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
-    y = integrate(policy, x, conditions)
+    y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(2))), x, conditions)
     torch.testing.assert_close(y, stock(checkpoint(KIND), ours, x, given), **CLOSE)
-    without = integrate(policy, x, ours.encode(PROMPTS))
     moved = [replace(one, at=one.at + 8) for one in given[:1]]
-    for other in (without, integrate(policy, x, [ours.encode_placed(prompt, moved) for prompt in PROMPTS])):
-        assert (y - other).abs().max() > 1e-3
+    others = (ours.encode(PROMPTS), [ours.encode_placed(prompt, moved) for prompt in PROMPTS])
+    with torch.no_grad():
+        v, *changed = (ours.velocity(x, ours.sigmas(2)[1], one) for one in (conditions, *others))
+    assert all((v - other).abs().max() > 1e-3 for other in changed)
 
 
-@pytest.mark.parametrize("case", ["several", pytest.param("a clip in the middle", marks=pytest.mark.slow)])
-def test_given_frames_stay_and_the_rest_is_learned(case: str, model) -> None:
+def test_given_frames_stay_and_the_rest_is_learned(model) -> None:
     """Whatever explores: the clip ends in what is part of it, and the replay of two prompts in one batch is exact."""
     ours = model(KIND, guidance_scale=1.0, **FORMAT)
-    conditions = [ours.encode_placed("a cat", CASES[case]), *ours.encode(["a dog"])]
+    conditions = [ours.encode_placed("a cat", CASES["several"]), *ours.encode(["a dog"])]
     x, sigma = torch.randn(2, *ours.latent_shape()), ours.sigmas(3)[1]
     with torch.no_grad():
         before = ours.velocity(x, sigma, conditions)
     v = ours.velocity(x, sigma, conditions)
     assert torch.equal(v.detach(), before)
     held, at = conditions[0].tensors["condition"], conditions[0].tensors["at"]
-    assert at.tolist() == ([0, 6] if case == "several" else [4, 5, 6, 7, 8])
+    assert at.tolist() == [0, 6]
     torch.testing.assert_close((x - sigma * v)[0][:, at], held)
     weights = list(ours.trainable().values())
     fixed = torch.autograd.grad(v[0][:, at].sum(), weights, retain_graph=True, allow_unused=True)

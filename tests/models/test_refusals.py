@@ -20,13 +20,13 @@ from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
 from sage_grpo.training.config import EvalConfig, RolloutConfig, TrainConfig
 
 
-@pytest.fixture
-def copy(checkpoint, tmp_path):
-    return shutil.copytree(checkpoint("wan_t2v"), tmp_path / "wan")
-
-
 def load(folder, **fields):
     return ModelSpec(path=str(folder), cache=None, **fields).load("cpu")
+
+
+def refused(folder, message: str, **fields) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(folder, **fields)
 
 
 LTX = "LTXConditionPipeline"
@@ -43,7 +43,6 @@ SAID = [
     ("wan_t2v", PART, diffusers.FlowMatchHeunDiscreteScheduler(), "supported are FlowMatchEuler"),
     ("wan_t2v", SCHEDULER, {"use_dynamic_shifting": True}, "sets use_dynamic_shifting to True"),
     ("wan_unipc_t2v", SCHEDULER, {"use_flow_sigmas": False}, "sets use_flow_sigmas to False"),
-    ("hunyuan15_t2v", PART, dpm("dpmsolver++"), "is a DPMSolverMultistepScheduler; supported are FlowMatch"),
     ("wan_t2v", PART, dpm("sde-dpmsolver++"), r"algorithm_type to 'sde-dpmsolver\+\+'.*only 'dpmsolver' or"),
     ("flux", PART, tiny.unipc(), "is a UniPCMultistepScheduler; supported are"),
     ("ltx_condition", SCHEDULER, {"shift": 3.0}, "shift to 3.0"),
@@ -51,13 +50,7 @@ SAID = [
     ("ltx_condition", PART, tiny.unipc(), f"supported with an {LTX}"),
     ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step_distilled"),
     ("ltx2", VAE, {"decoder_inject_noise": [False, True, False, False]}, "would add noise of its own"),
-    ("sana_720p", INDEX, {"vae": ["diffusers", "AutoencoderDC"]}, "is a AutoencoderDC; supported are AutoencoderKLWan"),
-    (
-        "wan_t2v",
-        INDEX,
-        {"_class_name": "KandinskyPipeline"},
-        "KandinskyPipeline; supported are .*HunyuanVideo15Pipeline",
-    ),
+    ("wan_t2v", INDEX, {"_class_name": "XPipeline"}, "XPipeline; supported are .*HunyuanVideo15Pipeline"),
     ("wan_t2v", INDEX, {"vae": [None, None]}, r'"vae" \(model_index.json does not list it'),
     ("wan_i2v", INDEX, {"image_encoder": [None, None]}, 'lacks its component "image_encoder"'),
     ("hunyuan15_i2v", INDEX, {"image_encoder": [None, None]}, 'lacks its component "image_encoder"'),
@@ -87,7 +80,6 @@ ASKED = [
     ("ltx", {"options": {"decode_timestp": 0.1}}, "no option .decode_timestp.. Did you mean .decode_timestep."),
     ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
     ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
-    ("ltx", {"options": {"denoise_strength": 0.5}}, 'no option "denoise_strength"'),
     ("hunyuan15_t2v", {"options": {"pad_text": 8}, "packed": False}, r"pad_text is for model\.packed"),
     ("wan22_t2v", {"options": {"strength": 0.5}}, "two networks"),
     ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
@@ -102,11 +94,6 @@ def test_what_is_asked_of_a_model(kind: str, fields, message: str, checkpoint) -
     refused(checkpoint(kind), message, **fields)
 
 
-def refused(folder, message: str, **fields) -> None:
-    with pytest.raises(ModelError, match=message):
-        load(folder, **fields)
-
-
 def test_solver_that_a_model_does_not_bring() -> None:
     from toy_family import Toy
 
@@ -115,13 +102,6 @@ def test_solver_that_a_model_does_not_bring() -> None:
         build_solver(toy, "checkpoint", 4)
     with pytest.raises(ModelError, match='"heun" is unknown: use euler, ab2 or checkpoint'):
         build_solver(toy, "heun", 4)  # type: ignore[arg-type]
-
-
-def test_wrong_folder(checkpoint, tmp_path) -> None:
-    folder = checkpoint("wan_t2v")
-    refused(folder.parent / "wan_t2", r'is not a folder. Did you mean ".*wan_t2v"')
-    refused(folder / "transformer", r"no model_index.json.*give its parent folder")
-    refused(tmp_path, "save_pretrained")
 
 
 def test_a_hub_id_is_fetched_as_safetensors_or_told_to_be_unreachable(monkeypatch, checkpoint) -> None:
@@ -151,21 +131,24 @@ def test_a_lora_needs_only_the_config_files_of_a_hub_id(monkeypatch, checkpoint,
     assert [how["allow_patterns"] for how in asked] == [["*.json"]]
 
 
-@pytest.mark.parametrize("wrong", ['"5"', "null", "{}", "true", "0", "1e999", "NaN", "1" + "0" * 30])
-def test_video_defaults_are_positive_numbers(wrong: str, tmp_path) -> None:
-    (tmp_path / "video.json").write_text('{"frame": 5}')
-    with pytest.raises(ModelError, match=r"unknown entries \['frame'\]"):
-        read_defaults(tmp_path)
-    for key in ("frames", "height", "fps", "shift"):
-        (tmp_path / "video.json").write_text(f'{{"{key}": {wrong}}}')
-        with pytest.raises(ModelError, match=rf"video.json: '{key}' must be"):
+def test_video_defaults_are_positive_numbers(tmp_path) -> None:
+    wrong = ('"5"', "null", "{}", "true", "0", "1e999", "NaN", "1" + "0" * 30)
+    cases = [(key, value, f"'{key}' must be") for key in ("frames", "height", "fps", "shift") for value in wrong]
+    for key, value, message in (("frame", "5", r"unknown entries \['frame'\]"), *cases):
+        (tmp_path / "video.json").write_text(f'{{"{key}": {value}}}')
+        with pytest.raises(ModelError, match=message):
             read_defaults(tmp_path)
 
 
-def test_parts_that_are_not_there(copy) -> None:
+def test_folders_and_parts_that_are_not_there(checkpoint, tmp_path) -> None:
+    folder = checkpoint("wan_t2v")
+    refused(folder.parent / "wan_t2", r'is not a folder. Did you mean ".*wan_t2v"')
+    refused(folder / "transformer", r"no model_index.json.*give its parent folder")
+    refused(tmp_path, "save_pretrained")
+    copy = shutil.copytree(folder, tmp_path / "wan")
     index = (copy / "model_index.json").read_text()
-    (copy / "model_index.json").write_text(index.replace("WanTransformer3DModel", "SanaVideoCausalTransformer3DModel"))
-    refused(copy, "SanaVideoCausalTransformer3DModel")  # a class that diffusers lacks
+    (copy / "model_index.json").write_text(index.replace("WanTransformer3DModel", "NoSuchTransformer"))
+    refused(copy, "NoSuchTransformer")
     (copy / "model_index.json").write_text(index)
     tokenizer = (copy / "tokenizer").rename(copy / "elsewhere")
     refused(copy, r'lacks its component "tokenizer".*Download it again')
@@ -178,32 +161,27 @@ def test_parts_that_are_not_there(copy) -> None:
 def test_wrong_latents_and_conditions(model) -> None:
     ours = model("wan_t2v", guidance_scale=1.0)
     conditions, x, sigma = ours.encode(["a cat"]), torch.zeros(2, *ours.latent_shape()), torch.tensor(0.5)
-    with pytest.raises(ModelError, match=r"need \(batch, 16, 2, 4, 4\)"):
-        ours.velocity(torch.zeros(1, 16, 2, 4, 5), sigma, conditions)
-    with pytest.raises(ModelError, match=r"need \(batch, 16, 2, 4, 4\)"):
-        ours.decode(torch.zeros(1, 16, 3, 4, 4))
-    with pytest.raises(ModelError, match="2 samples but 1 conditions"):
-        ours.velocity(x, sigma, conditions)
-    with pytest.raises(ModelError, match=r"guidance 3 needs encoded negative prompts"):
-        ours.velocity(x[:1], sigma, conditions, guidance=3.0)
+    for call, message in (
+        (lambda: ours.velocity(torch.zeros(1, 16, 2, 4, 5), sigma, conditions), r"need \(batch, 16, 2, 4, 4\)"),
+        (lambda: ours.decode(torch.zeros(1, 16, 3, 4, 4)), r"need \(batch, 16, 2, 4, 4\)"),
+        (lambda: ours.velocity(x, sigma, conditions), "2 samples but 1 conditions"),
+        (lambda: ours.velocity(x[:1], sigma, conditions, guidance=3.0), r"guidance 3 needs encoded negative prompts"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("spec", "fields", "message"),
-    [
+def test_specs_check_themselves() -> None:
+    for spec, fields, message in (
         (ModelSpec, {"guidance_scale": 1.0, "guidance_scale_2": 3.0}, r"off for both experts.*guidance_scale_2 is 3"),
         (ModelSpec, {"sigmas": [1.0, 1.0, 0.5]}, "fall strictly"),
         (ModelSpec, {"sigmas": [1.0, 0.0]}, r"must be in \(0, 1\]"),
         (ModelSpec, {"sigmas": [1.0, 0.5], "shift": 3.0}, "leave one"),
         (ModelSpec, {"family": "toy_in_a_file.py"}, r"a family is a module.* Write toy_in_a_file$"),
         (AdapterSpec, {"path": "somewhere", "file": "weights.bin"}, "safetensors file"),
-        (ModelSpec, {"shift": -1.0}, "shift must be positive"),
-        (LoraSpec, {"rank": 0}, "rank"),
-    ],
-)
-def test_specs_check_themselves(spec, fields, message) -> None:
-    with pytest.raises((ModelError, ValueError), match=message):
-        spec(**fields)
+    ):
+        with pytest.raises((ModelError, ValueError), match=message):
+            spec(**fields)
 
 
 def test_a_run_whose_steps_are_others_is_refused_before_anything_is_loaded() -> None:

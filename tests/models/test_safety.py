@@ -32,32 +32,36 @@ def change(file: Path, **entries: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
+CODE = "never code that a checkpoint names"
+
+
 @pytest.mark.parametrize(
-    "entry",
+    ("name", "entry", "says"),
     [
-        ["evil_component", "Scheduler"],
-        ["subprocess", "Popen"],
-        ["transformers", "utils.logging"],
-        ["diffusers", 3],
-        ["diffusers", "UniPCMultistepScheduler", "x"],
+        ("scheduler", ["evil_component", "Scheduler"], CODE),
+        ("scheduler", ["subprocess", "Popen"], CODE),
+        ("scheduler", ["transformers", "utils.logging"], CODE),
+        ("scheduler", ["diffusers", 3], CODE),
+        ("scheduler", ["diffusers", "UniPCMultistepScheduler", "x"], CODE),
+        ("transformer", ["diffusers", "WanPipeline"], "transformer"),
+        ("vae", ["diffusers", "ConfigMixin"], "vae"),
+        ("scheduler", ["diffusers", "WanPipeline"], "scheduler"),
+        ("tokenizer", ["transformers", "Trainer"], "tokenizer"),
+        ("tokenizer", ["transformers", "UMT5EncoderModel"], "tokenizer"),
     ],
 )
-def test_components_come_from_two_libraries(copy, entry, tmp_path, monkeypatch) -> None:
+def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, says, tmp_path, monkeypatch) -> None:
+    """Of two libraries. A pipeline would follow the index in its folder, which may name any module."""
     mark = tmp_path / "mark"
     (tmp_path / "evil_component.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Scheduler: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    change(copy / "model_index.json", scheduler=entry)
-    with pytest.raises(ModelError, match="never code that a checkpoint names"):
+    inner = {"_class_name": "WanPipeline", "vae": ["evil_component", "Scheduler"]}
+    (copy / name / "model_index.json").write_text(json.dumps(inner))
+    change(copy / "model_index.json", **{name: entry})
+    with pytest.raises(ModelError, match=says):
         load(copy)
     assert not mark.exists()
     assert "evil_component" not in sys.modules
-
-
-@pytest.mark.parametrize("name", [["evil", "Pipeline"], None, 3])
-def test_the_pipeline_is_a_name(copy, name) -> None:
-    change(copy / "model_index.json", _class_name=name)
-    with pytest.raises(ModelError, match="_class_name"):
-        load(copy)
 
 
 def test_a_text_encoder_is_a_model(copy) -> None:
@@ -73,60 +77,30 @@ def test_a_text_encoder_is_a_model(copy) -> None:
             load(copy).encode(["a cat"])
 
 
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [
-        ("transformer", ["diffusers", "WanPipeline"]),
-        ("vae", ["diffusers", "ConfigMixin"]),
-        ("scheduler", ["diffusers", "WanPipeline"]),
-        ("tokenizer", ["transformers", "Trainer"]),
-        ("tokenizer", ["transformers", "UMT5EncoderModel"]),
-    ],
-)
-def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, tmp_path, monkeypatch) -> None:
-    """A pipeline would follow the index in its folder, which may name any module."""
-    mark = tmp_path / "mark"
-    (tmp_path / "evil_part.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (copy / name / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline", "vae": ["evil_part", "X"]}))
-    change(copy / "model_index.json", **{name: entry})
-    with pytest.raises(ModelError, match=name):
-        load(copy)
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize("value", ["x", 3, [], {"a": 1}, [None], None, "x" * 10**6])
-def test_an_entry_of_another_kind_is_refused(copy, value) -> None:
-    """(A second transformer, which this model has not, may be null.)"""
+def test_entries_of_another_kind_are_refused(copy) -> None:
+    """(A second transformer, which this model has not, may be null.) A component lies in the checkpoint."""
     index = json.loads((copy / "model_index.json").read_text())
-    for name in ("transformer", "tokenizer") if value is None else ("transformer", "transformer_2", "tokenizer"):
+    cases = [(name, value, "") for name in ("transformer", "tokenizer") for value in ("x", [], {"a": 1}, [None], None)]
+    cases += [("transformer_2", value, "") for value in (3, [None], "x" * 10**6)]
+    cases += [("_class_name", value, "_class_name") for value in (["evil", "Pipeline"], None, 3)]
+    vae = ["diffusers", "AutoencoderKLWan"]
+    cases += [(name, vae, "names of components are words") for name in ("../elsewhere", "/", "")]
+    for name, value, message in cases:
         (copy / "model_index.json").write_text(json.dumps({**index, name: value}))
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError, match=message or None):
             load(copy)
-
-
-@pytest.mark.parametrize("name", ["../elsewhere", "/", ""])
-def test_a_component_lies_in_the_checkpoint(copy, name) -> None:
-    change(copy / "model_index.json", **{name: ["diffusers", "AutoencoderKLWan"]})
-    with pytest.raises(ModelError, match="names of components are words"):
-        load(copy)
 
 
 CONFIGS = ("transformer/config.json", "vae/config.json", "text_encoder/config.json", "scheduler/scheduler_config.json")
 
 
-@pytest.mark.parametrize("file", CONFIGS)
-@pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"a": ' * 100_000, '{"num_layers": "x", "shift": "x", "base_dim": {}}']
-)
-def test_a_configuration_that_is_none_is_refused(copy, file, text) -> None:
-    (copy / file).write_text(text)
-    with pytest.raises(ModelError, match=file.partition("/")[0]):
-        load(copy).encode(["a cat"])
-
-
 @pytest.mark.parametrize("file", ["model_index.json", *CONFIGS])
-def test_a_pipe_is_not_waited_for(copy, file) -> None:
+def test_a_configuration_that_is_none_is_refused(copy, file) -> None:
+    """And a pipe is not waited for."""
+    for text in ("", "[]", "null", '{"a": ' * 100_000, '{"num_layers": "x", "shift": "x", "base_dim": {}}'):
+        (copy / file).write_text(text)
+        with pytest.raises(ModelError, match=file.partition("/")[0]):
+            load(copy).encode(["a cat"])
     (copy / file).unlink()
     os.mkfifo(copy / file)
     with pytest.raises(ModelError, match="json"):
@@ -203,8 +177,9 @@ def test_a_text_encoder_is_no_adapter_of_another_model(encoder) -> None:
         load(encoder.parent).encode(["a cat"])
 
 
-@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("component", "value"), [("transformer", torch.inf), ("vae", torch.nan), ("text_encoder", torch.nan)]
+)
 def test_weights_that_are_no_numbers_make_no_clip(copy, component, value) -> None:
     from sage_grpo.models.policy import build_solver, solve
 

@@ -60,14 +60,9 @@ class Rank:
 @pytest.mark.parametrize(
     ("kind", "calls"),
     [
-        ("wan22_t2v", 2),
-        ("wan22_5b_i2v", 2),
-        ("hunyuan15_t2v", 2),
-        ("ltx", 2),
-        ("ltx2_3", 8),
-        ("qwen_image", 2),
-        ("flux", 4),
-        ("flux2", 4),
+        *(("wan22_t2v", 2), ("hunyuan15_t2v", 2), ("ltx2_3", 8), ("qwen_image", 2), ("flux", 4)),
+        *(pytest.param(kind, 2, marks=pytest.mark.slow) for kind in ("wan22_5b_i2v", "ltx")),
+        pytest.param("flux2", 4, marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_make_what_one_makes(kind: str, calls: int, fresh_model) -> None:

@@ -8,17 +8,14 @@ import diffusers
 import pytest
 import torch
 from PIL import Image
+from stock_run import CLOSE, PROMPTS, fields_of, seeded
 
-import double
 import tiny
 from sage_grpo.flow.kernels import Ode
 from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve, started
 from sage_grpo.models.schedulers import steps_from_noise
-from sage_grpo.models.spec import ModelSpec
 
-PROMPTS = ["a cat", "a dog runs"]
-CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 SIZE = {"height": 32, "width": 48}
 CLIP = torch.stack([tiny.image(seed, 32, 48) for seed in range(5)])
 STEPS, STRENGTH = 5, 0.7
@@ -33,29 +30,18 @@ def stock(folder, **call) -> torch.Tensor:
     pipe.set_progress_bar_config(disable=True)
     frames = [Image.fromarray(frame.numpy()) for frame in CLIP]
     given = {"num_inference_steps": STEPS, "guidance_scale": 4.0, "negative_prompt": ["blurry"] * 2, **SIZE, **call}
-    generator = torch.Generator().manual_seed(7)
-    return pipe(video=frames, prompt=PROMPTS, generator=generator, output_type="latent", **given).frames
-
-
-def load(folder, **fields):
-    known = {"cache": None, "train": False, "negative_prompt": "blurry", "guidance_scale": 4.0, **SIZE}
-    return ModelSpec(path=str(folder), **{**known, **fields}).load("cpu")
-
-
-def start(ours, steps: int):
-    """Where our samples start, and their conditions."""
-    conditions = [replace(one, source=ours.source("clip", lambda: CLIP)) for one in ours.encode(PROMPTS)]
-    noise = torch.randn(2, *ours.latent_shape(), generator=torch.Generator().manual_seed(7), dtype=torch.float32)
-    return started(noise, ours.sigmas(steps)[0], conditions), conditions
+    return pipe(video=frames, prompt=PROMPTS, generator=seeded(), output_type="latent", **given).frames
 
 
 @pytest.mark.parametrize("solver", ["euler", pytest.param("checkpoint", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("in_double")
-def test_a_sample_is_the_pipelines(solver: str, checkpoint) -> None:
+def test_a_sample_is_the_pipelines(solver: str, checkpoint, fresh_model) -> None:
     """With the grid of FlowMatchEuler, and with the multistep solver of the published checkpoints."""
-    folder = checkpoint("wan_t2v" if solver == "euler" else "wan_unipc_t2v")
-    ours, steps = load(folder, options={"strength": STRENGTH}), int(STEPS * STRENGTH)
-    x, conditions = start(ours, steps)
+    kind, steps = "wan_t2v" if solver == "euler" else "wan_unipc_t2v", int(STEPS * STRENGTH)
+    ours, folder = fresh_model(kind, **fields_of(kind, 4.0), options={"strength": STRENGTH}), checkpoint(kind)
+    conditions = [replace(one, source=ours.source("clip", lambda: CLIP)) for one in ours.encode(PROMPTS)]
+    noise = torch.randn(2, *ours.latent_shape(), generator=seeded(), dtype=torch.float32)
+    x = started(noise, ours.sigmas(steps)[0], conditions)
     y = solve(ours, build_solver(ours, solver, steps), x, conditions)
     torch.testing.assert_close(y, stock(folder, strength=STRENGTH), **CLOSE)
     grid = ours.sigmas(steps)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_cases import law
+from kernel_cases import some
 from sage_grpo.rl.kl_control import SHARE_GAIN, SHARE_STEP, KlCoefficient
 
 KINDS = ("constant", "two_stage", "paper", "ppo", "share")
@@ -52,7 +52,7 @@ def test_feedback_waits_for_the_end_of_the_ramp_and_averages_its_window() -> Non
     assert controller.history == [0.0, 3.0, 3.0]
 
 
-@law
+@some
 @given(
     kind=st.sampled_from(KINDS),
     kls=st.lists(st.floats(0.0, 10.0), max_size=30),
@@ -78,9 +78,8 @@ def share_of(value: float, weight: float) -> float:
     return value * weight / (1 + value * weight)
 
 
-@pytest.mark.parametrize("weight", [1e-3, 0.05, 100.0])
-@pytest.mark.parametrize("share", [0.02, 0.9])
-def test_the_share_settles_at_its_target_whatever_the_kl_weighs(weight: float, share: float) -> None:
+@pytest.mark.parametrize(("share", "weight"), [(0.02, 100.0), (0.9, 1e-3)])
+def test_the_share_settles_at_its_target_whatever_the_kl_weighs(share: float, weight: float) -> None:
     controller = KlCoefficient(kind="share", share=share, lambda_min=1e-9, lambda_cap=1e9).controller()
     for _ in range(150):
         controller.observe(0.0, share_of(controller.value, weight))
@@ -107,22 +106,16 @@ def test_a_share_of_zero_says_nothing_and_a_tiny_one_ends_at_the_cap() -> None:
     assert controller.value == controller.config.lambda_min
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lambda_min": 1.0, "lambda_max": 0.1}, "lambda_min must be at most kl.lambda_max"),
-        ({"kind": "share", "lambda_min": 1.0, "lambda_cap": 0.1}, "lambda_min must be at most kl.lambda_cap"),
-    ],
-)
-def test_bad_options_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        KlCoefficient(**options)
+def test_bounds_that_cross_are_refused() -> None:
+    for kind, name in (("ppo", "lambda_max"), ("share", "lambda_cap")):
+        with pytest.raises(ValueError, match=f"lambda_min must be at most kl.{name}"):
+            KlCoefficient(**{"kind": kind, "lambda_min": 1.0, name: 0.1})
     assert KlCoefficient(lambda_min=1e-5, lambda_max=1e-5).controller().value == 1e-5  # bounds may be equal
 
 
-@pytest.mark.parametrize("kl", [math.nan, math.inf])
-def test_a_broken_kl_stops_instead_of_poisoning_the_history(kl: float) -> None:
+def test_a_broken_kl_stops_instead_of_poisoning_the_history() -> None:
     controller = KlCoefficient().controller()
-    with pytest.raises(ValueError, match="The KL of update 0 is"):
-        controller.observe(kl)
+    for kl in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="The KL of update 0 is"):
+            controller.observe(kl)
     assert controller.history == []

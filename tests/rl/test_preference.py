@@ -53,57 +53,41 @@ def test_flow_matching_is_the_mean_square_times_its_weight() -> None:
     assert not terms.inactive.any()
 
 
-@pytest.mark.parametrize(
-    ("values", "valid", "count", "pairs"),
-    [
-        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 1, [(1, 0)]),
-        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 2, [(1, 0), (2, 3)]),
-        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 9, [(1, 0), (2, 3)]),
-        ([0.1, 0.9, 0.5, 0.3], [True, False, True, True], 1, [(2, 0)]),
-        ([0.5, 0.5, 0.5], [True] * 3, 1, []),
-        ([0.0, 0.5, 0.5, 1.0], [True] * 4, 2, [(3, 0)]),
-        ([0.5, 0.7], [False, True], 1, []),
-    ],
-)
-def test_the_best_are_paired_with_the_worst(values: list, valid: list, count: int, pairs: list) -> None:
-    assert best_against_worst(values, valid, count) == pairs
+ALL = [True] * 4
+ROW = [0.1, 0.9, 0.5, 0.3]
 
 
 @pytest.mark.parametrize(
-    ("values", "valid", "count", "places"),
+    ("choose", "values", "valid", "count", "chosen"),
     [
-        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 1, [1]),
-        ([0.1, 0.9, 0.5, 0.3], [True] * 4, 2, [1, 2]),
-        ([0.1, 0.9, 0.5, 0.3], [True, False, True, True], 1, [2]),
-        ([0.5, 0.5, 0.5], [True] * 3, 1, []),
-        ([0.5, 0.5, 0.7], [True] * 3, 2, [2]),
-        ([1.0], [True], 1, [0]),
+        (best_against_worst, ROW, ALL, 1, [(1, 0)]),
+        (best_against_worst, ROW, ALL, 9, [(1, 0), (2, 3)]),
+        (best_against_worst, ROW, [True, False, True, True], 1, [(2, 0)]),
+        (best_against_worst, [0.5, 0.5, 0.5], [True] * 3, 1, []),
+        (best_against_worst, [0.0, 0.5, 0.5, 1.0], ALL, 2, [(3, 0)]),
+        (best_against_worst, [0.5, 0.7], [False, True], 1, []),
+        (best, ROW, ALL, 1, [1]),
+        (best, ROW, ALL, 2, [1, 2]),
+        (best, ROW, [True, False, True, True], 1, [2]),
+        (best, [0.5, 0.5, 0.5], [True] * 3, 1, []),  # the best are better than the worst
+        (best, [0.5, 0.5, 0.7], [True] * 3, 2, [2]),
+        (best, [1.0], [True], 1, [0]),
+        (best_and_worst, [9.0, -9.0, 0.0, 1.0, 2.0, 3.0], [False] * 2 + ALL, 2, [2, 5]),
+        (best_and_worst, [9.0, -9.0, 0.0, 1.0, 2.0, 3.0], [False] * 2 + ALL, 6, [2, 3, 4, 5]),
+        (best_and_worst, ROW, [False] * 4, 2, []),
+        (best_and_worst, ROW, [True] + [False] * 3, 4, [0]),
+        (best_and_worst, [1.0] * 6, [True] * 6, 4, [0, 1, 4, 5]),  # equal ones in order, and so alike everywhere
+        (best_and_worst, [0.0, 1.0, 1.0, 1.0], ALL, 2, [0, 3]),
+        (best_and_worst, [3.0, 2.0, 1.0, 0.0], ALL, 2, [0, 3]),
     ],
 )
-def test_the_best_are_better_than_the_worst(values: list, valid: list, count: int, places: list) -> None:
-    assert best(values, valid, count) == places
+def test_which_clips_are_chosen(choose, values: list, valid: list, count: int, chosen: list) -> None:
+    """Failed ones never."""
+    assert choose(values, valid, count) == chosen
 
 
-def test_a_clip_that_is_in_no_pair_has_no_lead() -> None:
-    lead = dpo_lead(torch.tensor([0.3, 0.3]), torch.tensor([0.1, 0.3]), torch.tensor([0.0, 0.0]), beta=BETA)
-    assert lead.tolist() == [0.0, 0.0]
-
-
-def test_failed_clips_are_never_chosen() -> None:
-    values = [9.0, -9.0, 0.0, 1.0, 2.0, 3.0]
-    valid = [False, False, True, True, True, True]
-    assert best_and_worst(values, valid, 2) == [2, 5]
-    assert best_and_worst(values, valid, 4) == best_and_worst(values, valid, 6) == [2, 3, 4, 5]
-    assert best_and_worst(values, [False] * 6, 2) == []
-    assert best_and_worst(values, [True] + [False] * 5, 4) == [0]
-
-
-def test_equal_clips_are_chosen_in_order_and_so_alike_everywhere() -> None:
-    assert best_and_worst([1.0] * 6, [True] * 6, 4) == [0, 1, 4, 5]
-    assert best_and_worst([0.0, 1.0, 1.0, 1.0], [True] * 4, 2) == [0, 3]
-    assert best_and_worst([3.0, 2.0, 1.0, 0.0], [True] * 4, 2) == [0, 3]
-
-
-def test_less_than_a_pair_is_refused() -> None:
+def test_less_than_a_pair_is_refused_and_a_clip_in_no_pair_has_no_lead() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         best_and_worst([1.0, 2.0], [True, True], 1)
+    lead = dpo_lead(torch.tensor([0.3, 0.3]), torch.tensor([0.1, 0.3]), torch.tensor([0.0, 0.0]), beta=BETA)
+    assert lead.tolist() == [0.0, 0.0]
