@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.printing import fixed, markdown
 from sage_grpo.recipes import recipe
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.planner import Planner, foresee
+from sage_grpo.utils.text import fixed, markdown
 
 
 def configurations() -> dict[str, TrainConfig]:

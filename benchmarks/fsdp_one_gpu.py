@@ -25,15 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.distributed import checkpoint, fsdp
+from sage_grpo.distributed.spec import ParallelSpec
+from sage_grpo.distributed.world import World, start
 from sage_grpo.models.families.hunyuan15 import PackedTransformer
 from sage_grpo.models.network.attention import PackedAttention
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.network.gradients import one_after_another
-from sage_grpo.parallel import checkpoint, fsdp
-from sage_grpo.parallel.formulas import Job, Memory, Network, memory
-from sage_grpo.parallel.spec import ParallelSpec
-from sage_grpo.parallel.world import World, start
-from sage_grpo.training.anchor import Anchor
+from sage_grpo.plan.formulas import Job, Memory, Network, memory
+from sage_grpo.training.reference import Anchor
 
 LORA = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
 LORA += ("attn.to_add_out", "ff.net.*", "ff_context.net.*")
@@ -197,7 +197,7 @@ def one(
 
 
 def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> dict[str, float]:
-    """What sage_grpo.parallel.formulas says of the same network in bfloat16 on one process."""
+    """What sage_grpo.plan.formulas says of the same network in bfloat16 on one process."""
     network = Network(
         blocks=options.layers,
         width=options.width,

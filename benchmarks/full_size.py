@@ -5,7 +5,7 @@
     PYTHONPATH=src python benchmarks/full_size.py train /tmp/hunyuan15 --out full_size_train.json
 
 `measure` times one forward pass (diffusers' own, packed, compiled), and takes the peak memory of two backward passes as an update does
-them, with a LoRA and with all weights, plain and sharded by FSDP over one process, beside the formula of sage_grpo.parallel.formulas; then the
+them, with a LoRA and with all weights, plain and sharded by FSDP over one process, beside the formula of sage_grpo.plan.formulas; then the
 VAE's decoder. `train` runs one iteration of the recipe hunyuan15_lora/sage twice, in a plain process and under FSDP, and compares
 what they logged. The transformer and the VAE have their real size; the text encoders are small, for want of a checkpoint.
 """
@@ -147,10 +147,10 @@ def speed(options: argparse.Namespace, report: dict[str, Any]) -> None:
 
 def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool, compiled: bool = False) -> bool:
     """Two backward passes with guidance and gradient checkpointing, plain and under FSDP; returns whether they agree."""
+    from sage_grpo.distributed.spec import ParallelSpec
     from sage_grpo.models.spec import LoraSpec
-    from sage_grpo.parallel.formulas import HUNYUAN15, Job, memory
-    from sage_grpo.parallel.spec import ParallelSpec
-    from sage_grpo.training.placing import distribute
+    from sage_grpo.plan.formulas import HUNYUAN15, Job, memory
+    from sage_grpo.training.offload import distribute
 
     model = load(options, lora=LoraSpec(rank=32) if lora else None, compile=compiled)
     model.place("vae", "cpu")
@@ -180,7 +180,7 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
 
     results: dict[str, Any] = {}
     for name, world in (("plain", None), ("fsdp", options.world)):
-        from sage_grpo.parallel.fsdp import Engine
+        from sage_grpo.distributed.fsdp import Engine
 
         engine = Engine() if world is None else distribute(model, ParallelSpec(), world)
         values: dict[str, float] = {}
@@ -219,8 +219,8 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
 
 def measure(options: argparse.Namespace) -> int:
     """All measurements; 1 when FSDP and no FSDP differ."""
-    from sage_grpo.parallel.spec import ParallelSpec
-    from sage_grpo.parallel.world import start
+    from sage_grpo.distributed.spec import ParallelSpec
+    from sage_grpo.distributed.world import start
 
     os.environ.update(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}

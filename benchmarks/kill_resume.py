@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRELOAD = [
-    "sage_grpo.cli",
-    "sage_grpo.session",
+    "sage_grpo.cli.main",
+    "sage_grpo.run.session",
     "sage_grpo.models.families.hunyuan15",
     "sage_grpo.models.families.wan",
     "sage_grpo.rewards.built_in.video_stats",
@@ -54,7 +54,7 @@ def command(argv: Sequence[str], log: Path) -> None:
 
     torch.set_num_threads(1)
     with log.open("a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-        from sage_grpo.cli import main
+        from sage_grpo.cli.main import main
 
         status = main(list(argv))
     sys.exit(status)

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sage_grpo.cli import main
-from sage_grpo.lab.design import Arm, Column, Suite
-from sage_grpo.lab.suites import SUITES
-from sage_grpo.lab.suites.common import DRIFT, LONG_AS_FIRST, MEASURED, OVERALL, Size, judged
+from sage_grpo.cli.main import main
+from sage_grpo.tools.compare.design import Arm, Column, Suite
+from sage_grpo.tools.compare.suites import SUITES
+from sage_grpo.tools.compare.suites.common import DRIFT, LONG_AS_FIRST, MEASURED, OVERALL, Size, judged
 
 FALLING = {"optimizer.decay": "linear"}
 

@@ -131,8 +131,8 @@ def alike(one: Any, other: Any) -> bool:
 
 def keep(folder: Path) -> Path:
     """Take a comparison into docs/results/NAME: its rows without what no table shows, its figures, and a page to write on if there is none."""
-    from sage_grpo.inside import replace_text
-    from sage_grpo.lab import store
+    from sage_grpo.tools.compare import store
+    from sage_grpo.utils.safe_io import replace_text
 
     suite, keys, command = store.load_suite(folder)
     target = RESULTS / suite.name
@@ -192,8 +192,8 @@ def thinned(values: list[Any], most: int = 10) -> list[Any]:
 
 def leaderboard() -> dict[str, Any]:
     """Entries of all comparisons in docs/results."""
-    from sage_grpo.lab import store
-    from sage_grpo.lab.leaderboard import board
+    from sage_grpo.tools.compare import store
+    from sage_grpo.tools.compare.leaderboard import board
 
     comparisons, seen = [], set[str]()
     for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):

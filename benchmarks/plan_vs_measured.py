@@ -5,7 +5,7 @@
 HunyuanVideo-1.5 and Wan 2.1 1.3B with a LoRA of rank 32, each at two lengths, each with `sage` (all steps explore, anchor) and with `branch`: one
 iteration of two clips and two steps by the trainer itself, with its own clock and its own peaks, after a warm-up. No file of weights
 is read or written. Prints predicted and measured seconds and GiB of every phase; `--out` also has the factors that would make the
-formulas exact for every case (`fit`), from which the constants in sage_grpo/parallel/formulas.py are refitted. About 180 s on an H200.
+formulas exact for every case (`fit`), from which the constants in sage_grpo/plan/formulas.py are refitted. About 180 s on an H200.
 `--small` runs tiny networks on any machine, to try the command itself.
 """
 
@@ -22,15 +22,15 @@ from typing import Any
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.forecast import hardware
-from sage_grpo.forecast.architecture import Architecture, build_architecture, find_architecture
-from sage_grpo.forecast.costs import Forecast, choose_levels, forecast
-from sage_grpo.forecast.measure import fitted
-from sage_grpo.forecast.published import PUBLISHED
+from sage_grpo.distributed.world import World
 from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.parallel.formulas import GIB
-from sage_grpo.parallel.world import World
+from sage_grpo.plan import hardware
+from sage_grpo.plan.architecture import Architecture, build_architecture, find_architecture
+from sage_grpo.plan.costs import Forecast, choose_levels, forecast
+from sage_grpo.plan.formulas import GIB
+from sage_grpo.plan.measure import fitted
+from sage_grpo.plan.published import PUBLISHED
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec

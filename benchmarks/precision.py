@@ -17,10 +17,10 @@ import fsdp_one_gpu as small
 import torch
 from torch import Tensor
 
+from sage_grpo.distributed.fsdp import Engine
 from sage_grpo.models import lora
 from sage_grpo.models.network import blocks
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.parallel.fsdp import Engine
 
 
 def flipped(seed: int, *, float32: bool) -> dict[str, Tensor]:

@@ -21,10 +21,10 @@ from statistics import fmean, stdev
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.base import differentiable
 from sage_grpo.models.policy import Policy
 from sage_grpo.recipes import recipe
+from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sage_grpo.lab import machine
-from sage_grpo.lab.design import Arm, Suite
-from sage_grpo.lab.prepare import configured
 from sage_grpo.recipes import recipe
+from sage_grpo.tools.compare import machine
+from sage_grpo.tools.compare.design import Arm, Suite
+from sage_grpo.tools.compare.prepare import configured
 from sage_grpo.training.inputs import build
-from sage_grpo.training.placing import get_ready, same_bits
+from sage_grpo.training.offload import get_ready, same_bits
 from sage_grpo.training.trainer import Trainer
 
 SHAPES: dict[str, tuple[torch.dtype, tuple[int, int, int, int]]] = {

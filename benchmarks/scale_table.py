@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from sage_grpo.parallel.formulas import COMPUTE, GIB, HUNYUAN15, MASTER, Job, Network, memory, tokens, trainable
-from sage_grpo.parallel.spec import Layout
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, MASTER, Job, Network, memory, tokens, trainable
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,16 @@ from typing import Any
 import torch
 from broken_runs import short
 
-from sage_grpo.folder.journal import read_rows
-from sage_grpo.lab.prepare import MINIATURE
-from sage_grpo.lab.suites.common import SETTING_B, judged, proxied
+from sage_grpo.callbacks.journal import read_rows
+from sage_grpo.health import sentinel as sentinel_module
+from sage_grpo.health.evidence import Change, by_prompt
+from sage_grpo.health.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.health.statistics import agreements
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.sentinel import sentinel as sentinel_module
-from sage_grpo.sentinel.evidence import Change, by_prompt
-from sage_grpo.sentinel.figures import agreements
-from sage_grpo.sentinel.sentinel import Finding, Sentinel, Witnesses
-from sage_grpo.session import run as train
+from sage_grpo.run.session import run as train
+from sage_grpo.tools.compare.prepare import MINIATURE
+from sage_grpo.tools.compare.suites.common import SETTING_B, judged, proxied
 from sage_grpo.training import trainer as trainer_module
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 

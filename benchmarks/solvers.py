@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.inputs import prompts_from
 
 

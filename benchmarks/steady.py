@@ -28,9 +28,9 @@ import torch
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.session import run
-from sage_grpo.telling.events import Hooks, IterationEvent
+from sage_grpo.run.session import run
 from sage_grpo.training.config import BatchConfig, TrainConfig
+from sage_grpo.training.events import Hooks, IterationEvent
 
 TOLERANCE = {"seconds": 0.10, "rss_mib": 0.02, "allocated_mib": 0.02, "reserved_mib": 0.02, "tensors": 0.0}
 """Share of the median by which a figure may grow over the run."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sage_grpo.cli import main
-from sage_grpo.printing import fixed, markdown, within
+from sage_grpo.cli.main import main
+from sage_grpo.utils.text import fixed, markdown, within
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
@@ -278,7 +278,7 @@ def iteration_speed(file: Path, method: str, digits: str = "1") -> str:
 @cache
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
     """A comparison: what was asked for, the rows that count, and the command."""
-    from sage_grpo.lab import store
+    from sage_grpo.tools.compare import store
 
     suite, keys, command = store.load_suite(folder)
     return suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()), command
@@ -287,7 +287,7 @@ def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
 @cache
 def summary_of(folder: Path) -> Any:
     """Its numbers."""
-    from sage_grpo.lab.summary import summarize
+    from sage_grpo.tools.compare.summary import summarize
 
     suite, rows, _ = loaded(folder)
     return summarize(suite, rows)
@@ -295,14 +295,14 @@ def summary_of(folder: Path) -> Any:
 
 def scores(folder: Path) -> str:
     """The table of a comparison."""
-    from sage_grpo.lab.report import tables
+    from sage_grpo.tools.compare.report import tables
 
     return tables(summary_of(folder)).split("\n\n")[0]
 
 
 def differences(folder: Path) -> str:
     """Paired differences from the baseline."""
-    from sage_grpo.lab.report import tables
+    from sage_grpo.tools.compare.report import tables
 
     parts = tables(summary_of(folder)).split("\n\n")
     return parts[1] if len(parts) > 1 else "There is nothing to compare."
@@ -311,9 +311,9 @@ def differences(folder: Path) -> str:
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     """One number of a comparison. kind: final, difference (from the baseline), way, equal (at equal passes), equal_difference, clips (at equal
     clips), clips_difference, base."""
-    from sage_grpo.lab.report import percent as share
-    from sage_grpo.lab.report import plus_minus
-    from sage_grpo.printing import number as plain
+    from sage_grpo.tools.compare.report import percent as share
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.utils.text import number as plain
 
     summary = summary_of(folder)
     found, key = summary.arms[arm], column or summary.suite.columns[0].key
@@ -328,7 +328,7 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
 
 def budgets(folder: Path) -> str:
     """A comparison on its three axes: the end, the budget of clips and that of passes, each with the difference from the baseline."""
-    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.tools.compare.report import plus_minus
 
     summary = summary_of(folder)
     first = summary.suite.columns[0].key
@@ -350,7 +350,7 @@ def budgets(folder: Path) -> str:
 
 def both(folder: Path, other: str) -> str:
     """What two comparisons of the same methods say, each minus its baseline: ahead or behind where the interval excludes zero, else level."""
-    from sage_grpo.lab.report import plus_minus
+    from sage_grpo.tools.compare.report import plus_minus
 
     first, second = summary_of(folder), summary_of(folder.parent / other)
     heads = ["method"]
@@ -397,8 +397,8 @@ def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
 def equal_seconds(folder: Path) -> str:
     """Seconds of an iteration, and the first column when the baseline's run is over, on the line between evaluations; evaluating is not counted, and a
     run that is over sooner has its end."""
-    from sage_grpo.lab.report import plus_minus
-    from sage_grpo.statistics import mean_interval
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.utils.statistics import mean_interval
 
     summary = summary_of(folder)
     baseline, first = summary.suite.baseline, summary.suite.columns[0]
@@ -438,8 +438,8 @@ def gap_at_equal(folder: Path, column: str, value: str, arm: str, other: str) ->
 
 
 def _minus(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    from sage_grpo.lab.report import plus_minus
-    from sage_grpo.statistics import paired_interval
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.utils.statistics import paired_interval
 
     return plus_minus(paired_interval(ours, theirs), signed=True) if len(ours.keys() & theirs.keys()) > 1 else ""
 
@@ -562,8 +562,8 @@ def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str
 
 def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """How far an arm ends from another, seed by seed."""
-    from sage_grpo.lab.report import plus_minus
-    from sage_grpo.statistics import paired_interval
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.utils.statistics import paired_interval
 
     own, others = (_ends(folder, name, column) for name in (arm, other))
     return plus_minus(paired_interval(own, others), signed=True)
@@ -585,7 +585,7 @@ def _ends(folder: Path, arm: str, column: str) -> dict[int, float]:
 
 def _runs(folder: Path, arm: str) -> list[dict[str, Any]]:
     """The finished rows of an arm, by seed."""
-    from sage_grpo.lab.summary import reached
+    from sage_grpo.tools.compare.summary import reached
 
     return sorted((row for row in loaded(folder)[1] if row["arm"] == arm and reached(row)), key=lambda row: row["seed"])
 
@@ -621,8 +621,8 @@ def made(folder: Path) -> str:
 
 def leaderboard(file: Path, most: str = "20") -> str:
     """The best entries of the leaderboard."""
-    from sage_grpo.lab.report import plus_minus
-    from sage_grpo.statistics import Interval
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.utils.statistics import Interval
 
     def cell(found: dict[str, Any] | None, *, signed: bool = False) -> str:
         if found is None:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.lab.prepare import MINIATURE
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.recipes import recipe
-from sage_grpo.training.anchor import Snapshot
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.tools.compare.prepare import MINIATURE
+from sage_grpo.training.reference import Snapshot
 from sage_grpo.training.state import load_weights
 from sage_grpo.worlds.shapes.judge import ShapesJudge
 from sage_grpo.worlds.shapes.scene import FPS

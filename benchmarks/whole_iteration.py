@@ -26,17 +26,17 @@ from typing import Any
 import torch
 from plan_vs_measured import build, find, iterate
 
-from sage_grpo.configure import given, parse
-from sage_grpo.forecast import hardware
-from sage_grpo.forecast.costs import Forecast, choose_levels, forecast
-from sage_grpo.parallel.formulas import GIB
-from sage_grpo.parallel.world import World
-from sage_grpo.printing import fixed, markdown
+from sage_grpo.config.parsing import given, parse
+from sage_grpo.distributed.world import World
+from sage_grpo.plan import hardware
+from sage_grpo.plan.costs import Forecast, choose_levels, forecast
+from sage_grpo.plan.formulas import GIB
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import compiles
-from sage_grpo.training.placing import get_ready
+from sage_grpo.training.offload import get_ready
+from sage_grpo.utils.text import fixed, markdown
 
 HEADS = ["case", "phase", "seconds", "plan", "GiB", "plan"]
 FIRST_RATIO = "ratio/first_log"

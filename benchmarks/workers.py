@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sage_grpo.printing import fixed, markdown
+from sage_grpo.utils.text import fixed, markdown
 
 WAYS: dict[str, list[str]] = {
     "one process": [],

@@ -23,11 +23,11 @@ from PIL import Image
 from torch import Tensor
 
 from sage_grpo import generate
-from sage_grpo.inside import replacing
-from sage_grpo.report.page import write_report
-from sage_grpo.report.picture import draw_run, lettered, side_by_side
-from sage_grpo.report.run_data import RunData, read_run
-from sage_grpo.video import contact_sheet, read_video
+from sage_grpo.utils.safe_io import replacing
+from sage_grpo.tools.report.page import write_report
+from sage_grpo.tools.report.picture import draw_run, lettered, side_by_side
+from sage_grpo.tools.report.run_data import RunData, read_run
+from sage_grpo.utils.video import contact_sheet, read_video
 
 PAIRS = (2, 4, 12, 15, 5, 7)
 """Held-out clips by their place: four that gained, one whose cross became rounder, and one that lost its cross."""

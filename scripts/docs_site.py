@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sage_grpo import __version__
-from sage_grpo.commands import COMMANDS
-from sage_grpo.manual import manual
+from sage_grpo.cli import COMMANDS
+from sage_grpo.config.help import manual
 from sage_grpo.recipes import meanings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +151,7 @@ def commands() -> str:
         "",
     ]
     for name, command in COMMANDS.items():
-        module = importlib.import_module(f"sage_grpo.commands.{command.module}")
+        module = importlib.import_module(f"sage_grpo.cli.{command.module}")
         recipes = meanings() if command.recipes else None
         about = (module.__doc__ or "").strip()
         text = manual(module.Options, "", prog=f"sage-grpo {name}", about=about, recipes=recipes)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sage_grpo import generate
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.report.picture import lettered
+from sage_grpo.tools.report.picture import lettered
 from sage_grpo.worlds.world import SCENES
 
 ROWS, ZOOM, LINE, GAP = 5, 2, 17, 6

@@ -104,7 +104,7 @@ def _rank(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> N
     error = os.dup(2)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    from sage_grpo.cli import main
+    from sage_grpo.cli.main import main
 
     try:
         status = main(["train", *words])

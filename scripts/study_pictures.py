@@ -21,8 +21,8 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 
 from browser.conftest import FLAGS, find_chromium  # noqa: E402
 from sage_grpo.data.prompts import Prompt  # noqa: E402
-from sage_grpo.study.making import Plan, invite, make, open_study  # noqa: E402
-from sage_grpo.video import write_mp4  # noqa: E402
+from sage_grpo.tools.study.making import Plan, invite, make, open_study  # noqa: E402
+from sage_grpo.utils.video import write_mp4  # noqa: E402
 from sage_grpo.worlds.shapes.render import render, to_uint8  # noqa: E402
 from sage_grpo.worlds.shapes.scene import random_scenes  # noqa: E402
 from studies import serving  # noqa: E402

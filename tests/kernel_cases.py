@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sage_grpo.flow.kernels import Cps, Dance, Flow, Kernel, Linear, Ode, Sage, SageExact
+from sage_grpo.samplers.kernels import Cps, Dance, Flow, Kernel, Linear, Ode, Sage, SageExact
 
 ITO = (Flow, Linear, Dance, Sage)
 COEFFICIENT_PRESERVING = (Cps, SageExact)

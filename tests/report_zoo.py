@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 import yaml
 
-from sage_grpo.folder import identity, journal
+from sage_grpo.callbacks import journal
+from sage_grpo.callbacks.observers import Samples
 from sage_grpo.recipes import recipe
-from sage_grpo.telling.observers import Samples
+from sage_grpo.run import identity
 from sage_grpo.types import Sound
 
 PROMPTS = (

@@ -19,11 +19,11 @@ import torch
 
 import needs
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.study.making import Plan, invite, make, open_study
-from sage_grpo.study.pairs import Shown
-from sage_grpo.study.store import Store, Study
+from sage_grpo.tools.study.making import Plan, invite, make, open_study
+from sage_grpo.tools.study.pairs import Shown
+from sage_grpo.tools.study.store import Store, Study
 from sage_grpo.types import Sound
-from sage_grpo.video import write_mp4
+from sage_grpo.utils.video import write_mp4
 
 BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}
 """Method -> grey of its clips: what a browser sees tells the method."""

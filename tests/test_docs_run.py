@@ -28,9 +28,9 @@ import yaml
 import sage_grpo
 from documents import ROOT, Block, blocks, commands, ours
 from sage_grpo import api
-from sage_grpo.cli import main
-from sage_grpo.commands import COMMANDS
-from sage_grpo.configure import parse
+from sage_grpo.cli import COMMANDS
+from sage_grpo.cli.main import main
+from sage_grpo.config.parsing import parse
 from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import TrainConfig
@@ -76,7 +76,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Commands stop where they would begin: what each was asked for is in this list."""
     asked: list[Any] = []
     for command in COMMANDS.values():
-        module = importlib.import_module(f"sage_grpo.commands.{command.module}")
+        module = importlib.import_module(f"sage_grpo.cli.{command.module}")
         monkeypatch.setattr(module, "run", lambda options: asked.append(options) or 0)
     return asked
 
@@ -185,10 +185,10 @@ def test_files_are_configurations(page: str, folder: Path) -> None:
     for block in by_page(blocks("yaml"))[page]:
         (folder / "shown.yaml").write_text(block.text)
         if "serve.yaml" in block.text:
-            options = importlib.import_module("sage_grpo.commands.serve_reward").Options
+            options = importlib.import_module("sage_grpo.cli.serve_reward").Options
             assert parse(options, ["--config", "shown.yaml"], prog="serve-reward").rewards
             continue
-        start, words = importlib.import_module("sage_grpo.commands.train").defaults(["--config", "shown.yaml"])
+        start, words = importlib.import_module("sage_grpo.cli.train").defaults(["--config", "shown.yaml"])
         assert parse(TrainConfig, words, prog="train", defaults=start, recipes=True) != recipe("shapes"), block
 
 

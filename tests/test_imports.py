@@ -30,7 +30,7 @@ def _modules_after(code: str) -> set[str]:
     [
         "import sage_grpo",
         "from sage_grpo import train, evaluate, generate\nassert callable(train)",
-        "from sage_grpo.cli import main\nassert main(['--help']) == 0",
+        "from sage_grpo.cli.main import main\nassert main(['--help']) == 0",
     ],
     ids=["import", "api", "help"],
 )

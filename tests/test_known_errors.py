@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from kernel_cases import final_variance, grid
-from sage_grpo.flow.kernels import Cps, Flow, Ode, Sage, SageExact
-from sage_grpo.flow.path import interpolate, velocity
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.gaussian import Gaussian
-from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
-from sage_grpo.rl.equalizer import equalizing_weights
-from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.rl.surrogate import clipped_surrogate
-from sage_grpo.rl.trust_region import TrustRegion, closed_form_kl, log_ratio_kl
+from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
+from sage_grpo.objectives.equalizer import equalizing_weights
+from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.surrogate import clipped_surrogate
+from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl, log_ratio_kl
+from sage_grpo.samplers.gaussian import Gaussian
+from sage_grpo.samplers.kernels import Cps, Flow, Ode, Sage, SageExact
+from sage_grpo.samplers.path import interpolate, velocity
+from sage_grpo.samplers.schedule import Schedule
 
 
 def _paper_steps() -> tuple[Tensor, Tensor]:
@@ -70,7 +70,9 @@ def test_paper_eq7_score_lacks_one_minus_sigma_on_x0() -> None:
     as_printed = -(x.detach() - x0) / sigma**2
     assert float((as_printed - truth).abs().max()) > 1
     v = (x.detach() - x0) / sigma
-    torch.testing.assert_close(-(x.detach() + (1 - sigma) * v) / sigma, truth)  # -eps / sigma, as flow/path.py has it
+    torch.testing.assert_close(
+        -(x.detach() + (1 - sigma) * v) / sigma, truth
+    )  # -eps / sigma, as samplers/path.py has it
 
 
 @pytest.mark.parametrize("equation", ["eq11_fixed", "eq13_moving"])

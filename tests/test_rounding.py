@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sage_grpo.lab import measure
-from sage_grpo.lab import report as lab_report
-from sage_grpo.printing import fixed, number, percent, plus_minus, within
-from sage_grpo.statistics import Interval
-from sage_grpo.study.results import to_text, win_rate
+from sage_grpo.tools.compare import measure
+from sage_grpo.tools.compare import report as lab_report
+from sage_grpo.tools.study.results import to_text, win_rate
+from sage_grpo.utils.statistics import Interval
+from sage_grpo.utils.text import fixed, number, percent, plus_minus, within
 
 FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
 

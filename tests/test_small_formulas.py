@@ -17,19 +17,22 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from sage_grpo import api, hub, inspector, pretrained, printing, web
-from sage_grpo.clips.evaluate import EvaluateSpec
-from sage_grpo.configure import ConfigError
-from sage_grpo.documents import DocumentError, finite, shown
-from sage_grpo.effects import affects
-from sage_grpo.flow.transition import Transition
-from sage_grpo.hints import did_you_mean, explain, family_hint, groups, nearest_key
-from sage_grpo.manual import kind_in_words, manual
+from sage_grpo import api
+from sage_grpo.config.errors import did_you_mean, explain, family_hint, groups, nearest_key
+from sage_grpo.config.help import kind_in_words, manual
+from sage_grpo.config.metadata import affects
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.config.ranges import Count, Share, check_prompt, checked, faults, ranges
+from sage_grpo.generation.evaluate import EvaluateSpec
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.ranges import Count, Share, check_prompt, checked, faults, ranges
-from sage_grpo.statistics import crossed_interval
+from sage_grpo.samplers.transition import Transition
+from sage_grpo.tools import inspect as inspector
 from sage_grpo.training.config import EvalConfig, TrainConfig
 from sage_grpo.types import Sound
+from sage_grpo.utils import http_server, hub, pretrained
+from sage_grpo.utils import text as printing
+from sage_grpo.utils.json_schema import DocumentError, finite, shown
+from sage_grpo.utils.statistics import crossed_interval
 
 
 @checked
@@ -325,17 +328,17 @@ def test_what_an_evaluation_of_the_api_is_of(tmp_path: Path) -> None:
 
 
 def test_addresses_and_ports_that_can_be_listened_on() -> None:
-    assert all(map(web.is_loopback, ("127.0.0.1", "::1", "localhost")))
-    assert not any(map(web.is_loopback, ("0.0.0.0", "10.0.0.1", "host")))
+    assert all(map(http_server.is_loopback, ("127.0.0.1", "::1", "localhost")))
+    assert not any(map(http_server.is_loopback, ("0.0.0.0", "10.0.0.1", "host")))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ValueError, match="Nothing can listen on"):
-            web.check_port("127.0.0.1", taken.getsockname()[1])
-    web.check_port("127.0.0.1", 0)
+            http_server.check_port("127.0.0.1", taken.getsockname()[1])
+    http_server.check_port("127.0.0.1", 0)
     for port in (-1, 65536):
         with pytest.raises(ValueError, match=r"port must be in \[0, 65535\]"):
-            web.check_port("127.0.0.1", port)
+            http_server.check_port("127.0.0.1", port)
 
 
 class Wire:
@@ -368,7 +371,7 @@ def test_a_connection_without_a_request_makes_room_and_ends_by_itself() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await asyncio.sleep(60)
 
-        config = web.guarded_config(app, header_timeout=0.05, max_connections=2, log_level="critical")
+        config = http_server.guarded_config(app, header_timeout=0.05, max_connections=2, log_level="critical")
         config.load()
         from uvicorn.server import ServerState
 
@@ -391,7 +394,7 @@ def test_a_connection_without_a_request_makes_room_and_ends_by_itself() -> None:
 
     first, second, _, fourth, fifth, busy, early = asyncio.run(played())
     assert (first, second, busy) == ((True, b""), (False, b""), (False, b""))
-    assert fourth == (True, web.BUSY)
+    assert fourth == (True, http_server.BUSY)
     assert (early[0], fifth[0]) == (False, True)
 
 
@@ -408,9 +411,9 @@ def test_an_interval_over_seeds_and_prompts_by_hand() -> None:
 def test_a_program_prints_the_report_unless_it_is_quiet(tmp_path: Path, monkeypatch, capsys) -> None:
     world = SimpleNamespace(is_main=True)
     ended = SimpleNamespace(iteration=3, stopped=True, model=None)
-    monkeypatch.setattr("sage_grpo.session.session", lambda *words, **named: nullcontext(world))
-    monkeypatch.setattr("sage_grpo.session.run", lambda *words, **named: ended)
-    monkeypatch.setattr("sage_grpo.report.page.leave_report", lambda out: f"Report of {out.name}.")
+    monkeypatch.setattr("sage_grpo.run.session.session", lambda *words, **named: nullcontext(world))
+    monkeypatch.setattr("sage_grpo.run.session.run", lambda *words, **named: ended)
+    monkeypatch.setattr("sage_grpo.tools.report.page.leave_report", lambda out: f"Report of {out.name}.")
     config = TrainConfig(out=str(tmp_path / "mine"))
     for quiet, main, said in ((False, True, "Report of mine.\n"), (True, True, ""), (False, False, "")):
         world.is_main = main
@@ -430,7 +433,7 @@ def test_a_server_runs_until_it_ends_and_says_whether_it_could_listen(monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
-    assert web.serve(None, header_timeout=1.0, max_connections=1)
+    assert http_server.serve(None, header_timeout=1.0, max_connections=1)
     assert ran == [True]
     monkeypatch.setattr(uvicorn.Server, "run", lambda self: None)
-    assert not web.serve(None, header_timeout=1.0, max_connections=1)
+    assert not http_server.serve(None, header_timeout=1.0, max_connections=1)

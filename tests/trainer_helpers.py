@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import trainer_toys
-from sage_grpo.commands.train import run as command
-from sage_grpo.parallel import checkpoint
+from sage_grpo.cli.train import run as command
+from sage_grpo.distributed import checkpoint
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.session import run as train
+from sage_grpo.run.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.kernels import Dance
-from sage_grpo.flow.transition import Transition
-from sage_grpo.ranges import Share
-from sage_grpo.telling.metrics import ShownClips
+from sage_grpo.callbacks.metrics import ShownClips
+from sage_grpo.config.ranges import Share
+from sage_grpo.samplers.kernels import Dance
+from sage_grpo.samplers.transition import Transition
 
 CALLS = {"count": 0}
 """How often `signals` was called; tests set it to 0."""

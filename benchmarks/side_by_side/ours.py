@@ -17,16 +17,16 @@ import weights
 from floor import Work, floors, hunyuan15_work, measure_rates, wan_work
 from job import PROMPT, Job
 
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.windows import Window
 from sage_grpo.models import family
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
-from sage_grpo.training.placing import get_ready
+from sage_grpo.training.offload import get_ready
 from sage_grpo.training.trainer import Trainer
 
 RECIPES = {"wan": "wan/flow_grpo", "hunyuan15": "hunyuan15_lora/flow_grpo"}

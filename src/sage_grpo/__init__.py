@@ -11,19 +11,19 @@ from sage_grpo.version import __version__ as __version__
 
 _HOMES = {
     "api": ("Clips", "Pairs", "TrainResult", "evaluate", "evaluate_pairs", "generate", "train"),
-    "configure": ("ConfigError",),
+    "config.parsing": ("ConfigError",),
     "data.prompts": ("Prompt", "load_prompts"),
-    "flow.kernels": ("KernelSpec",),
-    "flow.windows": ("Window",),
+    "samplers.kernels": ("KernelSpec",),
+    "samplers.windows": ("Window",),
     "models.base": ("VelocityModel",),
     "models.spec": ("LoraSpec", "ModelSpec"),
-    "parallel.spec": ("ParallelSpec",),
+    "distributed.spec": ("ParallelSpec",),
     "recipes": ("recipe",),
     "rewards.member": ("RewardFailure",),
     "rewards.spec": ("RewardSpec", "own_reward"),
-    "rl.kl_control": ("KlCoefficient",),
-    "rl.trust_region": ("TrustRegion",),
-    "telling.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
+    "objectives.kl_control": ("KlCoefficient",),
+    "objectives.trust_region": ("TrustRegion",),
+    "training.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
     "training.config": (
         "AdvantageConfig",
         "AnchorConfig",
@@ -53,26 +53,21 @@ if TYPE_CHECKING:
     from sage_grpo.api import evaluate_pairs as evaluate_pairs
     from sage_grpo.api import generate as generate
     from sage_grpo.api import train as train
-    from sage_grpo.configure import ConfigError as ConfigError
+    from sage_grpo.config.parsing import ConfigError as ConfigError
     from sage_grpo.data.prompts import Prompt as Prompt
     from sage_grpo.data.prompts import load_prompts as load_prompts
-    from sage_grpo.flow.kernels import KernelSpec as KernelSpec
-    from sage_grpo.flow.windows import Window as Window
+    from sage_grpo.distributed.spec import ParallelSpec as ParallelSpec
     from sage_grpo.models.base import VelocityModel as VelocityModel
     from sage_grpo.models.spec import LoraSpec as LoraSpec
     from sage_grpo.models.spec import ModelSpec as ModelSpec
-    from sage_grpo.parallel.spec import ParallelSpec as ParallelSpec
+    from sage_grpo.objectives.kl_control import KlCoefficient as KlCoefficient
+    from sage_grpo.objectives.trust_region import TrustRegion as TrustRegion
     from sage_grpo.recipes import recipe as recipe
     from sage_grpo.rewards.member import RewardFailure as RewardFailure
     from sage_grpo.rewards.spec import RewardSpec as RewardSpec
     from sage_grpo.rewards.spec import own_reward as own_reward
-    from sage_grpo.rl.kl_control import KlCoefficient as KlCoefficient
-    from sage_grpo.rl.trust_region import TrustRegion as TrustRegion
-    from sage_grpo.telling.events import CheckpointEvent as CheckpointEvent
-    from sage_grpo.telling.events import EvaluationEvent as EvaluationEvent
-    from sage_grpo.telling.events import IterationEvent as IterationEvent
-    from sage_grpo.telling.events import SentinelEvent as SentinelEvent
-    from sage_grpo.telling.events import StopRequest as StopRequest
+    from sage_grpo.samplers.kernels import KernelSpec as KernelSpec
+    from sage_grpo.samplers.windows import Window as Window
     from sage_grpo.training.config import AdvantageConfig as AdvantageConfig
     from sage_grpo.training.config import AnchorConfig as AnchorConfig
     from sage_grpo.training.config import BatchConfig as BatchConfig
@@ -86,6 +81,11 @@ if TYPE_CHECKING:
     from sage_grpo.training.config import SurrogateConfig as SurrogateConfig
     from sage_grpo.training.config import TrainConfig as TrainConfig
     from sage_grpo.training.config import UpdateConfig as UpdateConfig
+    from sage_grpo.training.events import CheckpointEvent as CheckpointEvent
+    from sage_grpo.training.events import EvaluationEvent as EvaluationEvent
+    from sage_grpo.training.events import IterationEvent as IterationEvent
+    from sage_grpo.training.events import SentinelEvent as SentinelEvent
+    from sage_grpo.training.events import StopRequest as StopRequest
     from sage_grpo.types import Conditioning as Conditioning
     from sage_grpo.types import Reward as Reward
     from sage_grpo.types import VideoSpec as VideoSpec

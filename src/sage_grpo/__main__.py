@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 
-from sage_grpo.cli import main
+from sage_grpo.cli.main import main
 
 status = main()
 if "RANK" in os.environ:

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
-from sage_grpo.configure import ConfigError
-from sage_grpo.hints import did_you_mean
+from sage_grpo.config.errors import did_you_mean
+from sage_grpo.config.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sage_grpo.clips.evaluate import Difference, EvaluateSpec
     from sage_grpo.data.prompts import Frame, Row
-    from sage_grpo.flow.kernels import KernelSpec
-    from sage_grpo.flow.solvers import SolverName
+    from sage_grpo.generation.evaluate import Difference, EvaluateSpec
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
     from sage_grpo.rewards.spec import RewardLike
-    from sage_grpo.telling.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
+    from sage_grpo.samplers.kernels import KernelSpec
+    from sage_grpo.samplers.solvers import SolverName
     from sage_grpo.training.config import EvalConfig, TrainConfig
     from sage_grpo.training.evaluate import Evaluation
+    from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
     from sage_grpo.training.inputs import Given
     from sage_grpo.types import Sound
 
@@ -105,7 +105,7 @@ class Clips:
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write mp4 files and a contact sheet; returns the mp4 files."""
-        from sage_grpo.video import contact_sheet, write_mp4
+        from sage_grpo.utils.video import contact_sheet, write_mp4
 
         files = [Path(folder) / name for name in self.names]
         for place, (file, video) in enumerate(zip(files, self.videos)):
@@ -138,11 +138,11 @@ def train(
     stop: `stop.set()` ends the run after the iteration that is under way, saved. In the main thread signals do so too.
     quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
     """
-    from sage_grpo import session
-    from sage_grpo.folder.journal import read_rows
-    from sage_grpo.report.page import leave_report
-    from sage_grpo.telling.events import Hooks
+    from sage_grpo.callbacks.journal import read_rows
+    from sage_grpo.run import session
+    from sage_grpo.tools.report.page import leave_report
     from sage_grpo.training.config import TrainConfig
+    from sage_grpo.training.events import Hooks
     from sage_grpo.training.inputs import adopt
 
     if not isinstance(config, TrainConfig):
@@ -173,7 +173,7 @@ def evaluate(
     model, rewards, prompts: as in `train`; a model object gets the run's weights. Prompts may also be the name of a file.
     options: weights, checkpoint, ema, lora, settings (an EvalConfig), micro_batch, max_failed_fraction, trust_run.
     """
-    from sage_grpo.clips.evaluate import measure
+    from sage_grpo.generation.evaluate import measure
 
     return measure(*_evaluation("evaluate", run, model, rewards, prompts, options))
 
@@ -190,7 +190,7 @@ def evaluate_pairs(
 
     Arguments are those of `evaluate`, but no model object: nobody knows what its weights were before.
     """
-    from sage_grpo.clips.evaluate import compare, measure_pair
+    from sage_grpo.generation.evaluate import compare, measure_pair
 
     if _either(model)[1] is not None:
         raise ConfigError(
@@ -209,7 +209,7 @@ def _evaluation(
     options: EvaluateSettings,
 ) -> tuple[EvaluateSpec, Given]:
     """What to evaluate, and what takes the place of what it names."""
-    from sage_grpo.clips.evaluate import EvaluateSpec
+    from sage_grpo.generation.evaluate import EvaluateSpec
     from sage_grpo.training.config import TrainConfig
     from sage_grpo.training.inputs import adopt
 
@@ -241,8 +241,8 @@ def generate(
     """
     import torch
 
-    from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
     from sage_grpo.data.prompts import prompts_of
+    from sage_grpo.generation.generate import GenerateSpec, clips_of, sample
     from sage_grpo.training.inputs import check_model
     from sage_grpo.types import Sound
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from report_zoo import GAINS, PROMPTS, fake_run
-from sage_grpo.report.page import write_report
+from sage_grpo.tools.report.page import write_report
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.study.making import open_study
+from sage_grpo.tools.study.making import open_study
 from studies import BRIGHTNESS, call, serving, small_study
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.data.prompts import load_prompts
-from sage_grpo.session.preflight import check_files
+from sage_grpo.run.preflight import check_files
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
 

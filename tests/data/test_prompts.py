@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sage_grpo.config.ranges import LONGEST_PROMPT
 from sage_grpo.data.prompts import Condition, Prompt, PromptStream, load_prompts, look_ahead, prompts_of
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.ranges import LONGEST_PROMPT
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.rewards.built_in.video_stats import Clip, brightness
+from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.worlds.shapes.judge import ShapesJudge
 
 JUDGE = ShapesJudge()

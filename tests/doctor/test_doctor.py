@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.cli import main
-from sage_grpo.doctor import DoctorSpec, examine
-from sage_grpo.doctor.check import ORDER, REMEDY, WHY, Check, show, worst
-from sage_grpo.flow.kernels import KernelSpec
+from sage_grpo.cli.main import main
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.tools.doctor import DoctorSpec, examine
+from sage_grpo.tools.doctor.check import ORDER, REMEDY, WHY, Check, show, worst
 from sage_grpo.training.config import DataConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer

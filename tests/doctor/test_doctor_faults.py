@@ -14,27 +14,27 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sage_grpo.crew.studio import Studio
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine
-from sage_grpo.doctor.check import Check
-from sage_grpo.doctor.sampling import Sample
-from sage_grpo.flow import kernels
-from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.spec import LoraSpec
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.session.preflight import preflight
-from sage_grpo.training.anchor import Anchor, Old
+from sage_grpo.run.preflight import preflight
+from sage_grpo.samplers import kernels
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine
+from sage_grpo.tools.doctor.check import Check
+from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.training.config import SurrogateConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
+from sage_grpo.training.reference import Anchor, Old
 from sage_grpo.training.rollout import Storage
+from sage_grpo.training.sampling import Studio
 from sage_grpo.training.trainer import Trainer
 from trainer_zoo.toy import ToyModel
 

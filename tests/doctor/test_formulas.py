@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
-from sage_grpo.doctor.check import Check, show_summary
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.schedule import Schedule
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.spec import Layout
-from sage_grpo.parallel.world import World
-from sage_grpo.probe.estimate import Estimate
 from sage_grpo.recipes import recipe
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.tools.doctor.check import Check, show_summary
+from sage_grpo.tools.probe.estimate import Estimate
 
 FLOAT = torch.float64
 TWO, FOUR = torch.tensor([0, 0, 1, 1]), torch.arange(4).repeat_interleave(2)

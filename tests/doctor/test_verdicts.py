@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from sage_grpo.doctor import checkpoint, learning, reward, sampling
-from sage_grpo.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
-from sage_grpo.doctor.workers import honest
-from sage_grpo.flow.noise import keyed_noise
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.tools.doctor import checkpoint, learning, reward, sampling
+from sage_grpo.tools.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
+from sage_grpo.tools.doctor.workers import honest
 
 GROUPS = torch.tensor([0, 0, 1, 1])
 

@@ -62,7 +62,7 @@ def without_a_reader(argv: list[str]) -> None:
     os.dup2(writer, 1)
     os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    from sage_grpo.cli import main
+    from sage_grpo.cli.main import main
 
     status = main(argv)
     for stream in (sys.stdout, sys.stderr):

@@ -54,7 +54,7 @@ def ran(installed: Path, folder: Path, *words: str) -> str:
 SESSION = """
 import sys
 import sage_grpo, sage_grpo.models.spec as spec
-from sage_grpo.cli import main
+from sage_grpo.cli.main import main
 print(sage_grpo.__file__, spec.ModelSpec(train=False, cache=None).load().latent_shape())
 sys.exit(main(["train", "--config", "mine.yaml"]))
 """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from sage_grpo.cli import main
+from sage_grpo.cli.main import main
 
 pytestmark = pytest.mark.slow
 

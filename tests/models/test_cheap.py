@@ -10,7 +10,7 @@ from diffusers.models.cache_utils import CacheMixin
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec, check_negative
-from sage_grpo.models.network.given import check_given
+from sage_grpo.models.network.step_cache import check_given
 
 SIGMAS = [1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1]
 EXPLORES = [False, False, False, True, False, False, False, False]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from sage_grpo.cli import main
+from sage_grpo.cli.main import main
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.convert import to_diffusers, to_original
 

@@ -12,12 +12,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from sage_grpo.commands import export as command
-from sage_grpo.folder import saved
+from sage_grpo.cli import export as command
 from sage_grpo.models import ModelError
 from sage_grpo.models.experts import save_trained
 from sage_grpo.models.lora import Merge, merged_weights
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.run import saved
 
 LORA = LoraSpec(rank=2)
 
@@ -119,7 +119,7 @@ def drawn(model) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def exported(checkpoint, tmp_path, monkeypatch):
     """(spec fields, options) -> the folder that `sage-grpo export` writes for a run whose weights are those of a fresh model."""
-    from sage_grpo.parallel import checkpoint as checkpoints
+    from sage_grpo.distributed import checkpoint as checkpoints
     from sage_grpo.training import state
     from sage_grpo.training.config import TrainConfig
 

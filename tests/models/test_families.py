@@ -14,13 +14,13 @@ from PIL import Image
 from stock_run import CLOSE, NEGATIVE, assert_same_pixels, call_of, fields_of, seeded, size_of, slow, start, stock
 
 import tiny
-from sage_grpo.flow.kernels import Ode, Sage
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError, spec
 from sage_grpo.models.families import ltx
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.samplers.kernels import Ode, Sage
+from sage_grpo.samplers.schedule import Schedule
 
 SHORT = ["a cat", "a dog runs"]
 SMALL = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}, "height": 32, "width": 48}}

@@ -14,8 +14,6 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.flow.kernels import Ode, Sage, SageExact
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError, base, lora, no_numbers
 from sage_grpo.models.checkpoints import cache, checkpoint, export, stock
 from sage_grpo.models.checkpoints.from_configs import random_model
@@ -33,6 +31,8 @@ from sage_grpo.models.network.inputs import Grid, after_frames, check_image, pac
 from sage_grpo.models.policy import Policy, integrate, started
 from sage_grpo.models.schedulers import scheduler_shift, start_of
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
+from sage_grpo.samplers.kernels import Ode, Sage, SageExact
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import Conditioning, VideoSpec
 
 

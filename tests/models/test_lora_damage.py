@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.lora import FILE, load_into, read_header
-from sage_grpo.pretrained import LORA_KEYS, lora_config_fault
+from sage_grpo.utils.pretrained import LORA_KEYS, lora_config_fault
 
 CONFIG = "lora_adapter_metadata"
 

@@ -16,13 +16,13 @@ from stock_run import CLOSE, NEGATIVE, PROMPTS, assert_same_pixels, fields_of, s
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 import tiny
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
 from sage_grpo.models.families.ltx2 import Ltx2, mel_bands
 from sage_grpo.models.parts import HasParts, Parts, Sounds
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import Sound
 
 SIZE = {"height": 32, "width": 64}

@@ -12,13 +12,13 @@ from PIL import Image
 from stock_run import CLOSE, PROMPTS
 
 import tiny
-from sage_grpo.flow.kernels import Ode, SageExact
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.forecast.architecture import find_architecture
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import TakesPlaced
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.plan.architecture import find_architecture
+from sage_grpo.samplers.kernels import Ode, SageExact
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import Placed
 
 KIND = "ltx_condition"

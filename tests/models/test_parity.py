@@ -25,14 +25,14 @@ from stock_run import (
 )
 
 import tiny
-from sage_grpo.flow.kernels import Ode, SageExact
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.forecast.architecture import find_architecture
-from sage_grpo.forecast.published import PUBLISHED
 from sage_grpo.models import ModelError
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.plan.architecture import find_architecture
+from sage_grpo.plan.published import PUBLISHED
+from sage_grpo.samplers.kernels import Ode, SageExact
+from sage_grpo.samplers.schedule import Schedule
 
 QUICK = (
     *("hunyuan15_t2v", "wan_t2v", "wan_i2v"),

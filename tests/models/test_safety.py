@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sage_grpo.documents import DocumentError
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.from_configs import weightless
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.pretrained import from_pretrained, load_config
+from sage_grpo.utils.json_schema import DocumentError
+from sage_grpo.utils.pretrained import from_pretrained, load_config
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from PIL import Image
 from stock_run import CLOSE, PROMPTS, fields_of, seeded
 
 import tiny
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, build_solver, integrate, solve, started
 from sage_grpo.models.schedulers import steps_from_noise
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
 
 SIZE = {"height": 32, "width": 48}
 CLIP = torch.stack([tiny.image(seed, 32, 48) for seed in range(5)])

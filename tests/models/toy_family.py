@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sage_grpo.flow.schedule import shift_sigmas
+from sage_grpo.samplers.schedule import shift_sigmas
 from sage_grpo.types import Conditioning, VideoSpec
 
 

@@ -1,10 +1,10 @@
 """Planted errors: one change of a syntax tree each, and the tests that must see it. Tables in `errors/` list some:
 
     - what: the error in one line
-      in: sentinel/sentinel.py::Sentinel._before      # file under src/sage_grpo, and symbol
+      in: health/sentinel.py::Sentinel._before      # file under src/sage_grpo, and symbol
       from: Python that stands in that symbol once # an expression or statements, however they are formatted
       to: what stands there instead                # `pass` takes statements away
-      tests: sentinel/test_sentinel.py::test_name     # under tests/; or a list
+      tests: health/test_sentinel.py::test_name     # under tests/; or a list
       which: 2 of 3                                # only where it stands there several times
       hangs: true                                  # only where running into the time limit counts as noticed
 

@@ -14,22 +14,32 @@ import yaml
 
 import trainer_toys
 from pen import Pen, drawing
-from sage_grpo.cli import main
-from sage_grpo.commands.probe import Options
-from sage_grpo.configure import parse
+from sage_grpo.cli.main import main
+from sage_grpo.cli.probe import Options
+from sage_grpo.config.parsing import parse
 from sage_grpo.data.groups import Member
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.windows import Window
-from sage_grpo.folder.saved import Choice
-from sage_grpo.parallel.world import World
-from sage_grpo.probe import estimate, figure
-from sage_grpo.probe import probe as module
-from sage_grpo.probe.estimate import CORRELATION, LEAST, Advice, Effect, Estimate, advise, best_step, effect, spread
-from sage_grpo.probe.probe import ProbeKeys, Prober, ProbeResult, passes
-from sage_grpo.probe.spec import ProbeSpec
+from sage_grpo.distributed.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.saved import Choice
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.windows import Window
+from sage_grpo.tools.probe import estimate, figure
+from sage_grpo.tools.probe import probe as module
+from sage_grpo.tools.probe.estimate import (
+    CORRELATION,
+    LEAST,
+    Advice,
+    Effect,
+    Estimate,
+    advise,
+    best_step,
+    effect,
+    spread,
+)
+from sage_grpo.tools.probe.probe import ProbeKeys, Prober, ProbeResult, passes
+from sage_grpo.tools.probe.spec import ProbeSpec
 from sage_grpo.training.config import BatchConfig, TrainConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 from sage_grpo.training.planner import Planner

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from sage_grpo.data.groups import Member
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.windows import Window
+from sage_grpo.distributed.world import World
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.parallel.world import World
-from sage_grpo.probe import ways as module
-from sage_grpo.probe.estimate import Estimate
-from sage_grpo.probe.probe import Prober
-from sage_grpo.probe.spec import ProbeSpec, WaysSpec
-from sage_grpo.probe.ways import Measured, Way, WayKeys, choose_ways, correlation, recommend, spearman, ways
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.windows import Window
+from sage_grpo.tools.probe import ways as module
+from sage_grpo.tools.probe.estimate import Estimate
+from sage_grpo.tools.probe.probe import Prober
+from sage_grpo.tools.probe.spec import ProbeSpec, WaysSpec
+from sage_grpo.tools.probe.ways import Measured, Way, WayKeys, choose_ways, correlation, recommend, spearman, ways
 from sage_grpo.training.config import BatchConfig, RolloutConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 

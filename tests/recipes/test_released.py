@@ -15,13 +15,13 @@ from torch import Tensor
 
 from double import CLOSE, in_double
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.transition import Transition
+from sage_grpo.objectives.equalizer import equalizing_weights
+from sage_grpo.objectives.surrogate import clip_range
+from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
-from sage_grpo.rl.equalizer import equalizing_weights
-from sage_grpo.rl.surrogate import clip_range
-from sage_grpo.rl.trust_region import closed_form_kl
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.transition import Transition
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.training.update import Objective

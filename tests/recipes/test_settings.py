@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from sage_grpo.commands import train
-from sage_grpo.configure import parse
-from sage_grpo.folder.identity import differences, plain
+from sage_grpo.cli import train
+from sage_grpo.config.parsing import parse
 from sage_grpo.recipes import recipe, remarks
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
+from sage_grpo.run.identity import differences, plain
 from sage_grpo.training.config import TrainConfig
 
 FILE = Path(__file__).with_name("settings.yaml")

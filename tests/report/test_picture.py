@@ -11,8 +11,8 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
-from sage_grpo.report import picture
-from sage_grpo.report.picture import Z95, lettered, side_by_side, slug, strip
+from sage_grpo.tools.report import picture
+from sage_grpo.tools.report.picture import Z95, lettered, side_by_side, slug, strip
 
 ROWS = [
     {"iteration": 0, "eval/total": 1.0, "eval/total_stderr": 0.5, "eval/odd": 0.0, "eval/new": -1.0},

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
-from sage_grpo.documents import DocumentError
-from sage_grpo.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
-from sage_grpo.report.picture import write_pairs
-from sage_grpo.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
-from sage_grpo.report.summary import _direction, by_attribute, interval, table, verdict
-from sage_grpo.statistics import t_quantile
-from sage_grpo.video import read_video
+from sage_grpo.tools.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
+from sage_grpo.tools.report.picture import write_pairs
+from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
+from sage_grpo.tools.report.summary import _direction, by_attribute, interval, table, verdict
+from sage_grpo.utils.json_schema import DocumentError
+from sage_grpo.utils.statistics import t_quantile
+from sage_grpo.utils.video import read_video
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
 
 
@@ -335,7 +335,7 @@ def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -
 
 def test_a_report_that_fails_is_a_warning(runs: list[Path], tmp_path: Path, monkeypatch) -> None:
     folder = Path(shutil.copytree(runs[0], tmp_path / "run"))
-    monkeypatch.setattr("sage_grpo.report.page.write_pairs", lambda run, folder: None)
+    monkeypatch.setattr("sage_grpo.tools.report.page.write_pairs", lambda run, folder: None)
     (folder / "report.html").mkdir()  # nothing can be written there
     with pytest.warns(UserWarning, match=r"could not be written .*`sage-grpo report"):
         assert leave_report(folder) == ""
@@ -343,7 +343,7 @@ def test_a_report_that_fails_is_a_warning(runs: list[Path], tmp_path: Path, monk
 
 def test_a_finished_run_that_is_started_again_keeps_its_report(runs: list[Path], tmp_path: Path, monkeypatch) -> None:
     made: list[Path] = []
-    monkeypatch.setattr("sage_grpo.report.page.write_pairs", lambda run, folder: made.append(folder))
+    monkeypatch.setattr("sage_grpo.tools.report.page.write_pairs", lambda run, folder: made.append(folder))
     folder = Path(shutil.copytree(runs[0], tmp_path / "run"))
     page, pairs = folder / "report.html", folder / "before_after"
     assert leave_report(folder) == f"Report: {page}"  # no pair, no word of one

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from report_zoo import fake_run, write_metrics
-from sage_grpo.report.watch import Server, Watcher
+from sage_grpo.tools.report.watch import Server, Watcher
 
 CLIP = "heldout-000002-01.mp4"
 
@@ -107,7 +107,7 @@ def test_news_are_sent_once_and_again_when_there_are_more(run: Path, server: Ser
 
 def test_runs_are_read_again_when_their_time_has_come(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("sage_grpo.report.watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sage_grpo.tools.report.watch.time.monotonic", lambda: now[0])
     watcher = Watcher([run], every=10.0)
     first, stamp = watcher.data()
     assert first["watch"] == 10.0

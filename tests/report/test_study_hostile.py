@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.study import store
-from sage_grpo.study.making import invite
-from sage_grpo.study.store import Store, StudyError
+from sage_grpo.tools.study import store
+from sage_grpo.tools.study.making import invite
+from sage_grpo.tools.study.store import Store, StudyError
 from studies import created, study
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000)"

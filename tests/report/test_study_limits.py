@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.study.app import Buckets, Refused, StudyLimits, StudyServer
-from sage_grpo.study.making import invite
-from sage_grpo.study.store import Store
+from sage_grpo.tools.study.app import Buckets, Refused, StudyLimits, StudyServer
+from sage_grpo.tools.study.making import invite
+from sage_grpo.tools.study.store import Store
 from studies import created, study
 
 BURST = 3
@@ -23,7 +23,7 @@ BURST = 3
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that only pass when a test says so."""
     now = [50.0]
-    monkeypatch.setattr("sage_grpo.study.app.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("sage_grpo.tools.study.app.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

@@ -11,12 +11,12 @@ import av
 import pytest
 import torch
 
-from sage_grpo.cli import main
+from sage_grpo.cli.main import main
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.inside import CONTROL, LeadsOut
-from sage_grpo.study.making import Plan, _check, _design, clip_file, copy_clip, find_clips, make, open_study
-from sage_grpo.study.store import StudyError
-from sage_grpo.video import read_video, write_mp4
+from sage_grpo.tools.study.making import Plan, _check, _design, clip_file, copy_clip, find_clips, make, open_study
+from sage_grpo.tools.study.store import StudyError
+from sage_grpo.utils.safe_io import CONTROL, LeadsOut
+from sage_grpo.utils.video import read_video, write_mp4
 from studies import created, folders, study
 
 PROMPTS = [Prompt("a"), Prompt("b"), Prompt("c")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.study.pairs import Shown, Task, attentive, check_count, comparisons, deal, spoilt_pool
+from sage_grpo.tools.study.pairs import Shown, Task, attentive, check_count, comparisons, deal, spoilt_pool
 
 PROMPTS, METHODS = 32, 3
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 import studies
-from sage_grpo.cli import main
+from sage_grpo.cli.main import main
 from sage_grpo.data.examples import load_examples
-from sage_grpo.study.making import CLIPS, Plan, make, open_study
-from sage_grpo.study.pairs import Shown, Task
-from sage_grpo.study.preferences import preferences
-from sage_grpo.study.store import StudyError
+from sage_grpo.tools.study.making import CLIPS, Plan, make, open_study
+from sage_grpo.tools.study.pairs import Shown, Task
+from sage_grpo.tools.study.preferences import preferences
+from sage_grpo.tools.study.store import StudyError
 
 PAIR = Task(0, Shown(0), Shown(1))
 

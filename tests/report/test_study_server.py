@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 
 import needs
-from sage_grpo.commands import study as command
-from sage_grpo.study.app import HEADERS
+from sage_grpo.cli import study as command
+from sage_grpo.tools.study.app import HEADERS
 from studies import ask, call, small_study, vote_for
 
 SECRETS = (b"sage", b"flow", b"base", b"spoilt", b"degraded", b"same", b"clip.mp4")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sage_grpo.study.results import bradley_terry, krippendorff_alpha, ranked, to_text, wilson, win_rate
+from sage_grpo.tools.study.results import bradley_terry, krippendorff_alpha, ranked, to_text, wilson, win_rate
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,17 @@ from typing import cast
 
 import pytest
 
-from sage_grpo.study.making import invite
-from sage_grpo.study.pairs import Shown, Task
-from sage_grpo.study.results import raters, results, to_csv
-from sage_grpo.study.store import NoSuchTask, OtherVote, Store, StudyError, Vote
+from sage_grpo.tools.study.making import invite
+from sage_grpo.tools.study.pairs import Shown, Task
+from sage_grpo.tools.study.results import raters, results, to_csv
+from sage_grpo.tools.study.store import NoSuchTask, OtherVote, Store, StudyError, Vote
 from studies import created, study
 
 ANSWERS = {"quality": "left"}
 VOTER = """
 import sys
 from pathlib import Path
-from sage_grpo.study.store import Store
+from sage_grpo.tools.study.store import Store
 store = Store(Path(sys.argv[1]))
 rater = store.rater_of(sys.argv[2])
 while asked := store.ask(rater):
@@ -175,7 +175,7 @@ def test_answer_times_begin_when_a_task_is_first_shown(store: Store, monkeypatch
     """A page that is loaded again asks again; what is prepared for later is not shown yet."""
     rater, _ = invite(store)
     now = [1000.0]
-    monkeypatch.setattr("sage_grpo.study.store.time.time", lambda: now[0])
+    monkeypatch.setattr("sage_grpo.tools.study.store.time.time", lambda: now[0])
     first, second = store.ask(rater)
     now[0] += 40
     assert store.ask(rater)[0] == first

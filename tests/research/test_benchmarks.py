@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.parallel.formulas import GIB
+from sage_grpo.plan.formulas import GIB
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

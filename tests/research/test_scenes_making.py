@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sage_grpo.configure import ConfigError
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.worlds.making import autoencoder
 from sage_grpo.worlds.making.autoencoder import to_model, vae_loss
 from sage_grpo.worlds.making.flow import flow_loss
@@ -171,7 +171,7 @@ def test_a_card_says_that_a_run_went_on_from_an_earlier_one() -> None:
 def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path) -> None:
     from diffusers import WanPipeline
 
-    from sage_grpo.commands.scenes import Options, run
+    from sage_grpo.cli.scenes import Options, run
 
     tiny = replace(TINY, out=tmp_path / "new", score_prompts=2, score_steps=2)
     assert run(Options(action="pretrain", pretrain=tiny)) == 0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.worlds.making.scenes import networks, whole_clips
 from sage_grpo.worlds.making.scenes.networks import FastTransformer, prompt_ids
 from sage_grpo.worlds.making.scenes.options import Sizes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.commands.shapes import Options, run
+from sage_grpo.cli.shapes import Options, run
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.worlds.making.pretrain import pretrain
 from sage_grpo.worlds.making.shapes import networks

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import KERNELS
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.inspector import transitions
-from sage_grpo.lab import store
-from sage_grpo.lab.design import Column
-from sage_grpo.lab.prepare import Job, key_of, prepare
-from sage_grpo.lab.report import text
-from sage_grpo.lab.suites import SUITES, common, second
-from sage_grpo.lab.suites.methods import MATCHED
-from sage_grpo.lab.summary import summarize
 from sage_grpo.recipes import recipe
+from sage_grpo.samplers.kernels import KERNELS
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.tools.compare import store
+from sage_grpo.tools.compare.design import Column
+from sage_grpo.tools.compare.prepare import Job, key_of, prepare
+from sage_grpo.tools.compare.report import text
+from sage_grpo.tools.compare.suites import SUITES, common, second
+from sage_grpo.tools.compare.suites.methods import MATCHED
+from sage_grpo.tools.compare.summary import summarize
+from sage_grpo.tools.inspect import transitions
 from sage_grpo.training.planner import Planner
 from sage_grpo.worlds.world import SCENES, SHAPES, World
 

@@ -18,7 +18,7 @@ from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.serving.remote import RemoteReward
 from sage_grpo.rewards.serving.server import ServerLimits, composite_scorer, create_app
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.web import guarded_config
+from sage_grpo.utils.http_server import guarded_config
 
 
 def content(videos, texts, fps) -> PartScores:

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import completion, judge_server
 
-from sage_grpo.clips.files import score_videos
 from sage_grpo.data.groups import deal
-from sage_grpo.parallel.spec import Layout
-from sage_grpo.parallel.world import World
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.distributed.world import World
+from sage_grpo.generation.files import score_videos
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.comparing import ordered_pairs, win_rates
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.vlm import VlmJudge
+from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.evaluate import check_evaluation

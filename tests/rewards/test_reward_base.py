@@ -11,10 +11,10 @@ import torch
 import toy_rewards
 from toy_rewards import clips, toy
 
-from sage_grpo.named import ObjectNeeded
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
+from sage_grpo.utils.imports import ObjectNeeded
 
 FPS = 8.0
 

@@ -12,8 +12,8 @@ import torch
 import toy_rewards
 from reward_servers import call, remote, socket_server, thread_server
 
-from sage_grpo.rewards.asking import Backoff
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
+from sage_grpo.rewards.http_client import Backoff
 from sage_grpo.rewards.serving import remote as pool_module
 from sage_grpo.rewards.serving.remote import Pool, RemoteReward
 from sage_grpo.rewards.serving.wire import decode_request, encode_response

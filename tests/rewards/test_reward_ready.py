@@ -11,9 +11,9 @@ import pytest
 import torch
 from toy_rewards import clips, toy
 
-from sage_grpo.rewards.away import Judge
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.ray_reward import Judge
 from sage_grpo.rewards.spec import Need, RewardSpec, readiness
 from sage_grpo.types import Sound
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.cli import main
-from sage_grpo.clips.files import ScoredVideo, score_videos, summarize, write_scores
+from sage_grpo.cli.main import main
+from sage_grpo.generation.files import ScoredVideo, score_videos, summarize, write_scores
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.video import write_mp4
+from sage_grpo.utils.video import write_mp4
 
 
 def write_video(path: Path, levels: list[int], fps: float, size: int = 32) -> None:
@@ -78,7 +78,7 @@ def evaluate(videos: Path, prompts: str, rewards: str, *words: str) -> int:
 def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, folder, monkeypatch):
     seen, rewards = [], '[{"name": "video_stats", "try_out": false}]'  # there is no such device to try them on
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr("sage_grpo.clips.files.score_clips", lambda reward, *_: seen.append(reward.device))
+    monkeypatch.setattr("sage_grpo.generation.files.score_clips", lambda reward, *_: seen.append(reward.device))
     evaluate(folder, "one\n" * 4, rewards, *(f"--model.device={device}" for device in asked))
     assert {device.type for device in seen} == {used}
 
@@ -120,7 +120,7 @@ def test_a_broken_reward_stops_before_any_file_is_read(folder, tmp_path, monkeyp
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("bad\nb\nc\nd\n")
     read = []
-    monkeypatch.setattr("sage_grpo.clips.files.read_video", lambda path: read.append(path))
+    monkeypatch.setattr("sage_grpo.generation.files.read_video", lambda path: read.append(path))
     specs = [*SPECS, RewardSpec(name="toy_rewards:raises_on_bad", metric_only=True)]
     with pytest.raises(ValueError, match=r"'raises_on_bad' failed when it was tried out: TimeoutError"):
         score_videos(folder, prompts, specs)

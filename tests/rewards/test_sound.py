@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sage_grpo.rewards.built_in.sound import Clap, SightAndSound, SoundStats
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import Sound
-from sage_grpo.video import resampled
+from sage_grpo.utils.video import resampled
 
 RATE, FPS, FRAMES = 16_000, 8.0, 24
 

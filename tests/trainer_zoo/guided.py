@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.noise import keyed_noise
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.types import Conditioning
 from trainer_zoo.toy import WORDS, ToyModel
 

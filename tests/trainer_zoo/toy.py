@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import Conditioning, VideoSpec
 
 SHAPE = (3, 2, 4, 4)

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from sage_grpo.manual import field_docs
-from sage_grpo.ranges import inner_dataclass, ranges
+from sage_grpo.config.help import field_docs
+from sage_grpo.config.ranges import inner_dataclass, ranges
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 BEGIN, END = "<!-- options: written by tests/training/docs_options.py -->", "<!-- end of options -->"

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.flow.windows import Window
-from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.rl.pace import SLACK
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training import trainer as trainer_module
-from sage_grpo.training.anchor import REST, Anchor, Snapshot
+from sage_grpo.training.adaptive_lr import SLACK
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.reference import REST, Anchor, Snapshot
 from sage_grpo.training.update import Diverged, path_kl
 from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, weights_of
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from double import CLOSE
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.schedule import Schedule
+from sage_grpo.objectives.objective import ObjectiveSpec
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.session.preflight import objective_remarks
-from sage_grpo.training.anchor import Old
+from sage_grpo.run.preflight import objective_remarks
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.planner import draw_levels
+from sage_grpo.training.reference import Old
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 from trainer_toys import bright
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.windows import Window
+from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
 from trainer_helpers import assert_alike, plan_of, watch_gradients
 

@@ -10,8 +10,8 @@ import yaml
 from wiring_table import changed
 
 from sage_grpo.models.spec import LoraSpec
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training.config import OptimizerConfig
 
 SIGMAS = "--model.sigmas [1.0,0.9,0.8,0.5,0.2] --evaluate.steps 5"

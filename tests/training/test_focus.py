@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.gaussian import expanded
 from sage_grpo.models import ModelError
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.samplers.gaussian import expanded
+from sage_grpo.samplers.kernels import Ode
 from sage_grpo.training import update
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of

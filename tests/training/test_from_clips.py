@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 
 import tiny
-from sage_grpo.clips.generate import GenerateSpec, clips_of, sample
 from sage_grpo.data.prompts import load_prompts
-from sage_grpo.flow.path import interpolate
+from sage_grpo.generation.generate import GenerateSpec, clips_of, sample
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.path import interpolate
 from sage_grpo.training import evaluate as evaluation
 from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.inputs import conditions_of
 from sage_grpo.types import Conditioning, Placed
-from sage_grpo.video import write_mp4
+from sage_grpo.utils.video import write_mp4
 from trainer_helpers import of_method, plan_of, same, weights_of
 from trainer_zoo.toy import ToyModel
 

@@ -9,11 +9,11 @@ import torch
 from test_branching import branching
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.windows import Window
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.planner import Planner, check_cheap
 from sage_grpo.training.rollout import Rollout

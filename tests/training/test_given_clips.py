@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 import tiny
-from sage_grpo.configure import ConfigError
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.examples import format_of, load_examples
 from sage_grpo.data.formats import CARD, fitted, frames_at, usable
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.spec import ParallelSpec
 from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.spec import ParallelSpec
-from sage_grpo.session import run as train
+from sage_grpo.run.session import run as train
 from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.decoding import LATENTS, Encoder
 from sage_grpo.training.inputs import Given, build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning, Sound, VideoSpec
-from sage_grpo.video import write_mp4
+from sage_grpo.utils.video import write_mp4
 from trainer_helpers import assert_resumes_to_the_bit, of_method, same, weights_of
 from trainer_zoo.toy import WORDS, ToyModel
 

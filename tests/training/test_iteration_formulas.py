@@ -12,27 +12,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.crew.studio import Studio
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.gaussian import Gaussian
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.distributed.world import World
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.spec import Layout
-from sage_grpo.parallel.world import World
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.member import Failure
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.samplers.gaussian import Gaussian
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, update
-from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference, Snapshot
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.plan import Gauge, Group, Levels, Plan, Replay
+from sage_grpo.training.reference import Anchor, Ema, Old, Past, Reference, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
+from sage_grpo.training.sampling import Studio
 from sage_grpo.training.scoring import Scored, Sheet, check_groups, gathered, joined, preferred
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec

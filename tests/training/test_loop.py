@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.sentinel.guard import Guard
-from sage_grpo.telling.events import Hooks, SentinelEvent, StopRequest
-from sage_grpo.telling.observers import Callbacks
+from sage_grpo.callbacks.observers import Callbacks
 from sage_grpo.training.config import SentinelConfig
+from sage_grpo.training.events import Hooks, SentinelEvent, StopRequest
+from sage_grpo.training.guard import Guard
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged

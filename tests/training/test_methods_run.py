@@ -12,11 +12,11 @@ from PIL import Image
 
 import tiny
 from sage_grpo import recipes
-from sage_grpo.flow.kernels import Flow, KernelSpec
-from sage_grpo.flow.windows import Window
 from sage_grpo.models.spec import LoraSpec
+from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.samplers.kernels import Flow, KernelSpec
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from trainer_helpers import assert_resumes_to_the_bit, of_method, plan_of, same, weights_of
 from trainer_zoo import toy

@@ -14,13 +14,13 @@ import torch
 from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sage_grpo.configure import ConfigError
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.recipes import recipe
 from sage_grpo.training import inputs
-from sage_grpo.training import placing as module
+from sage_grpo.training import offload as module
 from sage_grpo.training import update as update_module
 from sage_grpo.training.inputs import build, compiles
-from sage_grpo.training.placing import VaeMover, get_ready, same_bits, to_device, to_storage
+from sage_grpo.training.offload import VaeMover, get_ready, same_bits, to_device, to_storage
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.windows import Window
+from sage_grpo.objectives.objective import ObjectiveSpec
 from sage_grpo.recipes.methods import adjoint, dpo, nft, rft
-from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.planner import Planner, _listed, described, draw_levels, foresee
 from trainer_helpers import plan_of

@@ -11,11 +11,11 @@ import torch
 
 from double import CLOSE
 from sage_grpo.data.groups import Member
-from sage_grpo.flow.windows import Window
-from sage_grpo.parallel.world import World
+from sage_grpo.distributed.world import World
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training import trainer as line
 from sage_grpo.training.config import BatchConfig, UpdateConfig
 from sage_grpo.training.inputs import build

@@ -18,16 +18,16 @@ from torch import Tensor
 
 import trainer_toys
 from double import CLOSE
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.windows import Window
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.spec import Layout
-from sage_grpo.parallel.world import World
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.trust_region import TrustRegion
-from sage_grpo.session import run as train
+from sage_grpo.run.session import run as train
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build

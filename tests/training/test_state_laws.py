@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.parallel.spec import Layout
-from sage_grpo.parallel.world import World
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.distributed.world import World
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.trust_region import TrustRegion
 from sage_grpo.training import update as update_module
 from sage_grpo.training.config import (
     AnchorConfig,

@@ -14,8 +14,8 @@ import user_script
 
 import sage_grpo
 from sage_grpo.api import EvaluateSettings, GenerateSettings
-from sage_grpo.commands.evaluate import Options as EvaluateOptions
-from sage_grpo.commands.generate import Options as GenerateOptions
+from sage_grpo.cli.evaluate import Options as EvaluateOptions
+from sage_grpo.cli.generate import Options as GenerateOptions
 from sage_grpo.rewards.spec import RewardSettings, RewardSpec
 
 ROOT = Path(__file__).resolve().parents[2]

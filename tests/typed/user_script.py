@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import sage_grpo as sage
 from sage_grpo import Conditioning, ModelSpec, VelocityModel, VideoSpec, own_reward, recipe, train
-from sage_grpo.flow.kernels import Kernel
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.transition import Transition
+from sage_grpo.callbacks.metrics import Metrics, ShownClips, Sink
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.telling.metrics import Metrics, ShownClips, Sink
+from sage_grpo.samplers.kernels import Kernel
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.transition import Transition
 
 WORDS = ["a cat", "a red dog", "the sea"]
 

@@ -29,9 +29,9 @@ def test_stock_pipeline_loads_the_folder_and_agrees() -> None:
     """The adapter has no special case for this checkpoint: diffusers' own pipeline gives the same clip."""
     from diffusers import HunyuanVideo15Pipeline
 
-    from sage_grpo.flow.kernels import Ode
-    from sage_grpo.flow.schedule import Schedule
     from sage_grpo.models.policy import Policy, integrate
+    from sage_grpo.samplers.kernels import Ode
+    from sage_grpo.samplers.schedule import Schedule
 
     model = ModelSpec(train=False, cache=None).load()
     text = prompts_from("shapes")[0].text

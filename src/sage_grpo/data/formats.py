@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sage_grpo.data.examples import list_of
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.inside import replace_text
 from sage_grpo.types import VideoSpec
-from sage_grpo.video import check_clip, video_length, video_size
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.video import check_clip, video_length, video_size
 
 CARD = "examples.json"
 """In the run's folder: what was learned from."""

@@ -10,9 +10,9 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import ModelError
 from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
 
 Part = Literal["network", "text", "vae"]
@@ -268,7 +268,7 @@ class RunsCheaply(Protocol):
 
 
 class SequenceSplit(Protocol):
-    """One rank's part of the tokens (implemented by `sage_grpo.parallel.context.SequenceParallel`)."""
+    """One rank's part of the tokens (implemented by `sage_grpo.distributed.context.SequenceParallel`)."""
 
     def check(self, heads: int) -> None:
         """Raise unless the heads can be dealt out."""

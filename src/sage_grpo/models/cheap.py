@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
+from sage_grpo.config.ranges import Count, Positive, Range, Share, checked
 from sage_grpo.models import ModelError
-from sage_grpo.ranges import Count, Positive, Range, Share, checked
 
 Guide = Literal["exact", "whole", "reused", "none"]
 """How a step of a rollout is guided. exact: it explores, and nothing about it is cheap. The others are given: whole runs the negative

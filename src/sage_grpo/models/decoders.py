@@ -17,9 +17,9 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.network.decoding import to_uint8
-from sage_grpo.named import NoSuchModule, import_object
-from sage_grpo.pretrained import from_pretrained
 from sage_grpo.types import VideoSpec
+from sage_grpo.utils.imports import NoSuchModule, import_object
+from sage_grpo.utils.pretrained import from_pretrained
 
 Decode = Callable[[Tensor], Tensor]
 TINY = "AutoencoderTiny"

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sage_grpo.hub import pinned_folder
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.utils.hub import pinned_folder
 
 NOISE: Mapping[str, lora.Expert] = {"transformer": "high", "transformer_2": "low"}
 """Components of a model with two experts, by the noise that each is for."""

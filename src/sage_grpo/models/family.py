@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.flow.solvers import Solver
 from sage_grpo.models import ModelError, lora, no_numbers
 from sage_grpo.models.base import Part, Progress
 from sage_grpo.models.cheap import CheapSpec
@@ -38,9 +37,9 @@ from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, r
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_floats, to_uint8
-from sage_grpo.models.network.given import check_given, given_passes
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
+from sage_grpo.models.network.step_cache import check_given, given_passes
 from sage_grpo.models.schedulers import (
     SchedulerSolver,
     check_scheduler,
@@ -51,6 +50,7 @@ from sage_grpo.models.schedulers import (
 )
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.traits import Traits
+from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
 
 

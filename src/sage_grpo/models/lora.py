@@ -16,13 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.documents import DocumentError, parse_json, shown
-from sage_grpo.hub import pinned_folder
-from sage_grpo.inside import replacing
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import opened_weights
 from sage_grpo.models.spec import AdapterSpec, LoraSpec
-from sage_grpo.pretrained import LORA_KEYS, lora_config_fault
+from sage_grpo.utils.hub import pinned_folder
+from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
+from sage_grpo.utils.pretrained import LORA_KEYS, lora_config_fault
+from sage_grpo.utils.safe_io import replacing
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"

@@ -9,14 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.kernels import Kernel, Ode
-from sage_grpo.flow.path import interpolate
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.solvers import GridSolver, Solver, SolverName
-from sage_grpo.flow.transition import Transition
-from sage_grpo.gaussian import Gaussian
 from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import BringsSolver, Progress, VelocityModel
+from sage_grpo.samplers.gaussian import Gaussian
+from sage_grpo.samplers.kernels import Kernel, Ode
+from sage_grpo.samplers.path import interpolate
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.solvers import GridSolver, Solver, SolverName
+from sage_grpo.samplers.transition import Transition
 from sage_grpo.types import Conditioning
 
 

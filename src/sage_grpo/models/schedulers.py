@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.flow.solvers import Velocity
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import component_class, in_words
 from sage_grpo.models.checkpoints.files import read_json
-from sage_grpo.pretrained import check_config
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.solvers import Velocity
+from sage_grpo.utils.pretrained import check_config
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",

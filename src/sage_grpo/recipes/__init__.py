@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from sage_grpo.hints import did_you_mean, family_hint
+from sage_grpo.config.errors import did_you_mean, family_hint
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.training.config import TrainConfig

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from sage_grpo.flow.kernels import KernelName, KernelSpec
-from sage_grpo.flow.windows import Window
-from sage_grpo.rl.advantage import Scale
-from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.trust_region import Mode, TrustRegion
+from sage_grpo.objectives.advantage import Scale
+from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.trust_region import Mode, TrustRegion
+from sage_grpo.samplers.kernels import KernelName, KernelSpec
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainConfig
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sage_grpo.flow.kernels import KernelSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.kl_control import KlCoefficient
+from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import (
     AnchorConfig,
     BatchConfig,

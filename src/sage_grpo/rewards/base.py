@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.away import Asked, Away
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, without_latents
+from sage_grpo.rewards.ray_reward import Asked, Away
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Placeable, Reward, Scores, Sound, VideoSpec
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.hints import did_you_mean
-from sage_grpo.rewards.comparing import ordered_pairs, win_rates
+from sage_grpo.config.errors import did_you_mean
 from sage_grpo.rewards.frames import sample_indices, stretch
+from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.types import PartScores, Sound
 
 REASONS = "reasons"

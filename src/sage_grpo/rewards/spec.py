@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from sage_grpo.effects import Machine, Speed
-from sage_grpo.named import NoSuchModule, import_object, name_of, refuse_object
-from sage_grpo.ranges import Finite, Natural, NotNegative, Positive, checked
+from sage_grpo.config.metadata import Machine, Speed
+from sage_grpo.config.ranges import Finite, Natural, NotNegative, Positive, checked
 from sage_grpo.rewards.functions import (
     DifferentiableFunction,
     FunctionReward,
@@ -23,6 +22,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.types import Reward, RewardFacts
+from sage_grpo.utils.imports import NoSuchModule, import_object, name_of, refuse_object
 
 BUILT_IN: Mapping[str, str] = {
     "videoalign": "sage_grpo.rewards.built_in.videoalign:VideoAlign",

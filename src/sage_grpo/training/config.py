@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
+from sage_grpo.config.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
 from sage_grpo.data.examples import format_of
-from sage_grpo.effects import Content, Course, Effect, Machine, Record, Speed, Start
-from sage_grpo.flow.kernels import KernelSpec
-from sage_grpo.flow.solvers import Rule, SolverName
-from sage_grpo.flow.windows import Window
+from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.parallel.spec import ParallelSpec, RaySpec
-from sage_grpo.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
+from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.rl.kl_control import KlCoefficient
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.trust_region import TrustRegion
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.solvers import Rule, SolverName
+from sage_grpo.samplers.windows import Window
 from sage_grpo.worlds.world import WORLDS
 
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.formats import content_hash, fitted
+from sage_grpo.health.statistics import frames_seen
 from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable, encodes_clips, in_format
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.parts import HasParts, HearsClips
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.sentinel.figures import frames_seen
 from sage_grpo.training.scoring import no_clips
 from sage_grpo.types import Sound, VideoSpec
-from sage_grpo.video import read_sound, read_video, resampled
+from sage_grpo.utils.video import read_sound, read_video, resampled
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:

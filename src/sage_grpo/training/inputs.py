@@ -12,26 +12,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sage_grpo.configure import ConfigError
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.examples import format_of, load_examples
 from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
+from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Explains, StartsFromClips, TakesPlaced, VelocityModel, encodes_clips, in_format
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.named import name_of, refuse_object
-from sage_grpo.parallel.world import World
 from sage_grpo.rewards.base import SMALL, TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing import DEVICES, get_ready, hold_to_budget
+from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.scoring import compose, hire, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
-from sage_grpo.video import read_image, read_pictures, read_video
+from sage_grpo.utils.imports import name_of, refuse_object
+from sage_grpo.utils.video import read_image, read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)

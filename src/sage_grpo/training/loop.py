@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sage_grpo.sentinel.guard import Guard
-from sage_grpo.telling.events import SentinelEvent, StopRequest
 from sage_grpo.training.evaluate import Evaluation
+from sage_grpo.training.events import SentinelEvent, StopRequest
+from sage_grpo.training.guard import Guard
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 

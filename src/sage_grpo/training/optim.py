@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.rl.pace import Pace
+from sage_grpo.training.adaptive_lr import Pace
 from sage_grpo.training.config import OptimizerConfig
 
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.kernels import Kernel
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.cheap import Guide
+from sage_grpo.samplers.kernels import Kernel
+from sage_grpo.samplers.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_updates
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.flow.exploring import explore, left_out
-from sage_grpo.flow.kernels import Kernel
-from sage_grpo.flow.matching import Matching
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import RunsCheaply, VelocityModel
 from sage_grpo.models.cheap import Guide, check_negative
 from sage_grpo.models.parts import HasParts
-from sage_grpo.rl.advantage import best, best_against_worst, best_and_worst
-from sage_grpo.rl.equalizer import equalizing_weights
-from sage_grpo.rl.objective import ObjectiveSpec
+from sage_grpo.objectives.advantage import best, best_against_worst, best_and_worst
+from sage_grpo.objectives.equalizer import equalizing_weights
+from sage_grpo.objectives.matching_law import Matching
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.samplers.kernels import Kernel
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.sde_steps import explore, left_out
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Gauge, Group, Levels, Plan
 from sage_grpo.training.update import Part

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.path import interpolate, velocity
-from sage_grpo.flow.solvers import Rule, Stepper
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.models.given import Passes
+from sage_grpo.models.passes import Passes
 from sage_grpo.models.policy import Policy, Step, started
-from sage_grpo.training.placing import settle, to_device, to_storage
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.path import interpolate, velocity
+from sage_grpo.samplers.solvers import Rule, Stepper
+from sage_grpo.training.offload import settle, to_device, to_storage
 from sage_grpo.training.plan import Group, Plan, Replay, Turn
 from sage_grpo.training.scoring import Judged
 from sage_grpo.types import Conditioning

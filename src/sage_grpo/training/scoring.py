@@ -17,14 +17,14 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.parallel.cluster import Actors, connected, hired
-from sage_grpo.parallel.world import World
-from sage_grpo.rewards.away import Asked, Judge
+from sage_grpo.distributed.cluster import Actors, connected, hired
+from sage_grpo.distributed.world import World
+from sage_grpo.health.statistics import agreements
 from sage_grpo.rewards.base import CompositeReward, Early
 from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
-from sage_grpo.sentinel.figures import agreements
+from sage_grpo.rewards.ray_reward import Asked, Judge
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.placing import get_ready
+from sage_grpo.training.offload import get_ready
 from sage_grpo.types import Reward, Sound, VideoSpec
 
 

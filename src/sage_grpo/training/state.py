@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.data.prompts import Prompt, PromptStream
+from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import World
+from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.parallel import checkpoint
-from sage_grpo.parallel.world import World
-from sage_grpo.rl.kl_control import KlController
-from sage_grpo.sentinel.sentinel import Sentinel
-from sage_grpo.training.anchor import Anchor, Ema, Old, Past, Reference
+from sage_grpo.objectives.kl_control import KlController
 from sage_grpo.training.config import SentinelConfig, TrainConfig
 from sage_grpo.training.optim import Optimizer
+from sage_grpo.training.reference import Anchor, Ema, Old, Past, Reference
 
 
 @dataclass

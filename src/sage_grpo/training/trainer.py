@@ -16,20 +16,16 @@ from random import Random
 import torch
 from torch import Tensor
 
-from sage_grpo.crew.on_ray import crew_of
-from sage_grpo.crew.studio import Studio
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
-from sage_grpo.forecast.costs import fit_memory
-from sage_grpo.parallel import checkpoint
-from sage_grpo.parallel.world import World
-from sage_grpo.rl.advantage import decoupled_advantage, group_advantage
-from sage_grpo.rl.pace import share_kept
-from sage_grpo.rl.surrogate import clip_range
-from sage_grpo.sentinel.figures import Travel, appearance
-from sage_grpo.sentinel.sentinel import Sentinel
-from sage_grpo.telling.clock import Clock
-from sage_grpo.training.anchor import Old, Snapshot
+from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import World
+from sage_grpo.health.sentinel import Sentinel
+from sage_grpo.health.statistics import Travel, appearance
+from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
+from sage_grpo.objectives.surrogate import clip_range
+from sage_grpo.plan.costs import fit_memory
+from sage_grpo.training.adaptive_lr import share_kept
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import (
     check_differentiable,
@@ -38,10 +34,12 @@ from sage_grpo.training.decoding import (
 )
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs, conditions_of
-from sage_grpo.training.placing import distribute
+from sage_grpo.training.offload import distribute
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
+from sage_grpo.training.reference import Old, Snapshot
 from sage_grpo.training.rollout import Rollout
+from sage_grpo.training.sampling import Studio
 from sage_grpo.training.scoring import (
     Judged,
     Scored,
@@ -68,6 +66,8 @@ from sage_grpo.training.update import (
     with_rivals,
 )
 from sage_grpo.types import Conditioning, Sound
+from sage_grpo.utils.clock import Clock
+from sage_grpo.workers.ray_pool import crew_of
 
 
 class Trainer:

@@ -12,13 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sage_grpo.gaussian import expanded
+from sage_grpo.distributed.world import World
 from sage_grpo.models.policy import Step
-from sage_grpo.parallel.world import World
-from sage_grpo.rl.matching import ghuber_log_prob, nft_loss, optimality
-from sage_grpo.rl.objective import ObjectiveSpec
-from sage_grpo.rl.preference import dpo_lead, dpo_loss, excess_error, matching_loss
-from sage_grpo.rl.surrogate import (
+from sage_grpo.objectives.matching import ghuber_log_prob, nft_loss, optimality
+from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.preference import dpo_lead, dpo_loss, excess_error, matching_loss
+from sage_grpo.objectives.surrogate import (
     SurrogateTerms,
     centred_log_ratio,
     clip_range,
@@ -26,11 +25,12 @@ from sage_grpo.rl.surrogate import (
     kl_masked_surrogate,
     scaled_surrogate,
 )
-from sage_grpo.rl.trust_region import KlTerms, TrustRegion, closed_form_kl
-from sage_grpo.training.anchor import Anchor, Need
+from sage_grpo.objectives.trust_region import KlTerms, TrustRegion, closed_form_kl
+from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.training.config import SurrogateConfig
-from sage_grpo.training.placing import same_bits, settle, to_device, to_storage
+from sage_grpo.training.offload import same_bits, settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
+from sage_grpo.training.reference import Anchor, Need
 from sage_grpo.training.rollout import Record, Rollout
 
 KINDS = ("raw", "equalized", "sent")
@@ -45,7 +45,7 @@ class Diverged(RuntimeError):
 class Objective:
     """The loss of one (micro-batch, step): surrogate + lambda KL, or in the surrogate's place DiffusionNFT's loss, a preference or flow matching.
 
-    Advantage-weighted matching is the surrogate, too: on the law of the velocity at a fresh noise level (flow/matching.py).
+    Advantage-weighted matching is the surrogate, too: on the law of the velocity at a fresh noise level (objectives/matching_law.py).
     """
 
     surrogate: SurrogateConfig

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.documents import parse_json
-from sage_grpo.inside import replacing
 from sage_grpo.types import Placed
+from sage_grpo.utils.json_schema import parse_json
+from sage_grpo.utils.safe_io import replacing
 
 FORMAT = "3"
 """Raise this when the meaning of what is stored changes: older files are then not found."""

@@ -16,9 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sage_grpo.documents import DocumentError, demand
-from sage_grpo.hints import nearest
-from sage_grpo.hub import failures
+from sage_grpo.config.errors import nearest
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
     LIBRARIES,
@@ -30,7 +28,9 @@ from sage_grpo.models.checkpoints.files import (
     read_json,
     stored_shapes,
 )
-from sage_grpo.pretrained import (
+from sage_grpo.utils.hub import failures
+from sage_grpo.utils.json_schema import DocumentError, demand
+from sage_grpo.utils.pretrained import (
     check_config,
     embedding_rows,
     from_pretrained,

@@ -18,7 +18,7 @@ from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.export import save_folder, staged_weights
 from sage_grpo.models.checkpoints.files import opened_weights, stored_shapes
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.pretrained import weights_fault
+from sage_grpo.utils.pretrained import weights_fault
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".distcp")
 HOW = """Pickled files can run code, so they are not read here. Where you trust it, make it safetensors yourself:

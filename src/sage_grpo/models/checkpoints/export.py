@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.hub import free_space, in_words
-from sage_grpo.inside import replace_text, replacing
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import has_component, left_out, read_index, resolve
 from sage_grpo.models.checkpoints.files import WEIGHTS, stored_shapes
@@ -23,7 +21,9 @@ from sage_grpo.models.devices import DTYPES
 from sage_grpo.models.experts import trained_components
 from sage_grpo.models.lora import FILE, SECOND, Merge
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.printing import percent
+from sage_grpo.utils.hub import free_space, in_words
+from sage_grpo.utils.safe_io import replace_text, replacing
+from sage_grpo.utils.text import percent
 
 TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 """Beginnings of the names of files beside the components that a copy takes along."""

@@ -14,10 +14,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from sage_grpo import documents
-from sage_grpo.documents import DocumentError
 from sage_grpo.models import ModelError
-from sage_grpo.pretrained import ADAPTER_CONFIG
+from sage_grpo.utils import json_schema
+from sage_grpo.utils.json_schema import DocumentError
+from sage_grpo.utils.pretrained import ADAPTER_CONFIG
 
 LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "diffusers.pipelines.ltx2"}
 """Where components may come from, as a folder calls it, and the module; importing any other would run code that the folder chose. (diffusers calls
@@ -30,7 +30,7 @@ STEMS = (WEIGHTS, "model")
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError where it is none."""
     try:
-        return documents.read_object(file)
+        return json_schema.read_object(file)
     except DocumentError as error:
         raise ModelError(f"{error} Download the checkpoint again.") from error
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.flow.schedule import Schedule
 from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, has_component
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, integrate, solve
 from sage_grpo.models.schedulers import SchedulerSolver, scheduler_shift
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import Conditioning
 
 KNOWN = ("HunyuanVideo15", "Wan")

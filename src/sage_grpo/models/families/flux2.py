@@ -12,7 +12,7 @@ from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.family import ImageModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, unpack
-from sage_grpo.models.network.splitting import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 

@@ -19,7 +19,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.inputs import Grid, after_frames, pack, put_frames, seen_tokens, unpack
-from sage_grpo.models.network.splitting import TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import TOKENS, SplitPlan, split_network
 from sage_grpo.models.schedulers import BENT, TAKES_MU, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits

@@ -17,12 +17,12 @@ from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
-from sage_grpo.models.network.splitting import SOUND, TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan, split_network
 from sage_grpo.models.parts import Parts
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
-from sage_grpo.pretrained import from_pretrained
 from sage_grpo.types import Conditioning, Sound, VideoSpec
+from sage_grpo.utils.pretrained import from_pretrained
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
 BETWEEN = tuple(

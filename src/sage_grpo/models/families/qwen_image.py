@@ -16,7 +16,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
-from sage_grpo.models.network.splitting import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512

@@ -14,7 +14,7 @@ from sage_grpo.models.checkpoints.checkpoint import has_component
 from sage_grpo.models.families.qwen_image import QwenImage
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import SIDE
-from sage_grpo.pretrained import from_pretrained
+from sage_grpo.utils.pretrained import from_pretrained
 
 PIXELS = 1024 * 1024
 """To which the pipeline brings the picture that is given, whatever size it makes."""

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.pretrained import load_config
 from sage_grpo.rewards.built_in.pretrained import (
     Layers,
     NetworkReward,
@@ -28,6 +27,7 @@ from sage_grpo.rewards.built_in.pretrained import (
 from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
+from sage_grpo.utils.pretrained import load_config
 
 Fit = Literal["crop", "pad"]
 CLIP_FOLDER = FileSource(

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.pretrained import load_config
 from sage_grpo.rewards.built_in.clip import CLIP_FOLDER
 from sage_grpo.rewards.built_in.pretrained import NetworkReward, in_passes, load_whole
 from sage_grpo.rewards.frames import IMAGENET_PIXELS, centre_offset, normalise, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, PartScores, RewardFacts
+from sage_grpo.utils.pretrained import load_config
 
 FRAMES_A_PASS = 32
 """Frames that the encoder sees at a time: memory does not grow with the clip."""

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.pretrained import load_config
 from sage_grpo.rewards.built_in.pretrained import (
     NetworkReward,
     in_passes,
@@ -25,6 +24,7 @@ from sage_grpo.rewards.built_in.pretrained import (
 from sage_grpo.rewards.built_in.qwen import Chat, read_template, renamed, target_size
 from sage_grpo.rewards.frames import normalise, resize_as_pillow
 from sage_grpo.types import FileSource, RewardFacts
+from sage_grpo.utils.pretrained import load_config
 
 CONVERT = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
 REWARD_TOKEN = "<|Reward|>"

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.documents import read_json
 from sage_grpo.rewards.built_in.clip import clip_pixels
 from sage_grpo.rewards.built_in.pretrained import (
     NetworkReward,
@@ -30,6 +29,7 @@ from sage_grpo.rewards.built_in.pretrained import (
 )
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
+from sage_grpo.utils.json_schema import read_json
 
 CONVERT = "Make it from ImageReward.pt once, as docs/rewards.md (ImageReward) shows."
 MEAN, STD = 0.16717362830052426, 1.0333394966054072

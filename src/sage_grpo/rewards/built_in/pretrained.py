@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sage_grpo.pretrained import (
+from sage_grpo.rewards.frames import sample_indices
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.types import RewardFacts
+from sage_grpo.utils.pretrained import (
     from_pretrained,
     loading_fault,
     tokenizer_files_fault,
     vocabulary_fault,
     weights_fault,
 )
-from sage_grpo.rewards.frames import sample_indices
-from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.types import RewardFacts
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Weights and biases of linear layers, in order."""

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.pretrained import from_pretrained
 from sage_grpo.rewards.built_in.clip import CLIP_FOLDER, ClipEncoder
 from sage_grpo.rewards.built_in.pretrained import frozen, load_tokenizer, load_whole
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known
 from sage_grpo.types import FileSource, PartScores, RewardFacts, Sound
-from sage_grpo.video import resampled
+from sage_grpo.utils.pretrained import from_pretrained
+from sage_grpo.utils.video import resampled
 
 MOMENT = 0.05
 """Seconds over which loudness is taken."""

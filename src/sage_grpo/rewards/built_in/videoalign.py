@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sage_grpo.documents import demand, read_object
-from sage_grpo.hub import pinned_folder
-from sage_grpo.pretrained import load_config, lora_config_fault, weights_fault
 from sage_grpo.rewards.built_in.pretrained import frozen, load_whole
 from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, renamed, target_size
 from sage_grpo.rewards.frames import normalise, resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.types import FileSource, RewardFacts
+from sage_grpo.utils.hub import pinned_folder
+from sage_grpo.utils.json_schema import demand, read_object
+from sage_grpo.utils.pretrained import load_config, lora_config_fault, weights_fault
 
 PARTS = ("VQ", "MQ", "TA")
 SPECIAL_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")

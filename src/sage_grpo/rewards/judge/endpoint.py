@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
-from sage_grpo.documents import parse_json
-from sage_grpo.ranges import Count, Natural, NotNegative, Seconds, checked
-from sage_grpo.rewards.asking import Backoff, post, read_address, read_token
+from sage_grpo.config.ranges import Count, Natural, NotNegative, Seconds, checked
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.secrecy import hide
-from sage_grpo.web import is_loopback
+from sage_grpo.rewards.http_client import Backoff, post, read_address, read_token
+from sage_grpo.utils.http_server import is_loopback
+from sage_grpo.utils.json_schema import parse_json
+from sage_grpo.utils.redact import hide
 
 
 class Spent(RuntimeError):

@@ -19,13 +19,13 @@ from typing import Annotated, Any, TypeVar
 import torch
 from torch import Tensor
 
-from sage_grpo.documents import parse_json
-from sage_grpo.ranges import Count, Positive, Range, checked
-from sage_grpo.rewards.comparing import ordered_pairs, win_rates
+from sage_grpo.config.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known, check_takes, nearest
 from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Ledger, Limits, Meter, Network, Spent, Usage
+from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.types import PartScores, RewardFacts
+from sage_grpo.utils.json_schema import parse_json
 
 Group = TypeVar("Group")
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from urllib.parse import SplitResult
 import torch
 from torch import Tensor
 
-from sage_grpo.ranges import Range
-from sage_grpo.rewards.asking import Backoff, post, read_address, read_token
+from sage_grpo.config.ranges import Range
 from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.http_client import Backoff, post, read_address, read_token
 from sage_grpo.rewards.serving.wire import WireError, decode_response, encode_request
-from sage_grpo.secrecy import hide
 from sage_grpo.types import PartScores, RewardFacts
+from sage_grpo.utils.redact import hide
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sage_grpo.ranges import Count, NotNegative, Seconds, checked
+from sage_grpo.config.ranges import Count, NotNegative, Seconds, checked
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.serving.wire import ScoreRequest, WireError, decode_request, encode_response
 from sage_grpo.types import PartScores
-from sage_grpo.web import Refused, check_installed, is_loopback
+from sage_grpo.utils.http_server import Refused, check_installed, is_loopback
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -20,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.documents import parse_json
-from sage_grpo.ranges import check_prompt
+from sage_grpo.config.ranges import check_prompt
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.types import PartScores
+from sage_grpo.utils.json_schema import parse_json
 
 MAX_HEADER = 8 * 2**20
 

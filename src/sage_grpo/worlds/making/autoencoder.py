@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sage_grpo.video import contact_sheet
+from sage_grpo.utils.video import contact_sheet
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.options import StageOptions
 from sage_grpo.worlds.making.training import Inputs, Trainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, Share, checked
+from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed, Share, checked
 
 
 @checked

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from sage_grpo.configure import ConfigError
-from sage_grpo.inside import replace_text
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.models.checkpoints.checkpoint import load_component, load_pipeline, read_index
-from sage_grpo.pretrained import from_pretrained
+from sage_grpo.utils.pretrained import from_pretrained
+from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.worlds.making.autoencoder import Codec, psnr
 from sage_grpo.worlds.making.imperfect import Clips
 from sage_grpo.worlds.making.saving import command, listing, save_pipeline

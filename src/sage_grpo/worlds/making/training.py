@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.inside import replacing
+from sage_grpo.utils.safe_io import replacing
 
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

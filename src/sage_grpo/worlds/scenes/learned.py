@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sage_grpo.documents import demand, read_object
-from sage_grpo.inside import replace_text, replacing
-from sage_grpo.pretrained import weights_fault
 from sage_grpo.types import FileSource, RewardFacts
+from sage_grpo.utils.json_schema import demand, read_object
+from sage_grpo.utils.pretrained import weights_fault
+from sage_grpo.utils.safe_io import replace_text, replacing
 from sage_grpo.worlds.scenes.scene import SIDE, words
 
 PARTS = ("VQ", "MQ", "TA")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.ranges import Count, NotNegative, Positive, Share, checked
+from sage_grpo.config.ranges import Count, NotNegative, Positive, Share, checked
 from sage_grpo.worlds.making.options import StageOptions
 
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.documents import finite
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.inside import replace_text
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.utils.json_schema import finite
+from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.worlds.making.pretrain import say
 from sage_grpo.worlds.making.scenes.faults import spoilt_groups
 from sage_grpo.worlds.making.scenes.reward_options import RewardOptions

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.video import contact_sheet
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.utils.video import contact_sheet
 from sage_grpo.worlds.making import autoencoder
 from sage_grpo.worlds.making.autoencoder import decode, encode
 from sage_grpo.worlds.making.flow import draw_sigma, flow_loss, flow_trainer

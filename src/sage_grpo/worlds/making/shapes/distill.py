@@ -12,13 +12,13 @@ import time
 import torch
 from torch import Tensor
 
-from sage_grpo.flow.kernels import Ode
-from sage_grpo.flow.noise import keyed_noise
-from sage_grpo.flow.schedule import Schedule
-from sage_grpo.inside import replacing
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.utils.safe_io import replacing
 from sage_grpo.worlds.making.pretrain import say
 from sage_grpo.worlds.making.score import AT_ONCE, score
 from sage_grpo.worlds.making.shapes.options import DistillOptions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from sage_grpo.ranges import Count, Natural, NotNegative, Positive, Seed, checked
+from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed, checked
 from sage_grpo.worlds.making.options import StageOptions
 
 

@@ -1,0 +1,177 @@
+"""The rows that a run writes: its figures, and what happened to it.
+
+metrics.jsonl has one row per iteration, and one per evaluation. It is the truth; loggers are views of it. Every checkpoint carries a copy of the rows up to its moment, under its checksum. A run that continues compares: a file
+that begins with those rows is whole, and what follows them is computed again; any other is moved aside and written anew.
+
+events.jsonl is for people: starts, resumes, failed rewards, stops, interventions. Rows are only ever added, also by a run that continues from an
+earlier checkpoint: what is computed again was done twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.utils.json_schema import is_number, parse_json, shown
+from sage_grpo.utils.safe_io import replacing
+
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+LONGEST = 2000
+"""Characters of an event's text; a reward's traceback does not belong here."""
+
+
+class Journal:
+    """The rows of a run, in memory and on disk."""
+
+    def __init__(self, file: Path, rows: bytes = b"") -> None:
+        """Begin with these rows; the file is replaced unless it consists of them."""
+        self.file, self.rows = file, bytearray(rows)
+        if not file.is_file() or file.read_bytes() != rows:
+            self._write_all()
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Append a row; on disk before it returns. A disk that is full is named, and the row written with the next one."""
+        row = {"iteration": iteration, **{k: _number(v) for k, v in metrics.items()}}
+        line = json.dumps(row).encode() + b"\n"
+        whole = self.file.is_file() and self.file.stat().st_size == len(self.rows)
+        self.rows += line
+        try:
+            if whole:
+                with self.file.open("ab") as stream:
+                    _put(stream, line)
+            else:  # a row before this one is missing: its disk was full, or someone changed the file
+                self._write_all()
+        except OSError as error:
+            warnings.warn(
+                f"{self.file} could not be written ({error}): row {iteration} is kept and written later.", stacklevel=2
+            )
+
+    def _write_all(self) -> None:
+        with replacing(self.file, suffix=".partial") as fresh, fresh.open("wb") as stream:
+            _put(stream, bytes(self.rows))
+
+
+def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
+    """Continue a journal from a checkpoint's copy of it (None: from nothing); returns it with a notice, empty if all is well.
+
+    A file with rows is never lost: where they are not the recorded ones it is moved aside first.
+    """
+    found = file.read_bytes() if file.is_file() else b""
+    notice = ""
+    if recorded is None and found.strip():
+        there = f"{_count(read_rows(file))}, but there is no checkpoint to continue from"
+        notice = f"{file} has {there}: the run starts anew. They are kept in {_aside(file, 'old')}."
+    elif recorded is not None and not found.startswith(recorded):
+        damage = describe_damage(found, recorded)
+        kept = f" The damaged file is kept in {_aside(file, 'damaged')}." if found else ""
+        notice = f"{file} was damaged ({damage}): its rows were restored from the checkpoint.{kept}"
+    return Journal(file, recorded or b""), notice
+
+
+def describe_damage(found: bytes, recorded: bytes) -> str:
+    """How a file differs from the rows that it should begin with; for people."""
+    if not found:
+        return "it is missing or empty"
+    wanted, there = recorded.splitlines(keepends=True), found.splitlines(keepends=True)
+    first = next((n for n, line in enumerate(wanted) if there[n : n + 1] != [line]), 0)
+    lost = Counter(wanted) - Counter(there)
+    again = Counter(there) & Counter(wanted)
+    twice = sum((Counter(there) - again)[line] for line in again)
+    # What follows the recorded rows is computed again anyway, so only lines among them count as foreign.
+    strange = sum(line not in again for line in there[: len(wanted)])
+    faults = [
+        f"{lost.total()} of {len(wanted)} rows missing or changed" * bool(lost),
+        f"{strange} lines that the run did not write" * bool(strange),
+        f"{twice} rows more than once" * bool(twice),
+    ]
+    told = ", ".join(fault for fault in faults if fault) or "rows out of order"
+    return f"{told}; from line {first + 1} on"
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a journal, for readers of any run: numbers by name, and None for what could not be measured.
+
+    A line that a kill cut short is left out; so is one that no run writes, with a warning that names it.
+    """
+    rows = []
+    for place, line in enumerate(file.read_bytes().splitlines() if file.is_file() else [], 1):
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue
+        odd = _odd(row)
+        if odd:
+            warnings.warn(f"{file}, line {place} is no row of a run and is left out: {odd}.", stacklevel=2)
+            continue
+        rows.append(
+            {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()}
+        )
+    return rows
+
+
+def _odd(row: Any) -> str:
+    """What no run writes in a row; empty where all is well."""
+    if not isinstance(row, dict):
+        return f"it holds {shown(row)}"
+    for name, value in row.items():
+        if value is not None and not (is_number(value) or isinstance(value, float)):
+            return f"{name} is {shown(value)}"
+    iteration = row.get("iteration")
+    return "" if isinstance(iteration, int) and iteration >= 0 else f"iteration is {shown(iteration)}"
+
+
+def _aside(file: Path, why: str) -> Path:
+    number = 1
+    while (target := file.with_name(f"{file.stem}.{why}-{number}{file.suffix}")).exists():
+        number += 1
+    os.replace(file, target)
+    return target
+
+
+def _put(stream: Any, content: bytes) -> None:
+    stream.write(content)
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _count(rows: list[dict[str, Any]]) -> str:
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}"
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def note(out: Path, kind: str, iteration: int, text: str) -> None:
+    """Add an event. `kind` is one word: start, resume, failed, best, stop, finish, diverged, sentinel."""
+    row = {"time": round(time.time(), 3), "kind": kind, "iteration": iteration, "text": text[:LONGEST]}
+    with (out / EVENTS).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def read_events(out: Path) -> list[dict[str, Any]]:
+    """All events in order; a line that a kill cut short is left out."""
+    file, rows = out / EVENTS, []
+    for line in file.read_bytes().splitlines() if file.is_file() else []:
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and is_number(row.get("iteration")) and isinstance(row.get("kind"), str):
+            rows.append(
+                {
+                    "time": row.get("time") if is_number(row.get("time")) else None,
+                    "kind": row["kind"],
+                    "iteration": int(row["iteration"]),
+                    "text": str(row.get("text", "")),
+                }
+            )
+    return rows

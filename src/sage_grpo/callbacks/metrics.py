@@ -1,0 +1,311 @@
+"""Where metrics go besides metrics.jsonl: TensorBoard by default, Weights & Biases and trackio when asked.
+
+These are views of the journal: one that fails is named, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import secrets
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sage_grpo.callbacks.journal import Journal
+from sage_grpo.training.config import LogConfig
+from sage_grpo.utils.imports import import_object
+from sage_grpo.utils.safe_io import inside, replace_text
+
+RUN_ID = ".run_id"
+"""File of a run's folder with its id at trackers."""
+LONGEST_ID = 128
+"""Characters that W&B takes."""
+
+
+@dataclass(frozen=True)
+class ShownClips:
+    """Videos to show: the pixels, and the mp4 files where they were saved."""
+
+    name: str
+    pixels: Tensor
+    """uint8 B x F x H x W x 3."""
+    captions: Sequence[str]
+    fps: float
+    files: Sequence[Path] = ()
+    """In the order of the pixels; empty where they could not be saved."""
+
+
+class Sink(Protocol):
+    """A place for metrics."""
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars."""
+        ...
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Log videos."""
+        ...
+
+    def close(self) -> None:
+        """Flush."""
+        ...
+
+
+class TensorBoard(Sink):
+    """Scalars, and clips as animated pictures (its own video summary needs another package).
+
+    Written here and now, not by the usual writer: that one writes from a thread, and when the disk is full it fails later
+    and elsewhere, or waits forever for a thread that has died.
+    """
+
+    def __init__(self, folder: Path, *, purge_from: int | None) -> None:
+        self.folder = folder
+        self._purge, self._numbers = purge_from, itertools.count()
+        self._stream: IO[bytes] | None = None
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._put(step=iteration, summary=Summary(value=values))
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        strip = torch.cat(list(clips.pixels), dim=2)
+        picture = Summary.Image(
+            height=strip.shape[1], width=strip.shape[2], colorspace=3, encoded_image_string=animation(strip, clips.fps)
+        )
+        self._put(step=iteration, summary=Summary(value=[Summary.Value(tag=clips.name, image=picture)]))
+
+    def _put(self, **content: Any) -> None:
+        """Append an event. After a failure the next one goes to another file: readers stop at a half-written event."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        fresh = self._stream is None
+        events = [Event(wall_time=time.time(), **content)]
+        if fresh:
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            if self._purge is not None:
+                start = SessionLog(status=SessionLog.START)  # hides what another process logged from this step on
+                events.insert(1, Event(wall_time=time.time(), step=self._purge, session_log=start))
+            self.folder.mkdir(parents=True, exist_ok=True)
+        stream = self._stream or (self.folder / self._name()).open("xb")
+        self._stream = None
+        try:
+            record = RecordWriter(stream)
+            for event in events:
+                record.write(event.SerializeToString())
+            stream.flush()
+        except OSError:
+            with suppress(OSError):  # it still has what could not be written
+                stream.close()
+            raise
+        self._stream, self._purge = stream, None
+
+    def _name(self) -> str:
+        moment = f"{time.time():017.6f}"  # readers take files in the order of their names
+        return f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+class Wandb(Sink):
+    """Weights & Biases; offline where there is no key to log in with, or no way there."""
+
+    def __init__(self, folder: Path, log: LogConfig, config: Mapping[str, Any], identity: str) -> None:
+        import wandb
+
+        self._wandb = wandb
+        start: dict[str, Any] = {
+            **{"project": log.wandb, "entity": log.entity, "group": log.group, "tags": log.tags},
+            **{"name": log.name or folder.name, "id": identity, "dir": str(folder), "config": dict(config)},
+        }
+        try:
+            # With nobody to ask for a key it says that there is none.
+            with open(os.devnull) as nobody, _stdin(nobody):
+                self._run = wandb.init(**start, resume="allow")
+        except (wandb.errors.Error, OSError) as error:
+            warnings.warn(
+                f"wandb cannot log in ({type(error).__name__}: {error}): logged offline to {folder / 'wandb'}; `wandb login` and "
+                "`wandb sync` upload it later.",
+                stacklevel=2,
+            )
+            self._run = wandb.init(**start, mode="offline")
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({**metrics, "iteration": iteration})
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Log the mp4 files; from pixels it would encode them anew, with a package of its own."""
+        files = [(file, caption) for file, caption in zip(clips.files, clips.captions) if file.is_file()]
+        if files:
+            videos = [self._wandb.Video(str(file), caption=caption, format="mp4") for file, caption in files]
+            self._run.log({clips.name: videos, "iteration": iteration})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio(Sink):
+    """trackio, the local-first tracker."""
+
+    def __init__(self, folder: Path, log: LogConfig, config: Mapping[str, Any], identity: str) -> None:
+        import trackio
+
+        self._trackio = trackio
+        # It knows runs by their names alone.
+        name = identity if identity == folder.name else f"{log.name or folder.name}-{identity}"
+        trackio.init(project=str(log.trackio), name=name, group=log.group, config=dict(config), resume="allow")
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._trackio.log(dict(metrics), step=iteration)
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Videos stay in the run's folder."""
+
+    def close(self) -> None:
+        self._trackio.finish()  # type: ignore[no-untyped-call]
+
+
+def attempt(what: str, action: Callable[[], Any]) -> bool:
+    """Do something that a run can do without: if it fails, a warning says so and the run goes on. Returns whether it worked."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days
+        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
+        return False
+    return True
+
+
+class Metrics:
+    """The journal and all sinks of a run as one; ranks other than the first have none."""
+
+    def __init__(self, sinks: Sequence[Sink] = (), journal: Journal | None = None) -> None:
+        self.sinks, self.journal = list(sinks), journal
+        self._failures = [0] * len(self.sinks)
+
+    @classmethod
+    def open(
+        cls, out: Path, log: LogConfig, config: Mapping[str, Any], *, journal: Journal, resumed_at: int | None
+    ) -> Metrics:
+        """Open the sinks that the configuration names; they forget what is computed again after `resumed_at`."""
+        sinks: list[Sink] = []
+        if log.tensorboard:
+            # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
+            sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
+        starts: dict[str, Callable[[], Sink]] = {}
+        identity = run_id(out, resumed=resumed_at is not None)
+        for extra, kind, project in (("wandb", Wandb, log.wandb), ("trackio", Trackio, log.trackio)):
+            if project is not None:
+                _check_installed(extra)
+                starts[extra] = partial(kind, out, log, config, identity)
+        starts |= {path: partial(find_sink(path), out, config) for path in log.sinks}
+        for name, start in starts.items():
+            attempt(f"Starting {name}", lambda start=start: sinks.append(start()))  # type: ignore[misc]
+        return cls(sinks, journal)
+
+    @property
+    def rows(self) -> bytes:
+        """What the journal holds, for a checkpoint."""
+        return b"" if self.journal is None else bytes(self.journal.rows)
+
+    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log scalars everywhere."""
+        if self.journal is not None:
+            self.journal.write(iteration, metrics)
+        self._each(iteration, lambda sink: sink.write(iteration, metrics))
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Log clips everywhere."""
+        self._each(iteration, lambda sink: sink.show(iteration, clips))
+
+    def _each(self, iteration: int, action: Callable[[Sink], None], *, limit: int = 5) -> None:
+        """A sink that fails `limit` times in a row is left alone."""
+        for place, sink in enumerate(self.sinks):
+            if self._failures[place] < limit:
+                name = type(sink).__name__
+                worked = attempt(f"Logging iteration {iteration} to {name}", lambda sink=sink: action(sink))  # type: ignore[misc]
+                self._failures[place] = 0 if worked else self._failures[place] + 1
+                if self._failures[place] == limit:
+                    warnings.warn(f"{name} failed {limit} times in a row: no more is logged to it.", stacklevel=3)
+
+    def close(self) -> None:
+        """Close all sinks."""
+        for sink in self.sinks:
+            attempt(f"Closing {type(sink).__name__}", sink.close)
+
+
+def run_id(out: Path, *, resumed: bool) -> str:
+    """The run's id at trackers: random, and kept in its folder. A resumed run without one began when that was the folder's name."""
+    file = inside(out, RUN_ID)
+    if not file.exists():
+        replace_text(file, out.name if resumed else secrets.token_hex(4))
+    identity = ""
+    if file.is_file():  # not a pipe, which would not answer
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            identity = stream.read(LONGEST_ID + 1)
+    if not identity.isprintable() or not 0 < len(identity) <= LONGEST_ID:
+        raise ValueError(f"{file} does not hold the id of a run: delete it, and trackers begin a new run.")
+    return identity
+
+
+def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
+    """A uint8 clip F x H x W x 3 as an animated GIF, small clips enlarged."""
+    from PIL import Image
+
+    scale = max(1, width // clip.shape[2])
+    frames = [
+        Image.fromarray(frame.numpy()).resize((clip.shape[2] * scale, clip.shape[1] * scale), 0) for frame in clip
+    ]
+    stream = io.BytesIO()
+    frames[0].save(stream, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
+    return stream.getvalue()
+
+
+@contextmanager
+def _stdin(stream: IO[str]) -> Iterator[None]:
+    before, sys.stdin = sys.stdin, stream
+    try:
+        yield
+    finally:
+        sys.stdin = before
+
+
+def _check_installed(extra: str) -> None:
+    """A tracker that was asked for must be installed, but a run does not need it to work."""
+    try:
+        import_module(extra)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
+        ) from error
+
+
+def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
+    """The class of a user's sink, by its import path; it is called with the run's folder and its configuration."""
+    kind = import_object(path, "log.sinks")
+    missing = [name for name in ("write", "show", "close") if not callable(getattr(kind, name, None))]
+    if missing or not isinstance(kind, type):
+        raise ValueError(
+            f"log.sinks {path!r} is not a sink: it must be a class with the methods write, show and close; see docs/extending.md."
+        )
+    return kind

@@ -1,0 +1,341 @@
+"""Who watches a run of `sage-grpo train`: its journal and loggers, the terminal, events.jsonl, videos, the best weights, a profile, callbacks.
+
+They stand in this order (`observers_of`), so that what one adds to a row the next ones see. A run can do without most of them: what fails is
+named, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sage_grpo.callbacks import journal
+from sage_grpo.callbacks.metrics import Metrics, ShownClips, attempt
+from sage_grpo.callbacks.terminal import Terminal
+from sage_grpo.distributed import checkpoint
+from sage_grpo.training.events import (
+    CallbackFailed,
+    CheckpointEvent,
+    EvaluationEvent,
+    Hooks,
+    IterationEvent,
+    SentinelEvent,
+)
+from sage_grpo.training.loop import Evaluated, Observer, Saver
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.types import Sound
+from sage_grpo.utils.clock import FOLDER, Recorder
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.video import write_mp4
+
+WRITTEN = re.compile(r"(rollout|heldout)-\d{6,}(-\d{2,}\.mp4|\.txt|\.json)")
+"""Names of the files that a run keeps here."""
+
+
+class Samples:
+    """Writes mp4 files under a folder and deletes the oldest ones when they outgrow the budget."""
+
+    def __init__(self, folder: Path, *, megabytes: float) -> None:
+        self.folder, self.budget = folder, megabytes * 1e6
+
+    def save(
+        self,
+        name: str,
+        clips: Tensor,
+        captions: Sequence[str],
+        fps: float,
+        rows: Sequence[Mapping[str, Any]] = (),
+        sound: Sound | None = None,
+    ) -> list[Path]:
+        """Write clips as <name>-<index>.mp4 with their prompts in <name>.txt; returns the clips' files.
+
+        `rows` (see `Evaluation.rows`) go into <name>.json, from which a report pairs clips and scores of several evaluations.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files = [self.folder / f"{name}-{index:02d}.mp4" for index in range(len(clips))]
+        for place, (file, clip) in enumerate(zip(files, clips)):
+            write_mp4(file, clip, fps, sound=None if sound is None else sound[place])
+        text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # a line for each, whatever is in it
+        replace_text(self.folder / f"{name}.txt", text)
+        if rows:
+            index = json.dumps({**_index(files, clips, fps, rows), "sound": sound is not None}, ensure_ascii=False)
+            replace_text(self.folder / f"{name}.json", index)
+        self.prune()
+        return files
+
+    def prune(self) -> None:
+        """Delete files until the rest fits the budget; files of other people stay, and do not count.
+
+        The oldest go first, rollouts before held-out clips; last the clips before training, with which all others are compared.
+        """
+        own = [file for file in self.folder.iterdir() if WRITTEN.fullmatch(file.name) and file.is_file()]
+        files = sorted(own, key=lambda file: (_worth(file.name), file.stat().st_mtime_ns, file.name))
+        total = sum(file.stat().st_size for file in files)
+        while files and total > self.budget:
+            oldest = files.pop(0)
+            total -= oldest.stat().st_size
+            oldest.unlink()
+
+
+def _worth(name: str) -> int:
+    return 2 if name.startswith("heldout-000000") else int(name.startswith("heldout"))
+
+
+def _index(files: list[Path], clips: Tensor, fps: float, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    _, frames, height, width, _ = clips.shape
+    named = [{**row, "clip": None if row["clip"] is None else files[row["clip"]].name} for row in rows]
+    return {"fps": fps, "frames": frames, "height": height, "width": width, "rows": named}
+
+
+def note(trainer: Trainer, kind: str, text: str) -> None:
+    """Write an event into the run's events.jsonl; a run can do without."""
+    out = Path(trainer.config.out)
+    if trainer.world.is_main:
+        attempt(f"Writing to {out / journal.EVENTS}", lambda: journal.note(out, kind, trainer.state.iteration, text))
+
+
+@dataclass(frozen=True)
+class Rows(Observer):
+    """metrics.jsonl and the loggers, then the terminal, and events.jsonl."""
+
+    trainer: Trainer
+    metrics: Metrics
+    terminal: Terminal
+
+    def after(self, row: dict[str, float]) -> None:
+        number = self.trainer.state.iteration
+        self.metrics.write(number, row)
+        self.terminal.iteration(number, row)
+        self._failed(self.trainer.failures)
+
+    def evaluated(self, found: Evaluated) -> None:
+        number = self.trainer.state.iteration
+        self.metrics.write(number, found.metrics)
+        self.terminal.evaluation(number, found.result.metrics)
+        self._failed(found.result.report)
+
+    def told(self, event: SentinelEvent) -> None:
+        text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
+        self.terminal.say(f"sentinel: {text}", style="yellow")
+        note(self.trainer, "sentinel", text)
+
+    def _failed(self, report: str) -> None:
+        """Rewards that failed, below the limit at which a run stops."""
+        if report:
+            self.terminal.say(report, style="yellow")
+            note(self.trainer, "failed", report)
+
+
+@dataclass(frozen=True)
+class Videos(Observer):
+    """Clips of rollouts and evaluations as mp4 files, and those of evaluations for the loggers."""
+
+    trainer: Trainer
+    samples: Samples
+    metrics: Metrics
+
+    def shows(self, number: int) -> bool:
+        return self._due(number + 1)
+
+    def _due(self, number: int) -> bool:
+        """Whether clips of the iteration with which so many are complete are saved."""
+        trainer, every = self.trainer, self.trainer.config.keep.videos_every
+        return trainer.world.is_main and bool(every) and (number % every == 0 or number == trainer.config.iterations)
+
+    def after(self, row: dict[str, float]) -> None:
+        trainer, keep = self.trainer, self.trainer.config.keep
+        number = trainer.state.iteration
+        if self._due(number) and len(trainer.videos):
+            heard = None if trainer.sound is None else trainer.sound[: keep.videos]
+            clips, captions = trainer.videos[: keep.videos], trainer.captions[: keep.videos]
+            self._save(f"rollout-{number:06d}", clips, captions, sound=heard)
+
+    def evaluated(self, found: Evaluated) -> None:
+        trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
+        if trainer.world.is_main and len(result.clips):
+            files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows, result.sound)
+            shown = ShownClips("held_out", result.clips, result.captions, trainer.model.video.fps, files)
+            self.metrics.show(number, shown)
+
+    def _save(
+        self,
+        name: str,
+        clips: Tensor,
+        captions: Sequence[str],
+        rows: Sequence[dict[str, Any]] = (),
+        sound: Sound | None = None,
+    ) -> list[Path]:
+        """Save clips as videos; a full disk is only named."""
+        files: list[Path] = []
+        fps = self.trainer.model.video.fps
+        attempt(
+            f"Saving videos to {self.samples.folder}",
+            lambda: files.extend(self.samples.save(name, clips, captions, fps, rows, sound)),
+        )
+        return files
+
+
+@dataclass(frozen=True)
+class Best(Observer):
+    """best/: the weights of the best evaluation so far. NaN is never the best, nor is what the sentinel doubts."""
+
+    trainer: Trainer
+    terminal: Terminal
+    folder: Path
+
+    def evaluated(self, found: Evaluated) -> None:
+        state, total = self.trainer.state, found.result.metrics["eval/total"]
+        if not total > state.best.get("score", float("-inf")):
+            return
+        if state.sentinel.doubts:
+            text = (
+                f"The held-out total of {total:.4g} after iteration {state.iteration} is the highest so far, but best/ is not taken from it: the "
+                f"sentinel doubts it ({', '.join(state.sentinel.doubts)})."
+            )
+            self.terminal.say(text, style="yellow")
+            note(self.trainer, "best", text)
+            return
+        fault = export(self.trainer, self.folder) if state.iteration > 0 else ""
+        if fault:
+            self.terminal.say(
+                f"The best weights so far could not be written ({fault}). The run goes on.", style="yellow"
+            )
+            return
+        state.best = {"iteration": state.iteration, "score": total}
+        found.best = True
+
+
+@dataclass
+class Profile(Observer):
+    """A recording of the one iteration that `profile` names, by the main process."""
+
+    trainer: Trainer
+    terminal: Terminal
+    folder: Path
+    recorder: Recorder | None = None
+
+    def during(self, number: int) -> AbstractContextManager[object]:
+        wanted = number == self.trainer.config.profile and self.trainer.world.is_main
+        return self._recording() if wanted else nullcontext()
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        recorder = self.trainer.clock.recorder = Recorder(self.folder)
+        try:
+            yield
+        finally:
+            self.trainer.clock.recorder = None
+        self.recorder = recorder  # an iteration that diverged has no row for a table
+
+    def after(self, row: dict[str, float]) -> None:
+        if self.recorder is None:
+            return
+        recorder, self.recorder, number = self.recorder, None, self.trainer.state.iteration
+        attempt(
+            f"Writing the profile to {recorder.folder}",
+            lambda: self.terminal.say(recorder.write_table(number - 1, row)),
+        )
+        self.terminal.say(f"Profile of iteration {number}: {recorder.folder} (open the traces in ui.perfetto.dev).")
+
+
+@dataclass(frozen=True)
+class Callbacks(Observer):
+    """Functions of a program, called by the main process; what they raise ends the run on all ranks, saved."""
+
+    trainer: Trainer
+    hooks: Hooks
+    saver: Checkpoints
+
+    def shows(self, number: int) -> bool:
+        return self.hooks.iteration is not None
+
+    def after(self, row: dict[str, float]) -> None:
+        trainer = self.trainer
+        event = IterationEvent(trainer.state.iteration, row, trainer.videos, trainer.captions)
+        self._call(self.hooks.iteration, event)
+
+    def evaluated(self, found: Evaluated) -> None:
+        result = found.result
+        event = EvaluationEvent(self.trainer.state.iteration, result.metrics, result.clips, result.captions, found.best)
+        self._call(self.hooks.evaluation, event)
+
+    def saved(self, folder: Path) -> None:
+        trainer = self.trainer
+        event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
+        self._call(self.hooks.checkpoint, event)
+
+    def told(self, event: SentinelEvent) -> None:
+        self._call(self.hooks.sentinel, event)
+
+    def _call(self, hook: Callable[[Any], object] | None, event: Any) -> None:
+        trainer, raised = self.trainer, None
+        if hook is None:
+            return
+        if trainer.world.is_main:
+            try:
+                hook(event)
+            except Exception as error:  # noqa: BLE001 - users' code may raise anything, and the other ranks wait
+                raised = error
+        if trainer.world.any(raised is not None):
+            if trainer.state.iteration > 0 and not isinstance(event, CheckpointEvent):
+                self.saver.save(needed=False)
+            trainer.writer.finish()
+            raise raised or CallbackFailed("A callback of the main process raised; its own message has the traceback.")
+
+
+@dataclass(frozen=True)
+class Checkpoints(Saver):
+    """Saves the run: weights and everything else that it needs to go on, with the journal's rows until here."""
+
+    trainer: Trainer
+    root: Path
+    identity: dict[str, str]
+    metrics: Metrics
+
+    def due(self, number: int, *, last: bool, stopping: bool) -> bool:
+        return last or stopping or number % self.trainer.config.keep.checkpoint_every == 0
+
+    def save(self, *, needed: bool) -> Path:
+        """Write a checkpoint, and delete those that are too many."""
+        folder = self.trainer.save(self.root, {"identity": self.identity}, {journal.METRICS: self.metrics.rows})
+        self.prune()
+        return folder
+
+    def prune(self) -> None:
+        """Delete checkpoints that are too many."""
+        if self.trainer.world.is_main:
+            keep, state = self.trainer.config.keep.checkpoints, self.trainer.state
+            checkpoint.prune(self.root, keep, state.iteration, spare=state.sentinel.good)
+
+
+def export(trainer: Trainer, folder: Path) -> str:
+    """Write weights; returns what went wrong with the main process's files, on all ranks."""
+    fault = ""
+    try:
+        trainer.export(folder)
+    except (OSError, SafetensorError) as error:  # of the main process, which alone writes
+        fault = f"{type(error).__name__}: {error}"
+        trainer.world.barrier()  # the one at which the others wait
+    return trainer.world.from_main(fault)
+
+
+def observers_of(
+    trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: Samples, hooks: Hooks, saver: Checkpoints
+) -> list[Observer]:
+    """The observers of a run, in their order."""
+    out = Path(trainer.config.out)
+    return [
+        Profile(trainer, terminal, out / FOLDER),
+        Rows(trainer, metrics, terminal),
+        Videos(trainer, samples, metrics),
+        Best(trainer, terminal, out / "best"),
+        Callbacks(trainer, hooks, saver),
+    ]

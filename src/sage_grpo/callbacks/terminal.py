@@ -1,0 +1,281 @@
+"""What a run says to the person at the terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import described
+from sage_grpo.utils.safe_io import printable
+from sage_grpo.utils.text import fixed, lines_on_the_way, minutes, percent
+
+WIDTH = 80
+"""Columns that every terminal has; lines that people compare do not wrap."""
+
+
+class Outlet(io.TextIOBase):
+    """An output stream that does not end the run when its other end is closed or its disk is full: from then on it is silent."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._lost = stream, stream is None  # None: the process was started without one
+        self.over = False
+        """Whether the run is over; a logger that was set up meanwhile may still write here, but nobody needs to hear of it."""
+
+    def write(self, text: str) -> int:
+        """Write, if somebody still listens; letters that the stream cannot show become question marks."""
+        try:
+            if not self._lost:
+                self._stream.write(text)
+        except UnicodeEncodeError:
+            self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+        except (OSError, ValueError) as error:
+            self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if somebody still listens."""
+        try:
+            if not self._lost:
+                self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lose(error)
+
+    def close(self) -> None:
+        """The stream is not ours to close; nor to flush, later, when this object is collected."""
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = True
+        if self.over:
+            return
+        with suppress(OSError, ValueError):  # what is still in its buffer must not fail at the end of the process
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        name = getattr(self._stream, "name", "an output stream")
+        warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether a person may be looking."""
+        return not self._lost and not self._stream.closed and self._stream.isatty()
+
+    def fileno(self) -> int:
+        """The stream's."""
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+
+@contextmanager
+def outliving_output() -> Iterator[None]:
+    """Inside, printing never raises, whatever becomes of the terminal, the pipe or the log file.
+
+    The streams belong to the whole process: a thread that puts others in their place could undo what another one does.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = outlets = Outlet(before[0]), Outlet(before[1])
+    try:
+        yield
+    finally:
+        for outlet in outlets:
+            outlet.flush()
+            outlet.over = True
+        sys.stdout, sys.stderr = before
+
+
+class Terminal:
+    """A line per iteration, and below it, where a person looks, a bar for the run and one for the phase."""
+
+    def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
+        own = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
+        self.console = Console(
+            quiet=not enabled, highlight=False, file=cast(IO[str], Outlet(sys.stdout)) if own else None
+        )
+        self.total = total
+        self._seconds: deque[float] = deque(maxlen=10)
+        self._evaluating = lines_on_the_way("evaluation", self.say)
+        live = enabled and progress and Outlet(sys.stdout).isatty()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not live,
+        )
+        self._run = self._progress.add_task("run", total=total, note="")
+        self._phase = self._progress.add_task("", total=1, note="")
+
+    def __enter__(self) -> Terminal:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Print above the bars; as it is, because paths may have brackets in them."""
+        self.console.print(printable(text), soft_wrap=True, markup=False, style=style)
+
+    def start_at(self, iteration: int) -> None:
+        """Where a resumed run stands."""
+        self._progress.update(self._run, completed=iteration)
+
+    def listen(self, phase: str, done: int, total: int) -> None:
+        """Ticks of a phase; where no bar shows an evaluation, lines do, because it takes minutes."""
+        self._progress.update(self._phase, description=f"  {phase}", completed=done, total=total)
+        if phase == "evaluate" and self._progress.disable:
+            if done == 0:
+                self._evaluating = lines_on_the_way("evaluation", self.say)
+            self._evaluating(done, total)
+
+    def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
+        """One iteration is done."""
+        self._progress.update(self._run, completed=number, note=_standing(metrics))
+        self._seconds.append(metrics["time/total"])
+        left = sum(self._seconds) / len(self._seconds) * (self.total - number)
+        self.say(iteration_line(number, self.total, metrics, left))
+
+    def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation is done."""
+        shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
+        shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
+        order = sorted(shown, key=lambda name: name != "total")  # the total first
+        parts = [f"{name} {fixed(shown[name], 3)}" for name in order]
+        self.say("\n".join(lines_of([f"held-out after {number}", *parts])), style="bold")
+
+
+def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
+    """An iteration in one line of a terminal; where figures are long, the least important ones go."""
+    spread = f" ± {fixed(metrics['reward/group_std'], 3)}" if "reward/group_std" in metrics else ""
+    must = [f"{number}/{total}", f"{_standing(metrics)}{spread}"]
+    may = [
+        *_crew(metrics),
+        *_leash(metrics),
+        f"grad {metrics['gradient/norm']:.2g}",
+    ]
+    end = [f"{metrics['time/total']:.1f} s", f"{minutes(left)} left"]
+    while may and len("  ".join([*must, *may, *end])) > WIDTH:
+        may.pop()
+    return "  ".join([*must, *may, *end])
+
+
+def _leash(metrics: Mapping[str, float]) -> list[str]:
+    """The KL, where the trust region has a term, and the clip, where a rollout has a second update: in the first all ratios are 1."""
+    parts = []
+    if "kl/total" not in metrics:
+        parts = ["kl skipped"]
+    elif not metrics.keys().isdisjoint(("kl/position", "kl/velocity")):
+        parts = [f"kl {metrics['kl/total']:.1e}"]
+    if "ratio/clip_fraction" in metrics and metrics.get("ratio/first_log") != metrics.get("ratio/largest_log"):
+        parts.append(f"clip {percent(metrics['ratio/clip_fraction'])}")
+    return parts
+
+
+def _crew(metrics: Mapping[str, float]) -> list[str]:
+    """Who sampled, where others than this process did, and how old their weights were."""
+    told = []
+    if "crew/workers" in metrics:
+        idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
+        told = [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle", f"queue {metrics['crew/queue']:.0f}"]
+    return [*told, *([f"{metrics['crew/staleness']:.0f} old"] if metrics.get("crew/staleness") else [])]
+
+
+def _standing(metrics: Mapping[str, float]) -> str:
+    """How training stands: the reward of rollouts, or where clips are given the loss."""
+    name = "reward/total" if "reward/total" in metrics else "loss/policy"
+    return f"{name.split('/')[0]} {fixed(metrics[name], 3)}"
+
+
+def lines_of(parts: Sequence[str]) -> list[str]:
+    """Parts, which stay whole, in as few lines of a terminal as they need."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) > WIDTH:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f"  {part}"
+    return lines
+
+
+def model_rows(config: TrainConfig, device: str, parameters: int) -> list[tuple[str, str]]:
+    """What is trained, where and in which precision."""
+    model = config.model
+    kind = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
+    return [
+        ("model", model.path or "shapes (comes with the package)"),
+        ("device", f"{device}, computes in {model.dtype}"),
+        ("trains", f"{parameters:,} parameters: {kind}"),
+    ]
+
+
+def plan_table(
+    config: TrainConfig,
+    plan: Plan,
+    *,
+    dims: int,
+    clip: float,
+    device: str,
+    parameters: int,
+    evaluations: str,
+    choices: Mapping[str, str] | None = None,
+) -> Table:
+    """A table of what an iteration samples and trains, printed at the start of a run; read off the plan that it executes. `evaluations` says how
+    often it evaluates the network."""
+    batch, ranks = config.batch, len(plan.shares)
+    rollouts = len(plan.groups) * plan.group_size
+    group = plan.groups[0]
+    trained = [len(steps) for steps in group.trained]
+    branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
+    shared = ", what a group shares runs once" if group.shared else ""
+    rounds = max(len(plan.batches(rank)) for rank in range(ranks))
+    chosen = described(config)
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    rows = [
+        *model_rows(config, device, parameters),
+        *(choices or {}).items(),
+        (
+            "given clips" if plan.examples else "rollouts",
+            f"{batch.prompts} prompts{branches} x {plan.group_size} = {rollouts} clips per iteration{chosen and f'; {chosen}'}",
+        ),
+        (
+            "micro-batches",
+            f"{rollouts} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
+        ),
+        (
+            "steps",
+            f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, "
+            f"trained {' + '.join(map(str, trained))}{shared}",
+        ),
+        ("network", evaluations),
+        ("total", f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates"),
+        ("clip range", f"{clip:.2e} at {dims:,} latent dimensions"),
+        (
+            "kernel",
+            f"{config.kernel.name}, eta {config.kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,132 @@
+"""Train the miniature video model on this machine, evaluate it on held-out prompts and show what changed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sage_grpo.config.ranges import Count, Folder, Seed, checked
+from sage_grpo.utils.text import fixed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sage_grpo.tools.report.run_data import RunData
+    from sage_grpo.training.config import TrainConfig
+
+
+@checked
+class Options:
+    """The demo."""
+
+    out: Folder = "runs/demo"
+    """Folder of the run."""
+    recipe: str = "shapes/sage"
+    """Which recipe to run; try shapes/branch, or shapes/flow_grpo to compare; scenes/branch, in the repository's folder, is the second world."""
+    seed: Seed = 0
+    """Seed of the run."""
+    iterations: Count = 30
+    """Iterations. After 30 of them shapes/sage has 95% of what it gains in 45 (1.441 and 1.449 from 1.283, 8 seeds,
+    benchmarks/results/methods_h200.jsonl)."""
+
+
+def run(options: Options) -> int:
+    """Train, draw, and say what was reached and what to try next."""
+    from sage_grpo.recipes import recipe
+    from sage_grpo.run import session
+    from sage_grpo.tools.report.page import leave_report
+    from sage_grpo.tools.report.picture import draw_run
+    from sage_grpo.tools.report.run_data import read_run
+    from sage_grpo.training.inputs import prompts_from
+
+    start, out = time.perf_counter(), Path(options.out)
+    config = replace(recipe(options.recipe), out=options.out, seed=options.seed, iterations=options.iterations)
+    # Scored before and after, not on the way: an evaluation takes as long as one and a half iterations.
+    config = replace(config, evaluate=replace(config.evaluate, every=options.iterations))
+    with session.session(config, remark=lambda text: print(f"sage-grpo: {text}", file=sys.stderr)) as world:
+        if world.is_main:
+            print(
+                f"This takes about {_minutes(estimate(config))} on this machine, by a pass of its network.", flush=True
+            )
+        session.run(config, world)
+    told = leave_report(out)
+    found = read_run(out)
+    if len(found.evaluations) < 2 or found.evaluations[-1]["iteration"] < config.iterations:
+        return 0
+    picture = draw_run(out, out / "picture.png")
+    print(summary(found))
+    print(f"\n{told}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
+    print(NEXT.format(out=out, prompt=prompts_from(config.data.prompts, split="train")[0].text))
+    return 0
+
+
+def estimate(config: TrainConfig) -> float:
+    """Seconds that a run in a world takes here: the passes and clips that it needs, times one of each, timed on this machine."""
+    import torch
+
+    from sage_grpo.plan.architecture import find_architecture
+    from sage_grpo.plan.costs import forecast
+    from sage_grpo.plan.hardware import here
+    from sage_grpo.training.inputs import prompts_from
+
+    found = forecast(
+        config, here(), gpus=1, architecture=find_architecture(config.model), held_out=config.evaluate.prompts
+    )
+    model, batch = config.model.load(), config.batch.micro_batch
+    prompt = prompts_from(config.data.prompts, split="train")[0].text
+    conditions = model.encode([prompt]) * batch
+    x, sigma = torch.randn(batch, *model.latent_shape(), device=model.device), torch.tensor(0.5, device=model.device)
+
+    def seconds(work: Callable[[], Tensor], clips: int) -> float:
+        """The quickest of a few calls, for one clip: others may be using the machine, and the first call pays for what is done once."""
+        times = []
+        for _ in range(5):
+            clock = time.perf_counter()
+            with torch.no_grad():
+                work()
+            times.append(time.perf_counter() - clock)
+        return min(times) / clips
+
+    forward = seconds(lambda: model.velocity(x, sigma, conditions), batch)
+    decode = JUDGED * seconds(lambda: model.decode(x[:2]), 2)
+    (passes,), (evaluated,) = found.passes, found.evaluation
+    # A pass with its gradient takes three times as long as one without.
+    work = sum(count.clips * (3 if name == "replay" else 1) for name, count in passes.items())
+    clips = config.batch.prompts * config.batch.group_size
+    evaluation = evaluated.clips * forward + config.evaluate.prompts * decode
+    return config.iterations * (work * forward + clips * decode) + 2 * evaluation
+
+
+JUDGED = 1.1
+"""Judging a clip takes a tenth of what decoding it does."""
+
+
+def _minutes(seconds: float) -> str:
+    return f"{10 * round(seconds / 10) or 10} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+def summary(run: RunData) -> str:
+    """A small table of held-out scores before and after, what its rows mean, and in sentences what was reached and what fell."""
+    from sage_grpo.tools.report.summary import MEANINGS, verdict
+
+    before, after = run.evaluations[0], run.evaluations[-1]
+    names = [name for name in MEANINGS if f"eval/{name}" in before]
+    lines = [f"\nheld-out prompts   {'base':>8} {'tuned':>8} {'change':>8}"]
+    for name in names:
+        old, new = before[f"eval/{name}"], after[f"eval/{name}"]
+        lines.append(f"{name:<18} {fixed(old, 3):>8} {fixed(new, 3):>8} {fixed(new - old, 3, signed=True):>8}")
+    lines += ["", *(f"  {name:<6} {MEANINGS[name]}" for name in names)]
+    return "\n".join([*lines, "", *verdict(run)])
+
+
+NEXT = """
+Next (in the environment: source .venv/bin/activate):
+  sage-grpo demo --recipe shapes/branch --out runs/branch      one exploring step and one replay per group: as good in about half the time
+  sage-grpo generate --run {out} --prompts "{prompt}"
+  sage-grpo report {out} runs/branch                          both on one page
+  sage-grpo inspect --steps 20 --shift 5                       what the samplers do, as a table and a figure
+  sage-grpo train --recipe hunyuan15_lora --print_config       the same job on HunyuanVideo-1.5 with VideoAlign"""

@@ -1,0 +1,106 @@
+"""Fetch and check everything that a recipe needs: `sage-grpo download RECIPE` (or FILE.yaml). Lists it with sizes first.
+
+Takes every option of `train`. Names on the hub go to the hub's cache, where `train` finds them also without a network; a folder that a reward wants is made where
+its option says. What only you can give (prompts, files from elsewhere) is listed with where it comes from, and the exit status is 1 while any of it is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sage_grpo.cli import starting
+from sage_grpo.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sage_grpo.rewards.spec import Need
+    from sage_grpo.utils.hub import Listing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TrainConfig):
+    """What to fetch."""
+
+    dry_run: bool = False
+    """Only list what would be fetched."""
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What `train` starts from."""
+    return starting.from_recipe(Options, argv)
+
+
+def run(options: Options) -> int:
+    """List, fetch, check."""
+    from sage_grpo.run.preflight import needs
+    from sage_grpo.utils.hub import in_words, listing, table
+
+    every = list(needs(options))
+    wanted: list[tuple[Need, Listing, dict[str, Any]]] = []
+    for need in every:
+        repo, how = _origin(need, options)
+        if repo:
+            kind = _is_component if need.key == "model.path" else _is_needed if need.is_hub_id else _is_data
+            found = listing(repo, how.get("revision"), kind)
+            wanted.append((need, found, how))
+    for need, found, how in wanted:
+        place = f"folder {how['folder']}" if "folder" in how else "the hub's cache"
+        print(f"{need.key}: {found.repo}, commit {found.commit}, into {place}\n{table(found.files)}")
+    absent = [need for need in every if not need.is_here and need not in [one for one, _, _ in wanted]]
+    total = sum(found.size for _, found, _ in wanted)
+    if wanted:
+        print(f"{in_words(total)} in all, less what is here already.")
+    if not options.dry_run:
+        _fetch_all(wanted)
+    for need in absent:
+        print(f"missing, and not to be fetched: {need.key} {need.value}\n    {need.source}")
+    if not every:
+        print("This recipe needs nothing that the package does not carry.")
+    return 1 if absent else 0
+
+
+def _origin(need: Need, options: Options) -> tuple[str, dict[str, Any]]:
+    """The repository that a need is fetched from ("" for none), with revision and folder."""
+    from sage_grpo.utils.hub import hub_name
+
+    if need.repo and not Path(need.value).expanduser().exists():
+        return need.repo, {"folder": Path(need.value).expanduser()}
+    named = hub_name(need.value) if need.is_hub_id else None
+    if named is None:
+        return "", {}
+    revision = options.model.revision if need.key == "model.path" else named[1]
+    return named[0], {} if revision is None else {"revision": revision}
+
+
+def _is_needed(name: str) -> bool:
+    """Files of a model: its safetensors, not the same weights pickled, and all that is text."""
+    return name.endswith((".safetensors", ".json", ".txt", ".model", ".jinja", ".py.txt")) or name.startswith(
+        ("LICENSE", "NOTICE")
+    )
+
+
+def _is_component(name: str) -> bool:
+    """Of a diffusers checkpoint: weights beside its folders are the same once more for other programs (LTX-2's repository has eight such files)."""
+    return _is_needed(name) and ("/" in name or not name.endswith(".safetensors"))
+
+
+def _is_data(name: str) -> bool:
+    """Of a reward's release: its weights in the authors' own format, which are read without running code, and no program."""
+    return not name.endswith((".py", ".sh", ".ipynb", ".gitattributes"))
+
+
+def _fetch_all(wanted: list[tuple[Need, Listing, dict[str, Any]]]) -> None:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from sage_grpo.utils.hub import HubError, fetch, free_space, in_words
+
+    for need, found, how in wanted:
+        place = Path(how.get("folder", HF_HUB_CACHE))
+        disk, free = free_space(place)
+        if not need.is_here and free < found.size:
+            raise HubError(
+                f"{found.repo} has {in_words(found.size)}, and {disk} has {in_words(free)} free. Make room, or set HF_HOME."
+            )
+        where = fetch(found, **how)
+        print(f"{need.key}: here, every file in full: {where}")

@@ -1,0 +1,188 @@
+"""Score a model on held-out prompts with the ODE and fixed seeds, or score existing video files, with any rewards.
+
+`--run DIR` starts from a run: its model, trained weights, rewards, held-out prompts and evaluation settings, so that the figures are
+those of its own evaluations; any option that you give wins. `--pairs` evaluates the base as well and compares clip by clip.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sage_grpo.cli.starting import say_whose_model, trusted
+from sage_grpo.config.parsing import given
+from sage_grpo.generation.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document, write_pairs
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.statistics import LEVEL
+from sage_grpo.utils.text import fixed, percent
+
+if TYPE_CHECKING:
+    from sage_grpo.generation.evaluate import Difference
+    from sage_grpo.generation.files import ScoredVideo
+    from sage_grpo.training.evaluate import Evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(EvaluateSpec):
+    """What to evaluate, and how to tell it."""
+
+    pairs: bool = False
+    """Evaluate the base model too, on the same prompts and noises, and give the differences with their intervals."""
+    videos: Path | None = None
+    """A folder of video files to score instead of a model's."""
+    out: Path | None = None
+    """Folder for scores.json (pairs.json), and for a contact sheet (or scores.csv for files)."""
+    json: bool = False
+    """Print JSON only."""
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a run's own settings where the words name one."""
+    run = given(argv, "run")
+    if run is None:
+        return None, argv
+    return Options.of_run(run, trust=trusted(argv), rewards=given(argv, "rewards") is None), argv
+
+
+def run(options: Options) -> int:
+    """Evaluate and print."""
+    from sage_grpo.rewards.member import RewardFailure
+
+    try:
+        if options.videos is not None:
+            return _score_files(options)
+        say_whose_model(options)
+        if options.pairs:
+            _report_pairs(options)
+        else:
+            _report(measure(options, say=_say), options)
+    except RewardFailure as failure:
+        print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _say(text: str) -> None:
+    """Print how far it is beside the scores, which may be JSON."""
+    with suppress(OSError, ValueError):  # nobody may be reading
+        print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
+
+
+def _report(result: Evaluation, options: Options) -> None:
+    metrics = {name.removeprefix("eval/"): value for name, value in result.metrics.items()}
+    if result.report:
+        print(result.report, file=sys.stderr)
+    if options.json:
+        print(json_module.dumps(metrics))
+    else:
+        width = max(map(len, metrics))
+        print("\n".join(f"{name:<{width}}  {fixed(value, 4):>9}" for name, value in metrics.items()))
+    if options.out is not None:
+        from sage_grpo.utils.video import contact_sheet
+
+        replace_text(options.out / "scores.json", json_module.dumps(metrics, indent=1) + "\n")
+        if len(result.clips):
+            contact_sheet(options.out / "clips.png", list(result.clips), result.captions)
+
+
+def _report_pairs(options: Options) -> None:
+    base, tuned = measure_pair(options, say=_say)
+    for name, result in (("base", base), ("tuned", tuned)):
+        if result.report:
+            print(f"{name}: {result.report}", file=sys.stderr)
+    found = compare(base, tuned)
+    written = pairs_document(found, base, tuned)
+    print(json_module.dumps(written) if options.json else pairs_table(found))
+    if options.out is not None:
+        write_pairs(options.out, written, base, tuned)
+
+
+def _score_files(options: Options) -> int:
+    from sage_grpo.generation.files import refuse_unscored, score_videos, summary
+    from sage_grpo.models.devices import choose_device
+    from sage_grpo.training.inputs import NAMES
+
+    assert options.videos is not None
+    if options.prompts is None or options.prompts in (*NAMES, "train"):
+        raise ValueError("--videos needs --prompts FILE: one prompt per video, in the order of the file names.")
+    base = Options() if options.run is None else Options.of_run(options.run, trust=True)
+    device, base = options.model.device, replace(base, model=replace(base.model, device=options.model.device))
+    names = ("model", "settings", "weights", "checkpoint", "ema", "lora", "pairs", "max_failed_fraction")
+    useless = [f"--{name}" for name in names if getattr(options, name) != getattr(base, name)]
+    if useless:
+        raise ValueError(
+            f"--videos scores files that are there: {', '.join(useless)} would change nothing (--model.device does)."
+        )
+    rows = score_videos(
+        options.videos,
+        Path(options.prompts),
+        options.rewards,
+        output=options.out,
+        device=choose_device(device),
+        batch_size=options.micro_batch,
+    )
+    if not options.json:
+        print_scores(rows)
+    refuse_unscored(options.videos, rows)
+    if options.json:
+        print(json_module.dumps(summary(rows)))
+    return 0
+
+
+def pairs_table(found: Mapping[str, Difference]) -> str:
+    """The differences, a line for each score."""
+    width = max(map(len, [*found, "score"]))
+    lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
+    for name, one in found.items():
+        low, high, change = (fixed(value, 4, signed=True) for value in (one.low, one.high, one.change))
+        interval = "none" if math.isnan(one.low) else f"{low} to {high}"
+        share = "none" if math.isnan(one.win_share) else percent(one.win_share)
+        base, tuned = fixed(one.base, 4), fixed(one.tuned, 4)
+        lines.append(f"{name:<{width}}  {base:>9} {tuned:>9} {change:>9}   {interval:<20}  {share:>5}")
+    one = next(iter(found.values()))
+    lines.append(
+        f"{one.pairs} pairs of clips, {one.prompts} prompts; wins count a tie as half; the interval is over prompts."
+    )
+    if any(one.left_out for one in found.values()):
+        lost = ", ".join(f"{name} {one.left_out}" for name, one in found.items() if one.left_out)
+        lines.append(f"Left out, because a reward failed: {lost}.")
+    return "\n".join(lines)
+
+
+def print_scores(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
+    """The scores of files as a table, with their means, and why some have none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sage_grpo.generation.files import summarize
+
+    columns = list(rows[0].scores)
+    table = Table(title=f"{len(rows)} videos")
+    table.add_column("video", overflow="fold")
+    for column in ("fps", "frames", *columns):
+        table.add_column(column, justify="right")
+    for row in rows[:limit]:
+        scores = [fixed(row.scores[column], 4) for column in columns]
+        table.add_row(row.video, f"{row.fps:g}", str(row.frames), *scores)
+    if len(rows) > limit:
+        table.add_row(f"and {len(rows) - limit} more", "", "", *["" for _ in columns])
+    table.add_section()
+    found = [summarize(rows, column) for column in columns]
+    table.add_row("mean", "", "", *[fixed(one["mean"], 4) for one in found])
+    table.add_row("standard_error", "", "", *[f"{one['standard_error']:.4g}" for one in found])
+    table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in found])
+    console = Console()
+    console.print(table)
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        reasons.setdefault(row.reason, []).append(row.video)
+    for reason, videos in reasons.items():
+        if reason:
+            many = f"x{len(videos)}, first " if len(videos) > 1 else ""
+            console.print(f"{many}{videos[0]}: {reason}", markup=False)

@@ -1,0 +1,136 @@
+"""Prompts to mp4 files and a contact sheet, with any kernel, LoRA or checkpoint.
+
+`--run DIR` takes the model of a run as it was trained (checkpoint, sizes, fps, guidance, shift, dtype) with any of its weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sage_grpo.cli.starting import say_whose_model, trusted
+from sage_grpo.config.parsing import given
+from sage_grpo.config.ranges import Count, Folder
+from sage_grpo.generation.generate import GenerateSpec, clips_of, prompts_of, sample
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.saved import refuse_own
+from sage_grpo.utils.safe_io import replace_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from sage_grpo.generation.files import ScoredVideo
+    from sage_grpo.generation.generate import Clip
+    from sage_grpo.rewards.base import CompositeReward
+    from sage_grpo.types import Sound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(GenerateSpec):
+    """What to generate, and where to."""
+
+    out: Folder = "outputs"
+    """Folder for the files."""
+    first: Count | None = None
+    """Only the first so many prompts of a list; None takes all."""
+    rewards: list[RewardSpec] = field(default_factory=list)
+    """Score the clips with these, and write pairs.jsonl for data.clips: of every prompt the best clip and the worst (docs/preferences.md)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rewards and (self.bench is not None or self.per_prompt < 2):
+            raise ValueError(
+                "--rewards makes pairs of the clips of a prompt: set --per_prompt to 2 or more, and leave --bench out."
+            )
+        if self.rewards and not any(reward.counts for reward in self.rewards):
+            raise ValueError(
+                "--rewards: none of them has a weight, so that no clip is better than another. Give one a weight."
+            )
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a run's model where the words name a run."""
+    run = given(argv, "run")
+    return None if run is None else Options.of_run(run, trust=trusted(argv)), argv
+
+
+def run(options: Options) -> int:
+    """Generate and write; returns the exit status."""
+    out = Path(options.out)
+    say_whose_model(options)
+    if options.bench is not None:
+        from sage_grpo.generation import bench
+
+        for made in bench.make(options, out):
+            print(made)
+        return 0
+    from sage_grpo.utils.video import contact_sheet, write_mp4
+
+    prompts = prompts_of(options)[: options.first]
+    clips = clips_of(options, prompts)
+    batches: list[tuple[torch.Tensor, Sound | None]] = []
+    if options.run is not None:
+        refuse_own(out, Path(options.run))
+    judged = _judged(options, clips) if options.rewards else None
+    model = options.find(options.model).load()
+    for some, batch, sound in sample(options, model, clips):
+        for place, (clip, video) in enumerate(zip(some, batch)):
+            write_mp4(out / clip.file, video, model.video.fps, sound=None if sound is None else sound[place])
+        batches.append((batch, sound))
+    if judged is not None:
+        print(_pairs(out, *judged, batches, model.video.fps))
+        return 0
+    videos = [video for batch, _ in batches for video in batch]
+    sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt.text for clip in clips])
+    print(f"{len(clips)} clips and {sheet.name} in {out}")
+    return 0
+
+
+def _judged(options: Options, clips: Sequence[Clip]) -> tuple[CompositeReward, list[ScoredVideo]]:
+    """The rewards, tried out before anything is sampled, and a row for each clip."""
+    from sage_grpo.generation.files import ScoredVideo, judge
+    from sage_grpo.models.devices import choose_device
+
+    rows = [ScoredVideo(clip.file, clip.prompt.text, {**clip.prompt.metadata, **clip.images}) for clip in clips]
+    return judge(options.rewards, rows, choose_device(options.model.device)), rows
+
+
+def _pairs(
+    out: Path,
+    reward: CompositeReward,
+    rows: Sequence[ScoredVideo],
+    batches: Sequence[tuple[torch.Tensor, Sound | None]],
+    fps: float,
+) -> str:
+    """Score the clips as they were sampled, without the codec's loss; write which are best and worst; a sentence for people."""
+    from sage_grpo.data.examples import LISTS
+    from sage_grpo.generation.files import best_and_worst, refuse_unscored, score_clips, write_scores
+
+    rest = iter(rows)
+    for batch, sound in batches:
+        some = [*islice(rest, len(batch))]
+        for row in some:
+            row.fps = fps
+        score_clips(reward, some, batch, sound)
+    write_scores(out, rows)
+    replace_text(
+        out / "prompts.jsonl", _lines([{**row.metadata, "prompt": row.prompt, "video": row.video} for row in rows])
+    )
+    refuse_unscored(out, rows)
+    pairs = best_and_worst(rows)
+    replace_text(out / LISTS[0], _lines(pairs))
+    alike = len({row.prompt for row in rows}) - len(pairs)
+    left = (
+        f" {alike} prompts are left out: fewer than two of their clips have a score, or all have the same."
+        if alike
+        else ""
+    )
+    return f"{len(rows)} clips, their scores and {len(pairs)} pairs ({LISTS[0]}) in {out}.{left}"
+
+
+def _lines(rows: Sequence[Mapping[str, object]]) -> str:
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)

@@ -1,0 +1,244 @@
+"""The command `sage-grpo`: of the subcommands only the one that is called is imported."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import itertools
+import os
+import re
+import select
+import sys
+import warnings
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sage_grpo.cli import COMMANDS
+from sage_grpo.config.errors import did_you_mean, family_hint, nearest
+from sage_grpo.utils.redact import hide
+from sage_grpo.utils.safe_io import printable
+from sage_grpo.version import ROOT, __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status."""
+    try:
+        status = _main(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it can be told that nobody reads
+        return status
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        _say_no_more()
+        return UNREAD
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return UNREAD  # rich has noticed it and ends the program itself, with a status that means something else here
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _say_no_more()
+        return _fail(f"Nothing more can be written: {error.strerror}. Make room on the disk.")
+
+
+def _main(argv: list[str]) -> int:
+    if argv[:1] == ["help"] and len(argv) > 1:  # `help train model` is `train --help model`
+        argv = [argv[1], "--help", *argv[2:]]
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"sage-grpo {__version__}")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in COMMANDS:
+        return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
+    told = warnings.formatwarning
+    # They name files and values of folders that others made.
+    warnings.formatwarning = lambda *words: printable(told(*words))
+    try:
+        return _run(name, rest)
+    except (ValueError, FileNotFoundError) as error:
+        # What a user can mend is said in one message; anything else keeps its traceback.
+        return _fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror or error}.")
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted.", 130)
+    finally:
+        warnings.formatwarning = told
+
+
+UNREAD = 141
+"""The status of a program whose reader has gone, as `... | head` does: what a shell makes of the signal SIGPIPE."""
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _unread() -> bool:
+    """Whether it is the reader of our output who has gone, and not somebody on a network."""
+    try:
+        sys.stdout.flush()  # what could not be written is still there, unless nothing is kept (python -u)
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), select.POLLERR)
+        return bool(watch.poll(0))
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+        return False
+
+
+def _say_no_more() -> None:
+    """Nothing is written to a reader who has gone, also not by the interpreter when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(name: str, argv: list[str]) -> int:
+    command = COMMANDS[name]
+    topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
+    if command.first and argv and not argv[0].startswith("-"):
+        argv = [f"--{command.first}", *argv]
+    if command.positional != "command":
+        _refuse_missing(name, argv)
+    if command.slow and topic is None and "--print_config" not in argv and _is_first():
+        # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
+        _say(f"sage-grpo {__version__} {name}: starting ...")
+    module = importlib.import_module(f"sage_grpo.cli.{command.module}")
+    defaults, unnamed = None, False
+    if command.positional == "command":
+        argv = module.arguments(argv, COMMANDS)
+    elif command.many:
+        from sage_grpo.config.parsing import loose_words
+
+        argv = loose_words(argv, command.positional, module.Options)
+    if command.recipes or command.runs:
+        from sage_grpo.config.parsing import given
+
+        named = given(argv, "recipe")
+        defaults, argv = module.defaults(argv)
+        unnamed = command.recipes and named is None and given(argv, "recipe") is not None
+    if topic is not None:
+        from sage_grpo.config.help import manual
+        from sage_grpo.recipes import meanings
+
+        recipes = meanings() if command.recipes else None
+        about = module.__doc__ or ""
+        print(manual(module.Options, topic, prog=f"sage-grpo {name}", about=about, values=defaults, recipes=recipes))
+        return 0
+    from sage_grpo.config.parsing import parse
+
+    options = parse(module.Options, argv, prog=f"sage-grpo {name}", defaults=defaults, recipes=command.recipes)
+    if command.recipes and defaults is not None and _is_first():
+        from sage_grpo.recipes import remarks
+
+        if unnamed:
+            _say(
+                f"sage-grpo: no recipe is named: this is {argv[-1].partition('=')[2]}, the miniature that the package carries."
+            )
+        for remark in remarks(options, defaults):
+            _say(f"sage-grpo: {remark}")
+    return module.run(options)
+
+
+def _refuse_missing(name: str, argv: list[str]) -> None:
+    """Refuse a recipe, a file or a run that is not there before anything is imported: the libraries take seconds. What this does not know
+    is refused later, by whoever needs it."""
+    from sage_grpo.config.parsing import given
+
+    config = given(argv, "config")
+    if config is not None and not Path(config).is_file():
+        raise FileNotFoundError(f"--config {config}: there is no such file to read.")
+    if name in STARTED:
+        for start in (given(argv, "of" if name == "rewards" else "recipe"), *_values(argv, "recipes")):
+            _refuse_unknown(start or "null")
+    run = given(argv, "run")
+    if run and not (Path(run) / "config.yaml").is_file():
+        raise FileNotFoundError(f"{run} is not the folder of a run: it has no config.yaml. Give --run runs/NAME.")
+    prompts = given(argv, "prompts") or ""  # of those of `train` is told with all else that a run lacks
+    if prompts.endswith((".txt", ".csv", ".json", ".jsonl")) and not Path(prompts).expanduser().is_file():
+        raise FileNotFoundError(f"There is no prompt file {prompts}.")
+
+
+def _refuse_unknown(start: str) -> None:
+    """Refuse what is neither a file or folder nor the name of a recipe."""
+    if start in ("None", "null") or Path(start).exists():
+        return
+    if start.endswith((".yaml", ".yml")):
+        raise FileNotFoundError(f"There is no file {start}.")
+    # The words that names of recipes are made of, as their sources define them.
+    texts = [(ROOT / "recipes" / file).read_text(encoding="utf-8") for file in ("targets.py", "methods.py")]
+    words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
+    near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
+    if near != start:
+        hint = f" Did you mean {near!r}?" if all(near.split("/")) else family_hint(start, words)
+        raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
+
+
+def _values(argv: list[str], key: str) -> list[str]:
+    """The words after an option, up to the next one."""
+    rest = argv[argv.index(f"--{key}") + 1 :] if f"--{key}" in argv else []
+    return list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+
+
+STARTED = ("rewards", "compare", *(name for name, command in COMMANDS.items() if command.recipes))
+"""Commands that start from a recipe."""
+
+
+def _say(text: str) -> None:
+    """Tell the person at the terminal, if there is one: a run must not die because nobody reads."""
+    with suppress(OSError, ValueError):
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[str]]:
+    """What the words ask help on (None: nothing), and the words without that; words from one of `before` on are another's."""
+    for place, word in enumerate(argv):
+        if word in before:
+            break
+        if word in ("-h", "--help"):
+            topic = "".join(one for one in argv[place + 1 : place + 2] if not one.startswith("-"))
+            return topic, argv[:place] + argv[place + 1 + bool(topic) :]
+        name, _, value = word.partition("=")
+        if name == "--help" or (name.startswith("--") and name.endswith(".help")):  # --help=model, --model.lora.help
+            return value or name[2:].removesuffix(".help"), argv[:place] + argv[place + 1 :]
+    return None, argv
+
+
+def _is_first() -> bool:
+    """Of several processes, one speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _fail(message: str, status: int = 2) -> int:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # what all processes refuse is told once
+        from sage_grpo.distributed.elastic import is_first_to_say
+
+        if not is_first_to_say(message):
+            return status
+    print(f"sage-grpo: {printable(hide(message))}", file=sys.stderr)
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    return f"""sage-grpo {__version__}: reinforcement-learning post-training of flow-matching
+video generators
+
+usage: sage-grpo COMMAND [--config FILE.yaml] [--option value ...]
+
+{rows}
+
+`sage-grpo COMMAND --help` says what a command takes, `--help GROUP` lists a group
+of its options; `--print_config` prints them as YAML to start from."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

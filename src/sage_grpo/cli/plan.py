@@ -1,0 +1,86 @@
+"""What a run will do and cost, before any weights are loaded or downloaded: `sage-grpo plan RECIPE` (or FILE.yaml, or a run's folder).
+
+Takes every option of `train`. Says how prompts, groups, ranks and micro-batches divide, how often the network runs and in which phase, how much
+memory and time every phase takes on a GPU of your choice, whether that fits, and what to change first when it does not.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from sage_grpo.cli import starting
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.config.ranges import Count
+from sage_grpo.training.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TrainConfig):
+    """What to plan, and for which machine."""
+
+    gpus: Count | None = None
+    """Processes of the run, one a GPU; None is what the `parallel` options multiply to."""
+    gpu: str | None = None
+    """Their kind: h200, h100, a100-80, a100-40, l40s, rtx4090, ...; "cpu"; None is this machine's, or an h200 where it has none."""
+    worker_gpu: str | None = None
+    """With rollout.on ray, the kind of the workers' GPUs; None is the trainer's."""
+    measure: bool = False
+    """Time real-size blocks and a decode with random weights on this machine first (about a minute), instead of reading rates
+    off the table."""
+    json: bool = False
+    """Print JSON only."""
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What `train` starts from, or the settings of a run."""
+    return starting.from_recipe(Options, argv, runs=True)
+
+
+def run(options: Options) -> int:
+    """Forecast and print; the exit status is 1 where the run does not fit."""
+    from rich.console import Console
+
+    from sage_grpo.plan import changes, hardware, show
+    from sage_grpo.plan.architecture import find_architecture
+    from sage_grpo.plan.costs import forecast
+
+    parallel = options.parallel
+    gpus = options.gpus or parallel.dp_replicate * (parallel.dp_shard or 1) * parallel.sp
+    config = starting.plain(options)
+    architecture = find_architecture(config.model)
+    if options.measure and options.gpu is not None:
+        raise ConfigError(f"--measure is about this machine, --gpu {options.gpu} about another: give one of them.")
+    device = hardware.here(gpus) if options.gpu is None else hardware.find(options.gpu, gpus)
+    if options.gpu is None and device.is_cpu and config.model.path not in (None, "shapes"):
+        device = hardware.find("h200", gpus)
+    if options.measure:
+        from sage_grpo.plan.measure import measured
+
+        device = measured(config, architecture, hardware.here(gpus))
+    found = forecast(config, device, gpus=gpus, architecture=architecture, held_out=_held_out(config))
+    workers = None
+    if options.worker_gpu is not None:
+        if config.rollout.on != "ray":
+            raise ConfigError(
+                f"--worker_gpu {options.worker_gpu} is about workers: set --rollout.on ray, or leave it out."
+            )
+        other = hardware.find(options.worker_gpu)
+        workers = forecast(config, other, gpus=1, architecture=architecture, held_out=found.held_out)
+    options_found, way = changes.changes(found), changes.way_to_fit(found)
+    if options.json:
+        print(json.dumps(show.document(found, options_found, way, workers), indent=2, allow_nan=False))
+    else:
+        show.show(found, options_found, way, Console(highlight=False), workers)
+    return 0 if found.fits or not found.phases else 1
+
+
+def _held_out(config: TrainConfig) -> int | None:
+    """How many held-out prompts there are; None where their file is not on this machine."""
+    from sage_grpo.training.inputs import NAMES, prompts_from
+
+    source = config.held_out
+    if source is None or (source not in NAMES and not Path(source).is_file()):
+        return None
+    return len(prompts_from(source))

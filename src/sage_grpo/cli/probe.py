@@ -1,0 +1,212 @@
+"""Where the variance of a reward comes from, without any gradient: which steps to branch at, how often, and with how much noise.
+
+Takes every option of `train`, so that a recipe, a configuration file or a run's folder says which model, reward and prompts are
+meant; what is about updates changes nothing here. Runs in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from sage_grpo.cli import starting
+from sage_grpo.config.parsing import given
+from sage_grpo.config.ranges import Natural
+from sage_grpo.run.saved import Choice, read_config
+from sage_grpo.tools.probe.estimate import Effect
+from sage_grpo.tools.probe.probe import Prober, ProbeResult
+from sage_grpo.tools.probe.spec import ProbeSpec
+from sage_grpo.tools.probe.ways import Way, WaysResult
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.text import narrow_table, progress_bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(TrainConfig):
+    """What to probe."""
+
+    run: str | None = None
+    """Folder of a run: its configuration becomes the defaults of all options, and its weights are used."""
+    weights: Literal["final", "best", "base"] | None = None
+    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    checkpoint: Natural | None = None
+    """Weights of the run's checkpoint of this iteration."""
+    ema: bool | None = None
+    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    trust_run: bool = False
+    """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
+    probe: ProbeSpec = ProbeSpec()
+    """How much to sample."""
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from, and the words without `--recipe NAME`: a run's configuration, or what `train` starts from."""
+    run = given(argv, "run")
+    if run is not None and "--recipe" in argv:
+        raise ValueError(f"--run {run} and --recipe both say what to start from: give one of them.")
+    if run is not None:
+        config = read_config(Path(run), trust=starting.trusted(argv), rewards=given(argv, "rewards") is None)
+        return starting.extended(Options, config, run=run), argv
+    return starting.from_recipe(Options, argv)
+
+
+def run(options: Options) -> int:
+    """Probe, print and write."""
+    from rich.console import Console
+
+    from sage_grpo.rewards.member import RewardFailure
+    from sage_grpo.tools.probe.probe import prepare, probe
+    from sage_grpo.tools.probe.ways import ways
+
+    console = Console(quiet=options.probe.json, highlight=False)
+    shown = options.log.progress and not options.probe.json
+    choice = Choice(run=options.run, weights=options.weights, checkpoint=options.checkpoint, ema=options.ema)
+    say, counting = partial(console.print, soft_wrap=True), partial(progress_bar, shown=shown, console=console)
+    try:
+        prober = prepare(options, options.probe, choice)
+        finding = ways(prober, say, counting) if options.probe.ways.measure else probe(prober, say, counting)
+    except RewardFailure as failure:
+        print(f"sage-grpo probe stopped: {failure}", file=sys.stderr)
+        return 1
+    for text in dict.fromkeys(prober.failures):
+        print(text, file=sys.stderr)
+    if isinstance(finding, ProbeResult):
+        _write(prober, finding, options)
+    else:
+        _write_ways(prober, finding, options)
+    return 0
+
+
+def _write_ways(prober: Prober, finding: WaysResult, options: Options) -> None:
+    from rich.console import Console
+
+    from sage_grpo.tools.probe.ways import ways_document, ways_snippet
+
+    out, text = Path(options.probe.out), ways_snippet(finding)
+    body = json.dumps(ways_document(prober, finding), indent=1)
+    replace_text(out / "ways.json", body + "\n")
+    if text is None:
+        (out / "ways.yaml").unlink(missing_ok=True)  # an older one would pass for this probe's
+    else:
+        replace_text(out / "ways.yaml", text)
+    if options.probe.json:
+        print(body)
+        return
+    console = Console(highlight=False)
+    console.print(_ways_table(finding))
+    console.print(
+        "alike: rank correlation within groups with the full way, for the same noises; reward: mean change against it; 95% intervals over\n"
+        "prompts. passes: of the network per clip, which caches make cheaper and not fewer; seconds: of sampling a clip, measured here",
+        style="dim",
+    )
+    least = options.probe.ways.least
+    if finding.best is None or text is None:
+        console.print(
+            f"[yellow]![/yellow] No way is alike by {least:g} with the whole of its interval: raise probe.prompts, try more steps after the branch "
+            "(probe.ways.after), or lower probe.ways.least. No ways.yaml."
+        )
+        return
+    saved = 1 - getattr(finding.best, finding.by) / getattr(finding, f"full_{finding.by}")
+    console.print(
+        f"\nMeasured: the way with the fewest {finding.by} that is alike by at least {least:g}; it saves {saved:.0%} of the full way's."
+    )
+    console.print(text, markup=False)
+    console.print(f"In {options.probe.out}: ways.yaml (for train --config), ways.json", soft_wrap=True)
+
+
+def _ways_table(finding: WaysResult) -> Any:
+    from sage_grpo.tools.probe.ways import described
+
+    table = narrow_table(f"branching at step {finding.step}: ways to run the other steps")
+    for name in ("before", "after", "solver", "without", "passes", "seconds", "alike", "reward"):
+        table.add_column(name, justify="left" if name in ("solver", "without") else "right", no_wrap=name != "without")
+
+    def columns(way: Way, passes: float, seconds: float) -> list[str]:
+        return [str(way.before), str(way.after), way.solver, described(way), f"{passes:.1f}", f"{seconds:.2g}"]
+
+    table.add_row(*columns(finding.full, finding.full_passes, finding.full_seconds), "full", "")
+    for one in finding.ways:
+        row, alike, reward = columns(one.way, one.passes, one.seconds), one.correlation, one.reward
+        style = "bold" if one is finding.best else ""
+        table.add_row(*row, f"{alike.value:.2f}", f"{reward.value:+.3f}", style=style)
+        spans = f"{alike.low:.2f}..{alike.high:.2f}", f"{reward.low:+.3f}..{reward.high:+.3f}"
+        table.add_row(*[""] * len(row), *spans, style="dim")
+    return table
+
+
+def _write(prober: Prober, finding: ProbeResult, options: Options) -> None:
+    from sage_grpo.tools.probe.figure import save_figure
+    from sage_grpo.tools.probe.probe import document, snippet
+
+    out, text = Path(options.probe.out), snippet(finding, options)
+    body = json.dumps(document(prober, finding), indent=1)
+    replace_text(out / "probe.json", body + "\n")
+    save_figure(finding, options, out / "probe.png")
+    if text is None:
+        (out / "snippet.yaml").unlink(missing_ok=True)  # an older one would pass for this probe's
+    else:
+        replace_text(out / "snippet.yaml", text)
+    if options.probe.json:
+        print(body)
+    else:
+        _print(finding, options, text)
+
+
+def _print(finding: ProbeResult, options: Options, text: str | None) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    steps = [(str(step), row) for step, row in finding.steps]
+    title = f"{options.kernel.name} at eta {finding.eta:g}: exploring at"
+    console.print(_table(title, "step", [*steps, ("all", finding.every)]))
+    etas = [(f"{eta:.4g}", row) for eta, row in finding.etas]
+    console.print(_table(f"exploring at step {finding.best} with", "eta", etas))
+    console.print(
+        "start, explored: shares of the reward's variance over clips with start noises of their own; R: part of the explored that is linear\n"
+        "std: of the reward within a branch; reward, drift: change against deterministic clips; 95% intervals over prompts",
+        style="dim",
+    )
+    if finding.every.drift is None:
+        console.print(
+            "The reward has no part named drift: whether clips stay natural is yours to look at.", style="dim"
+        )
+    advice = finding.advice
+    if not advice.eta_is_safe:
+        console.print(
+            f"[yellow]![/yellow] Every eta costs reward or adds drift; {advice.eta:.4g} is the smallest tried."
+        )
+    if options.kernel.name == "sage_exact":
+        console.print("For sage_exact, eta = sqrt 2 = 1.414 explores most per unit of log-probability.", style="dim")
+    if text is None:
+        console.print(
+            "[yellow]![/yellow] No step's R is distinguishable from 0: raise probe.prompts or probe.members. No snippet."
+        )
+        return
+    if advice.eta != finding.eta:
+        console.print(
+            f"Steps were compared at eta {finding.eta:g}; probe again with kernel.eta {advice.eta:g} to be sure."
+        )
+    console.print(f"\n{text}", markup=False)
+    console.print(f"In {options.probe.out}: snippet.yaml (for train --config), probe.json, probe.png", soft_wrap=True)
+
+
+def _table(title: str, first: str, rows: Sequence[tuple[str, Effect]]) -> Any:
+    table = narrow_table(title)
+    names = [name for name in ("start", "explored", "linear", "std", "reward", "drift") if getattr(rows[0][1], name)]
+    for name in (first, *names):
+        table.add_column("R" if name == "linear" else name, justify="right", no_wrap=True)
+    for label, row in rows:
+        values = {name: getattr(row, name) for name in names}
+        forms = {name: "{:+.3f}" if name in ("reward", "drift") else "{:.2f}" for name in names}
+        table.add_row(label, *(forms[name].format(value.value) for name, value in values.items()))
+        spans = {name: f"{forms[name]}..{forms[name]}".format(value.low, value.high) for name, value in values.items()}
+        # Six intervals do not fit a line of 80 characters: that of `start` is that of `explored` turned round, and the std's is in the file.
+        spans |= {"start": "", "std": ""}
+        table.add_row("", *spans.values(), style="dim")
+    return table

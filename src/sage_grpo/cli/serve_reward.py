@@ -1,0 +1,59 @@
+"""`sage-grpo serve-reward`: host any configured rewards over HTTP for a training run elsewhere."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import field
+from typing import Annotated, Literal
+
+from sage_grpo.config.ranges import Range, checked
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.rewards.serving.server import ServerLimits, check_binding, composite_scorer, create_app
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.utils.http_server import check_installed, check_port, serve
+
+
+@checked
+class Options:
+    """What to serve, and where."""
+
+    rewards: list[RewardSpec]
+    """The rewards; all their parts are returned, weights are the client's business."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than this machine only with a token."""
+    port: Annotated[int, Range(0, 65535)] = 8765
+    """Port to listen on."""
+    token_env: str = "SAGE_GRPO_REWARD_TOKEN"
+    """Environment variable that holds the token that clients must send; never given on the command line."""
+    device: str = "cpu"
+    """Device of the rewards."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    """Batching, queue and sizes."""
+    log_level: Literal["critical", "error", "warning", "info"] = "warning"
+    """How much the HTTP server logs."""
+
+
+def run(options: Options) -> int:
+    """Serve until SIGINT or SIGTERM; running batches are finished first."""
+    token = os.environ.get(options.token_env, "").strip()
+    check_binding(options.host, token)
+    from sage_grpo.models.devices import choose_device
+
+    check_installed()
+    check_port(options.host, options.port)
+    device = choose_device(options.device)
+    composite = CompositeReward(options.rewards, device=device, require_weights=False)
+    composite.refuse_comparing("a request may hold a part of a group. Name it in the run's own rewards.")
+    app = create_app(composite_scorer(composite), token=token, limits=options.limits)
+    kept = "with a token" if token else "without a token"
+    print(f"Serving {', '.join(composite.names)} on http://{options.host}:{options.port}, {kept}.", flush=True)
+    started = serve(
+        app,
+        header_timeout=options.limits.header_timeout_s,
+        max_connections=options.limits.max_connections,
+        host=options.host,
+        port=options.port,
+        log_level=options.log_level,
+        timeout_graceful_shutdown=60,
+    )
+    return 0 if started else 1

@@ -1,0 +1,113 @@
+"""What the options of a command start from: a recipe, a YAML file or the folder of a run that its words name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sage_grpo.config.parsing import ConfigError, given, in_file
+from sage_grpo.recipes import recipe
+from sage_grpo.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from sage_grpo.generation.evaluate import EvaluateSpec
+    from sage_grpo.generation.generate import GenerateSpec
+
+EMBEDDED = "shapes/sage"
+
+
+Options = TypeVar("Options", bound=TrainConfig)
+
+
+def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> tuple[Options | None, list[str]]:
+    """What the options of `train`, or of a command that has more of them, start from, and the words with the recipe, if there is one, at
+    their end; a YAML file in its place (with `runs`, also the folder of a run) stands for --config.
+
+    A recipe on the command line wins over that of a file. Without a recipe, a file or a model it is the embedded world's, which
+    runs on any machine; with a model or a file, the options' own defaults, which are the paper's.
+    """
+    words, names = _without_recipe(_with_files(argv, runs=runs))
+    in_files = given(words, "recipe")
+    named = names[-1] if names else in_files
+    for other in (*names[:-1], in_files):
+        if other not in (None, "None", "null", named):
+            recipe(str(other))  # one that is overruled must be one all the same
+    files = [value for value in (given(words, "config"),) if value]
+    chosen = any(word.split("=")[0] in ("--model", "--model.path", "--model.family") for word in words)
+    if named is None and not files and not chosen:
+        named = EMBEDDED
+    if named in (None, "None", "null"):
+        _say_what_it_stands_on(files)
+        return None, words
+    if os.path.isfile(f"{named}/config.yaml"):
+        raise ConfigError(f"{named} is the folder of a run, no recipe: --config {named}/config.yaml has its settings.")
+    return extended(kind, recipe(str(named), given(words, "rollout.steps"))), [*words, f"--recipe={named}"]
+
+
+def extended(kind: type[Options], config: TrainConfig, **more: Any) -> Options:
+    """A configuration as the options of a command that has more of them."""
+    return kind(**{field.name: getattr(config, field.name) for field in fields(config)}, **more)
+
+
+def plain(options: TrainConfig) -> TrainConfig:
+    """The configuration in a command's options."""
+    return TrainConfig(**{field.name: getattr(options, field.name) for field in fields(TrainConfig)})
+
+
+def _with_files(argv: list[str], *, runs: bool) -> list[str]:
+    """The words with --config where the word for a recipe is a YAML file or, with `runs`, the folder of a run."""
+    words = list(argv)
+    for place, word in enumerate(words[:-1]):
+        file = Path(words[place + 1])
+        if runs and (file / "config.yaml").is_file():
+            file = file / "config.yaml"
+        if word == "--recipe" and file.is_file():
+            words[place : place + 2] = ["--config", str(file)]
+    return words
+
+
+def _without_recipe(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words without `--recipe NAME` and `--recipe=NAME`, and the names."""
+    words, rest, names = [], list(argv), []
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--recipe="):
+            names.append(word.partition("=")[2])
+        elif word == "--recipe":
+            names.append(rest.pop(0) if rest and not rest[0].startswith("--") else "")
+        else:
+            words.append(word)
+    return words, names
+
+
+def _say_what_it_stands_on(files: list[str]) -> None:
+    """Without a recipe most options have defaults that nobody chose; a whole file, as a run writes it, leaves none."""
+    if any(all(in_file(file, name) for name in TrainConfig.__dataclass_fields__) for file in files):
+        return
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError, ValueError):  # nobody may be reading
+            print(
+                f"sage-grpo: no recipe is named: what {files[-1] if files else 'the options'} leaves out has the paper's defaults "
+                "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
+    """Where nobody named a run or a model, it is the miniature's: said, because its clips are not what people expect of theirs."""
+    if options.run is None and options.model.path is None and options.model.family is None:
+        with suppress(OSError, ValueError):  # nobody may be reading
+            text = "neither --run nor --model.path is given: this is the miniature that the package carries."
+            print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
+
+
+def trusted(argv: Sequence[str]) -> bool:
+    """Whether the words say --trust_run, for commands that read a run before their options."""
+    value = given(argv, "trust_run")
+    return value is not None and (value.lower() == "true" or value == "" or value.startswith("--"))

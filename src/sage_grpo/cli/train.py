@@ -1,0 +1,51 @@
+"""Align a video model with a reward: `sage-grpo train RECIPE` (or FILE.yaml, which may name its `recipe`) starts from a whole configuration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sage_grpo.cli.starting import from_recipe
+from sage_grpo.training.config import TrainConfig as Options
+
+__all__ = ["Options", "defaults", "run"]
+
+
+def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
+    """What the options start from: a recipe, or a file."""
+    return from_recipe(Options, argv)
+
+
+def run(options: Options) -> int:
+    """Train."""
+    from sage_grpo.callbacks.terminal import outliving_output
+    from sage_grpo.distributed.checkpoint import SaveFailed
+    from sage_grpo.distributed.world import RankLost
+    from sage_grpo.rewards.member import RewardFailure
+    from sage_grpo.run import session
+    from sage_grpo.tools.report.page import leave_report
+    from sage_grpo.training.update import Diverged
+    from sage_grpo.workers.messages import CrewError
+
+    status = 0
+    with outliving_output():
+        try:
+            with session.session(options, remark=_remark) as world:
+                try:
+                    session.run(options, world)
+                except (Diverged, RewardFailure, SaveFailed, CrewError) as stopped:  # all ranks decide alike
+                    if world.is_main:
+                        print(f"sage-grpo train stopped: {stopped}")
+                    status = 1
+        except RankLost as lost:
+            print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
+            os._exit(1)  # an orderly exit would wait for the rank that is gone
+        told = leave_report(Path(options.out)) if world.is_main else ""
+        if told:
+            print(told)
+    return status
+
+
+def _remark(text: str) -> None:
+    print(f"sage-grpo: {text}", file=sys.stderr, flush=True)

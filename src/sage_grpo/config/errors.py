@@ -1,0 +1,192 @@
+"""A parser's complaint as one line that says what to do: what is wrong, with which value, and the nearest valid name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from sage_grpo.config.ranges import KINDS, inner_dataclass
+from sage_grpo.version import ROOT
+
+ALSO_CALLED = {
+    "batch.group_size": ("num_generations", "generations", "samples_per_prompt", "num_samples", "group"),
+    "batch.micro_batch": ("micro_batch_size", "per_device_train_batch_size", "mbs"),
+    "batch.prompts": ("batch_size", "train_batch_size", "prompts_per_iteration"),
+    "data.eval_prompts": ("val_prompts", "test_prompts", "held_out", "eval_data"),
+    "data.prompts": ("dataset", "prompt_file", "prompt_path", "train_prompts", "prompts"),
+    "evaluate.every": ("eval_every", "eval_freq", "eval_steps"),
+    "iterations": ("num_iterations", "max_steps", "max_train_steps", "num_steps", "epochs", "num_epochs"),
+    "keep.checkpoint_every": ("save_every", "save_steps", "save_freq", "checkpointing_steps"),
+    "kernel.eta": ("noise_level", "noise_scale"),
+    "kernel.name": ("sampler", "sde", "sde_type"),
+    "kl.lambda_max": ("kl_weight", "kl_beta", "kl_coef", "kl_lambda"),
+    "log.wandb": ("wandb_project", "report_to"),
+    "model.dtype": ("precision", "mixed_precision", "torch_dtype", "weight_dtype"),
+    "model.frames": ("num_frames", "video_length"),
+    "model.guidance_scale": ("cfg", "cfg_scale", "guidance", "embedded_guidance_scale"),
+    "model.lora.rank": ("lora_rank", "lora_r"),
+    "model.path": ("model_path", "model_name", "pretrained", "pretrained_model_name_or_path", "ckpt"),
+    "optimizer.lr": ("learning_rate", "learningrate", "step_size"),
+    "optimizer.max_grad_norm": ("grad_clip", "gradient_clip", "clip_grad_norm", "clip_grad"),
+    "optimizer.warmup_updates": ("warmup", "warmup_steps", "lr_warmup_steps"),
+    "out": ("output", "output_dir", "out_dir", "outdir", "save_dir", "logdir"),
+    "rewards": ("reward", "reward_fn", "reward_funcs", "reward_model"),
+    "rollout.steps": ("num_inference_steps", "sampling_steps", "denoising_steps", "inference_steps"),
+    "surrogate.clip_range": ("clip_eps", "epsilon", "cliprange"),
+    "model.deterministic": ("full_determinism", "use_deterministic_algorithms", "reproducible"),
+    "update.gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing"),
+    "steps": ("num_inference_steps", "sampling_steps"),
+    "prompts": ("prompt", "text"),
+}
+"""What other programs call an option; only where that is not near enough in letters."""
+
+
+def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """ " Did you mean 'x'?" with the nearest name, whatever the case of its letters; empty where none is near."""
+    near = nearest(given, known, cutoff)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The nearest name, whatever the case of its letters; empty where none is near."""
+    folded = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(given.lower(), folded, n=1, cutoff=cutoff)
+    return folded[near[0]] if near else ""
+
+
+def nearest_key(given: str, keys: Sequence[str]) -> str:
+    """The nearest whole key, else what others call so, else the nearest by its last part (people forget the prefix)."""
+    given = given.lower().replace("-", "_")
+    near = nearest(given, keys, 0.8)
+    if near:
+        return near
+    tail = given.rsplit(".", 1)[-1]
+    for key in keys:
+        if tail in ALSO_CALLED.get(key, ()):
+            return key
+    return nearest(given, keys, 0.75) or _by_tail(tail, keys)
+
+
+def _by_tail(tail: str, keys: Sequence[str]) -> str:
+    tails: dict[str, str] = {}
+    for key in keys:
+        tails.setdefault(key.rsplit(".", 1)[-1], key)
+    near = nearest(tail, tails, 0.6)
+    return tails[near] if near else ""
+
+
+def family_hint(name: str, targets: Collection[str]) -> str:
+    """Advice for a model whose family stands where one of a recipe's `targets` belongs; empty where a target is nearer, or neither is near."""
+    families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]
+    family = nearest(name.split("/")[0], [*families, *targets], 0.8)
+    if not family or family in targets:
+        return ""
+    return (
+        f" {family} is a family of models without a recipe of its own; another recipe trains it: sage-grpo train wan/branch --model.path MODEL "
+        "--rewards FILE. An image is a clip of one frame, for rewards of single frames (docs/models.md)."
+    )
+
+
+def explain(message: str, options: type) -> str:
+    """A parser's message in one line, with the nearest valid key or value."""
+    keys = [key for key, _ in leaves(options)]
+    items = {key: get_args(kind)[0] for key, kind in leaves(options) if _lists_parts(kind)}
+    keys += [f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item)]
+    place = "".join(re.findall(r'Parser key "([\w.\[\]]+)"', message)[-1:])
+    wrong_key = re.search(
+        r"[Oo]ption '([\w.+-]+)' is not accepted|[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
+    )
+    words = re.search(r"unrecognized arguments?: (.+)", message)
+    group = re.search(r"Group '([\w.]+)' does not accept (?:option|nested key) '([\w.]+)'", message)
+    if group:
+        return _no_option(f"{group.group(1)}.{group.group(2)}", keys)
+    if wrong_key:
+        name = wrong_key.group(1) or wrong_key.group(2)
+        inner = f"{place}." if place and f"{place}.{name}" not in keys and not name.startswith(place) else ""
+        return _no_option(inner + name, keys)
+    if words:
+        return _stray(words.group(1), keys)
+    missing = re.search(r"following arguments are required: (.+)", message)
+    if missing:
+        return " ".join(_needed(name.strip(), dict(leaves(options))) for name in missing.group(1).split(","))
+    wrong = _wrong_value(message, place)
+    if place in items and "must be a list" in wrong:
+        first = dataclasses.fields(items[place])[0].name
+        return f"{wrong} Each is a mapping: --{place} '[{{\"{first}\": ...}}]'."
+    return wrong or " ".join(message.split())
+
+
+def _lists_parts(kind: Any) -> bool:
+    """Whether a value is a list of dataclasses, as rewards are."""
+    return get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
+
+
+def _no_option(name: str, keys: Sequence[str]) -> str:
+    near = nearest_key(name, keys)
+    return f"There is no option {name!r}." + (f" Did you mean {near!r}?" if near else " --help lists all.")
+
+
+def _needed(name: str, kinds: Mapping[str, Any]) -> str:
+    choices = get_args(kinds.get(name)) if get_origin(kinds.get(name)) is Literal else ()
+    return f"--{name} is needed" + (f": one of {', '.join(choices)}." if choices else ".")
+
+
+def _stray(words: str, keys: Sequence[str]) -> str:
+    option = re.search(r"--([\w.+-]+)", words)
+    if option:
+        return _no_option(option.group(1), keys)
+    word = words.split()[0]
+    run = f" Did you mean --run {word}?" if "run" in keys and os.path.isfile(f"{word}/config.yaml") else ""
+    return f"{word!r} belongs to no option: options are written --name value, lists --name [a, b].{run}"
+
+
+def _wrong_value(message: str, place: str) -> str:
+    """What a value must be and is not; empty where the message is of another kind."""
+    file = re.search(r"(?:File does not exist|Path is not a file|.*not readable): '(.+)'", message)
+    if place == "config" and file:
+        return f"--config {file.group(1)}: there is no such file to read."
+    if "Problems parsing config" in message or "Unexpected config" in message:
+        return f"The configuration is no YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
+    alone = re.search(r"argument (--[\w.]+): expected one argument", message)
+    if alone:
+        return f"{alone.group(1)} needs a value."
+    if not place:
+        return ""
+    literal = re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]", message)
+    got = re.search(r"(?:Got value|Given value): (.+)", message)
+    value = got.group(1).strip() if got else ""
+    nested = re.fullmatch(r"NestedArg\(key='(.+)', val='?(.*?)'?\)", value)
+    if nested:
+        place, value = f"{place}.{nested.group(1)}", nested.group(2)
+    if literal:
+        choices = [choice.strip(" '\"") for choice in literal.group(1).split(",")]
+        return f"{place} must be one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices, 0.5)}"
+    kinds = [KINDS[kind] for kind in re.findall(r"Expected a <class '(\w+)'>", message) if kind in KINDS]
+    if kinds:
+        return f"{place} must be {' or '.join(dict.fromkeys(kinds))}, got {value!r}."
+    load = re.search(r"Unable to load config ['\"](.+?)['\"]", message)
+    if load:
+        return f"{place} is a group of options: --{place}.NAME value, {{NAME: value}} or a YAML file; got {load.group(1)!r}."
+    return ""
+
+
+def groups(options: type) -> list[str]:
+    """The dotted keys that are groups of others, also those that may be left out."""
+    return [key for key, kind in leaves(options) if inner_dataclass(kind) and not _lists_parts(kind)]
+
+
+@cache
+def leaves(options: type, prefix: str = "") -> tuple[tuple[str, Any], ...]:
+    """Every dotted key of an options dataclass with its type."""
+    hints, found = get_type_hints(options), []
+    for field in dataclasses.fields(options):
+        key, kind = prefix + field.name, hints[field.name]
+        found.append((key, kind))
+        if inner_dataclass(kind) and not _lists_parts(kind):
+            found += leaves(inner_dataclass(kind), f"{key}.")
+    return tuple(found)

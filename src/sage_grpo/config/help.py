@@ -1,0 +1,190 @@
+"""The help of a command, written from its options dataclass: an overview, and the options of a group when asked for it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from sage_grpo.config.errors import nearest_key
+from sage_grpo.config.ranges import inner_dataclass, ranges
+
+WIDTH = 80
+"""Columns that every terminal has."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An option, or a group of options."""
+
+    key: str
+    kind: Any
+    text: str
+    default: Any
+    group: type | None
+    """The dataclass of a group."""
+
+
+@cache
+def field_docs(kind: type) -> dict[str, str]:
+    """Field -> the docstring literal under it, there or in the class that it is inherited from; what Python calls None is null here, as in YAML
+    and on the command line."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    bases = [base for base in reversed(kind.__bases__) if dataclasses.is_dataclass(base)]
+    docs = {name: text for base in bases for name, text in field_docs(base).items()}
+    for field, text in zip(body.body, body.body[1:]):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(str(text.value.value).split()))
+    return docs
+
+
+def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[Entry]:
+    """Every option and group of a dataclass, in order; `values` is an instance whose values are the defaults."""
+    hints, docs, limits = get_type_hints(options), field_docs(options), dict(ranges(options))
+    for field in dataclasses.fields(options):
+        kind, default = hints[field.name], _default(field, values)
+        inner = inner_dataclass(kind)
+        key = f"{prefix}{field.name}{'[]' if inner and get_origin(kind) is list else ''}"
+        text = docs.get(field.name, "")
+        if field.name in limits:
+            text = f"{text} Must be {limits[field.name]}.".lstrip()
+        yield Entry(key, kind, text, default, inner)
+        if inner is not None:
+            yield from entries(inner, f"{key}.", default if isinstance(default, inner) else None)
+
+
+def _default(field: dataclasses.Field[Any], values: Any) -> Any:
+    if values is not None:
+        return getattr(values, field.name)
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def manual(
+    options: type,
+    topic: str,
+    *,
+    prog: str,
+    about: str,
+    values: Any = None,
+    recipes: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
+    """The help on a topic: "" is the overview, "all" every option, "recipes" the recipes, else a group or an option.
+
+    `recipes` maps a heading to names with their meaning. ValueError names the nearest group or option.
+    """
+    found = list(entries(options, values=values))
+    if topic == "recipes" and recipes:
+        return "\n".join(line for heading, meanings in recipes.items() for line in (f"{heading}:", *_rows(meanings)))
+    if topic == "all":
+        return "\n".join(line for entry in found for line in _detail(entry))
+    if topic:
+        return _topic(topic.removeprefix("--"), found)
+    names = ("[--recipe NAME] " if recipes else "") + "[--config FILE.yaml] [--option value ...]"
+    lines = [*_wrap(f"usage: {prog} {names}", 0), "", *_wrap(" ".join(about.split()), 0), ""]
+    plain = {f"--{entry.key}": _short(entry) for entry in found if _top(entry) and entry.group is None}
+    own = {
+        "--config": "A YAML file with any of these options.",
+        "--print_config": "Print all options as YAML and stop.",
+    }
+    lines += [
+        "options:",
+        *_rows(
+            {**({"--recipe": "Start from a recipe; --help recipes lists them."} if recipes else {}), **own, **plain}
+        ),
+    ]
+    groups = {entry.key: _count(entry, found) for entry in found if entry.group is not None}
+    if groups:
+        lines += ["", "groups of options (--help GROUP lists one, --help all everything):", *_rows(groups)]
+    return "\n".join(lines)
+
+
+def _top(entry: Entry) -> bool:
+    return "." not in entry.key
+
+
+def _topic(topic: str, found: Sequence[Entry]) -> str:
+    names = [entry.key.replace("[]", "") for entry in found]
+    tails = [name for name in names if name.rsplit(".", 1)[-1] == topic]
+    chosen = topic if topic in names else tails[0] if len(tails) == 1 else ""
+    if not chosen:
+        near = nearest_key(topic, names)
+        groups = ", ".join(entry.key.replace("[]", "") for entry in found if entry.group is not None)
+        raise ValueError(
+            f"There is no option or group {topic!r}."
+            + (f" Did you mean --help {near}?" if near else "")
+            + (f" Groups: {groups}." if groups else "")
+        )
+    return "\n".join(
+        line
+        for entry, name in zip(found, names)
+        if name == chosen or name.startswith(f"{chosen}.")
+        for line in _detail(entry)
+    )
+
+
+def _detail(entry: Entry) -> list[str]:
+    """An option with its kind, default and whole text; a group as a heading."""
+    if entry.group is not None:
+        many = " A list of these, as YAML or JSON." if entry.key.endswith("[]") else ""
+        absent = " (none)" if entry.default is None else ""
+        return ["", *_wrap(f"{entry.key}{absent}: {entry.text}{many}", 0)]
+    head = f"  --{entry.key} {kind_in_words(entry.kind)}{_default_in_words(entry.default)}"
+    return [*_wrap(head, 6, first=0), *_wrap(entry.text, 6)]
+
+
+def _short(entry: Entry) -> str:
+    """The first sentence, and the default."""
+    sentence = entry.text.split(". ")[0].rstrip(".")
+    return f"{sentence}.{_default_in_words(entry.default)}"
+
+
+def _count(entry: Entry, found: Sequence[Entry]) -> str:
+    own = [other for other in found if other.key.startswith(f"{entry.key}.") and other.group is None]
+    inner = [other for other in own if "." not in other.key.removeprefix(f"{entry.key}.")]
+    return f"{entry.text.split('. ')[0].split(';')[0].rstrip('.')}. ({len(inner)})"
+
+
+def kind_in_words(kind: Any) -> str:
+    """A type as a user writes its values."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return "{" + ",".join(map(str, inner)) + "}"
+    if origin in (Union, types.UnionType):
+        return "|".join("null" if one is type(None) else kind_in_words(one) for one in inner)
+    if origin in (list, tuple):
+        return f"[{kind_in_words(inner[0])},...]"
+    if origin is dict:
+        return f"{{NAME: {kind_in_words(inner[1])}}}"
+    return {int: "INT", float: "NUMBER", bool: "true|false", str: "TEXT"}.get(
+        kind, "PATH" if kind is not Any else "ANY"
+    )
+
+
+def _default_in_words(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return " (needed)"
+    if value is None or value == "" or value == [] or value == {}:
+        return ""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f" ({text})"
+
+
+def _rows(meanings: Mapping[str, str]) -> list[str]:
+    """Names in one column, what they mean in the next."""
+    width = max(map(len, meanings), default=0)
+    return [line for name, text in meanings.items() for line in _wrap(f"  {name:<{width}}  {text}", width + 4, first=0)]
+
+
+def _wrap(text: str, indent: int, first: int | None = None) -> list[str]:
+    start = " " * (indent if first is None else first)
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)

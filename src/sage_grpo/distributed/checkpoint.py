@@ -1,0 +1,359 @@
+"""Checkpoints: safetensors shards through torch.distributed.checkpoint, written atomically, with checksums.
+
+A checkpoint is a folder: shard files, `state.json` (everything that is not a tensor) and `manifest.json` (size and
+checksum of every file). It is written beside its final place and renamed, so a folder with a manifest is whole; the
+checksums also catch what happens later to a disk. Loading reshards: save on any number of ranks, load on any other.
+Every rank writes its own shards into a file of its own; nothing is gathered and nothing is pickled. A write that fails on one
+rank fails on all, with `SaveFailed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from sage_grpo.distributed.world import World
+from sage_grpo.utils.json_schema import DocumentError, demand, read_json, read_object, shown
+from sage_grpo.utils.safe_io import regular
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+WRITTEN = re.compile(r"state\.json|manifest\.json|metrics\.jsonl|shard-[\w-]+\.safetensors")
+"""Names of the files that a checkpoint consists of."""
+
+
+RESTORE = "Restore the checkpoint from a copy, or remove it to go on from the one before it."
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written. All ranks raise it alike; what was saved before is still there."""
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A second Ctrl-C does not wait for a save: what it leaves is no checkpoint, and the next run removes it."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            "Interrupted while a checkpoint was saved. The same command continues from the newest whole one."
+        ) from stop
+
+
+class Writer:
+    """Writes checkpoints at once, or in the background from a copy of this process's shards in CPU memory."""
+
+    def __init__(self, world: World, *, background: bool = False) -> None:
+        self.world, self.background = world, background
+        self._pool = ThreadPoolExecutor(1, "checkpoint")  # starts its thread with its first job
+        self._job: Future[Path] | None = None
+
+    @_interruptible()
+    def save(
+        self,
+        root: Path,
+        number: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+    ) -> Path:
+        """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
+        self.finish()
+        if not self.background:
+            return self._save(root, number, tensors, meta, files or {})
+        # Copies, because training goes on: also the rest of the state changes under our hands.
+        staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        frozen = json.loads(json.dumps(meta))
+        self._job = self._pool.submit(self._save, root, number, staged, frozen, dict(files or {}))
+        return _folder(root, number)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write in the background has gone wrong on this process; `finish` says how."""
+        return self._job is not None and self._job.done() and self._job.exception() is not None
+
+    @_interruptible()
+    def finish(self) -> None:
+        """Wait for the write that is under way; raises what went wrong with it."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def _save(
+        self,
+        root: Path,
+        number: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        files: Mapping[str, bytes],
+    ) -> Path:
+        """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
+        world, final, partial = self.world, _folder(root, number), root / f".{number:06d}.partial"
+        try:
+            with _together(world):
+                if world.is_main:
+                    _clear(root)
+                    partial.mkdir(parents=True)
+            with _together(world), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
+                writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
+                dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
+            with _together(world):
+                if world.is_main:
+                    for name, content in files.items():
+                        (partial / name).write_bytes(content)
+                    _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
+                    inside = sorted(partial.iterdir())
+                    _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
+                    _put_in_place(partial, final)
+        except SaveFailed as failed:
+            if world.is_main:
+                shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
+            raise SaveFailed(
+                f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
+                "cause, and the same command continues from the newest."
+            ) from failed
+        return final
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Rename; a checkpoint of the same number steps aside until the new one stands, so that one of them is always whole."""
+    aside = final.with_name(f".{final.name}.old")
+    again = final.exists()
+    if again:
+        os.replace(final, aside)
+    os.replace(partial, final)
+    _sync_folder(final.parent)
+    if again:
+        _retire(aside, final)
+
+
+def _retire(aside: Path, final: Path) -> None:
+    """Remove a checkpoint that another of its number replaced; what someone else put into it moves on."""
+    for file in aside.iterdir():
+        if not WRITTEN.fullmatch(file.name):
+            os.replace(file, final / file.name)
+    shutil.rmtree(aside)
+
+
+def recover(root: Path) -> list[str]:
+    """Finish what a kill interrupted: a checkpoint that is whole, but was not yet renamed or had just stepped aside, gets its
+    name. For the one process that owns the folder; returns what it did, for people."""
+    notes = []
+    for leftover in reversed(_leftovers(root)):  # .N.partial, which is newer, before .N.old
+        final = root / leftover.name.split(".")[1]
+        if not final.exists() and find_fault(leftover) is None:
+            os.replace(leftover, final)
+            notes.append(f"{final} was whole but not yet in its place when the run ended: it counts now.")
+    return notes
+
+
+def _clear(root: Path) -> None:
+    """Remove what interrupted writes have left."""
+    for leftover in _leftovers(root):
+        final = root / leftover.name.split(".")[1]
+        if leftover.suffix == ".partial":
+            shutil.rmtree(leftover)
+        elif final.exists():
+            _retire(leftover, final)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint, but nothing that someone else put there. The manifest goes last, so that a kill on the way leaves
+    something that is known to be damaged."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):
+        if WRITTEN.fullmatch(file.name) and not file.is_dir():
+            file.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _leftovers(root: Path) -> list[Path]:
+    return _matching(root, r"\.\d{6,}\.(old|partial)")
+
+
+def _matching(root: Path, pattern: str) -> list[Path]:
+    """Folders in `root` with such names, in the order of their numbers."""
+    if not root.is_dir():
+        return []
+    found = [f for f in root.iterdir() if re.fullmatch(pattern, f.name) and f.is_dir() and not f.is_symlink()]
+    return sorted(found, key=lambda folder: (int(re.sub(r"\D", "", folder.name)), folder.name))
+
+
+def _folder(root: Path, number: int) -> Path:
+    return root / f"{number:06d}"
+
+
+@contextmanager
+def _together(world: World) -> Iterator[None]:
+    """What goes wrong inside on one process is raised by all: none waits for one that has given up."""
+    error: BaseException | None = None
+    rank = world.number
+    try:
+        yield
+    except dcp.CheckpointException as failed:  # no subclass of Exception: it would pass every handler above
+        rank, (error, _) = next(iter(failed.failures.items()))
+    except (OSError, ValueError, KeyboardInterrupt) as failed:
+        error = failed
+    where = "" if world.files is None else f"rank {rank}: "
+    own = "" if error is None else f"{where}{type(error).__name__}: {error}"[:500]
+    # Over a group of its own: a write in the background must not meet the training's messages.
+    told = [text for text in world.texts(own, world.files) if text]
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if told:
+        raise SaveFailed(told[0]) from error
+
+
+def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Fill `tensors` (which have the right shapes and shards) in place."""
+    saved, asked = set(read_meta(folder)["tensors"]), set(tensors)
+    if saved != asked:
+        missing, extra = sorted(asked - saved)[:3], sorted(saved - asked)[:3]
+        raise CheckpointError(
+            f"{folder} does not fit this configuration: it lacks {missing or 'nothing'} and has {extra or 'nothing'} besides. "
+            "Resume with the model, LoRA, EMA and trust-region settings of the run that wrote it, or choose another `out`."
+        )
+    load_some(folder, tensors, world)
+
+
+def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
+    """Fill `tensors`, which may be only some of the checkpoint's."""
+    world = world or World()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            dcp.load(
+                dict(tensors),
+                storage_reader=HuggingFaceStorageReader(str(folder)),
+                no_dist=world.files is None,
+                process_group=world.files,
+            )
+    except dcp.CheckpointException as error:  # no subclass of Exception: it would pass every handler above
+        cause = next(iter(error.failures.values()))[0]
+        raise CheckpointError(
+            f"{folder} does not fit this configuration: {cause}. Use the model and LoRA settings of the run that wrote it; to "
+            "train with others, choose another `out`."
+        ) from error
+
+
+def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
+    """Everything in a checkpoint that is not a tensor; `kinds` are keys that the caller will look at, and what must be there.
+
+    A folder may come from somebody else, so that nothing in it is taken for granted.
+    """
+    file = folder / "state.json"
+    try:
+        meta = read_object(file)
+        if meta.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{folder} has checkpoint format {shown(meta.get('format'))}; this version reads {FORMAT}."
+            )
+        demand(meta, {"tensors": list, **(kinds or {})}, str(file))
+        odd = [name for name in meta["tensors"] if not isinstance(name, str)]
+        if odd:
+            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is no name.")
+    except DocumentError as error:
+        raise CheckpointError(f"{error} {RESTORE}") from error
+    return meta
+
+
+@contextmanager
+def continuing(folder: Path) -> Iterator[None]:
+    """Take over what a checkpoint's state.json holds; what cannot be taken over is refused in words."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{folder / 'state.json'} holds what no run writes ({type(error).__name__}: {error}). {RESTORE}"
+        ) from error
+
+
+def folders(root: Path) -> list[Path]:
+    """The checkpoints of a run, damaged ones too, oldest first."""
+    return _matching(root, r"\d{6,}")
+
+
+def newest_good(root: Path) -> Path | None:
+    """The newest checkpoint whose every file has the size and checksum of its manifest; warns about those passed over."""
+    for folder in reversed(folders(root)):
+        fault = find_fault(folder)
+        if fault is None:
+            return folder
+        warnings.warn(f"Checkpoint {folder} is damaged ({fault}): using the one before it.", stacklevel=2)
+    return None
+
+
+def find_fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        manifest = read_json(folder / MANIFEST)
+        if not isinstance(manifest, dict):
+            return f"{MANIFEST} does not list the files of a checkpoint"
+        strange = [name for name in manifest if Path(name).name != name]
+        if strange:
+            return f"its manifest names {strange[0]!r}, which is no file of its own"
+        if "state.json" not in manifest:
+            return f"{MANIFEST} does not list the files of a checkpoint"
+        if not any(name.endswith(".safetensors") for name in manifest):
+            return f"{MANIFEST} lists no tensors"
+        for name, wanted in manifest.items():
+            if _fingerprint(folder / name) != wanted:
+                return f"{name} was changed or cut short"
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved; number `spare` stays besides.
+
+    Later numbers can only be damaged ones that the run was not continued from: they must not push out good ones.
+    """
+    known = [folder for folder in folders(root) if int(folder.name) <= newest and int(folder.name) != spare]
+    for folder in known[:-keep]:
+        _remove(folder)
+
+
+def _fingerprint(file: Path, *, sync: bool = False) -> dict[str, Any]:
+    digest = hashlib.blake2b(digest_size=16)
+    with regular(file).open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+        if sync:
+            os.fsync(stream.fileno())
+    return {"bytes": file.stat().st_size, "blake2b": digest.hexdigest()}
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    with file.open("w") as stream:
+        json.dump(content, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

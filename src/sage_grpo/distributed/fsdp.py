@@ -1,0 +1,164 @@
+"""Sharded networks: FSDP2 per block, with what training needs to know of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from sage_grpo.distributed.spec import ParallelSpec
+from sage_grpo.distributed.world import World
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How gradients come together and tensors become whole. Without networks it is one process: nothing to do."""
+
+    world: World = World()
+    networks: tuple[FSDPModule, ...] = ()
+    sync_every_pass: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor of the loss: FSDP averages over all processes, but every one adds its own share of the loss."""
+        return float(self.world.processes) if self.networks else 1.0
+
+    def begin(self) -> None:
+        """Before the first backward pass of an update: gradients stay on this process."""
+        self.synchronize(self.sync_every_pass)
+
+    def synchronize(self, on: bool = True) -> None:
+        """Whether the next backward pass adds gradients up over processes."""
+        for network in self.networks:
+            network.set_requires_gradient_sync(on)
+
+    def clip(self, params: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Scale gradients down to a norm; returns the norm before, over all shards."""
+        params = list(params)
+        norm = get_total_norm([p.grad for p in params if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        clip_grads_with_norm_(params, max_norm, norm)
+        return float(norm)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Unsharded copies in the main process's CPU memory, one tensor at a time; empty on the others."""
+        result = {}
+        for name, tensor in tensors.items():
+            full = whole(tensor)
+            if self.world.is_main:
+                result[name] = full.to("cpu", copy=True)
+        return result
+
+
+@torch.no_grad()
+def disagreeing(tensors: Mapping[str, Tensor], world: World) -> list[int]:
+    """The processes whose tensors are not those of the first; all of them call this. Shards are put together, one tensor at a time."""
+    own = torch.tensor([_digest(tensor) for tensor in tensors.values()], dtype=torch.float64).reshape(1, -1)
+    table = world.gather(own)
+    return [number for number, row in enumerate(table) if not torch.equal(row, table[0])]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _digest(tensor: Tensor) -> list[float]:
+    """Sum and sum of squares in float64: equal bits have equal ones, and a change of one value is not lost."""
+    numbers = whole(tensor).double()
+    return [float(numbers.sum()), float(numbers.square().sum())]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, detached; every process that has a part of it calls this."""
+    held = tensor.detach()
+    return held.full_tensor() if isinstance(held, DTensor) else held
+
+
+def shard(
+    networks: Sequence[tuple[nn.Module, Sequence[nn.Module]]],
+    spec: ParallelSpec,
+    world: World,
+    *,
+    compute: torch.dtype | None = None,
+    keep: Iterable[nn.Parameter] = (),
+) -> Engine:
+    """Shard networks (each with its blocks) in place over all processes; parameters become DTensors.
+
+    Networks may lie in CPU memory: each block moves to the device and is cut before the next one follows.
+    `compute` is the dtype in which weights are gathered, where it is not their own; gradients are reduced in float32. `keep`
+    are parameters that stay whole on every process. Call this before optimizers, anchors and averages are made.
+    """
+    if world.control is None:
+        return Engine()
+    # Processes as FSDP sees them: the ranks of one clip hold different weights too.
+    sizes = {} if world.layout.replicate == 1 else {"replicate": world.layout.replicate}
+    sizes["weights"] = world.layout.weight_shards
+    kind = "cpu" if world.device is None else world.device.type
+    mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    sharded = tuple(_shard(network, blocks, spec, mesh, compute, set(keep)) for network, blocks in networks)
+    return Engine(world=world, networks=sharded, sync_every_pass=spec.sync_every_pass)
+
+
+def _shard(
+    network: nn.Module,
+    blocks: Sequence[nn.Module],
+    spec: ParallelSpec,
+    mesh: DeviceMesh,
+    compute: torch.dtype | None,
+    keep: set[nn.Parameter],
+) -> FSDPModule:
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        # Inputs are left alone: timesteps must not be rounded, and autocast or the adapter has the tokens' dtype in hand.
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        if spec.cpu_offload
+        else OffloadPolicy(),
+        "ignored_params": keep,
+    }
+    # FSDP warns of networks that return views, for those who would change them in place; nobody does.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    before: FSDPModule | None = None
+    for block in blocks:
+        sharded = fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
+        if before is not None:
+            # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
+            sharded.set_modules_to_backward_prefetch([before])
+        before = sharded
+    root = fully_shard(network, reshard_after_forward=True, **arguments)
+    # FSDP moves only what it shards.
+    for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):
+        tensor.data = tensor.data.to(mesh.device_type)
+    offloaded = spec.cpu_offload and mesh.device_type != "cpu"
+    network.register_forward_hook(partial(_after_forward, offloaded))
+    return root
+
+
+def _after_forward(
+    offloaded: bool, network: nn.Module, arguments: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]
+) -> Any:
+    """What FSDP leaves open after the root's forward pass."""
+    if not torch.is_grad_enabled():
+        # No backward pass will free gathered weights, and the anchor's and the policy's weights change places between passes:
+        # what stayed gathered would be used again although it is stale.
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        if offloaded:
+            # Weights are copied to the device behind the caller's back, and it may change them in CPU memory next.
+            torch.accelerator.current_stream().synchronize()
+        return None
+    # Gradients at the velocity are taken before the network's backward pass; on an alias that does not set off FSDP's hooks.
+    if isinstance(output, Tensor):
+        return output.view_as(output)
+    return tuple(part.view_as(part) for part in output)

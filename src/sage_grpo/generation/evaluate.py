@@ -1,0 +1,251 @@
+"""Held-out scores of any weights: sampled with the ODE from fixed seeds, and scored with any rewards; and a tuned model against its base, clip by clip.
+
+Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the interval is Student's t
+over prompts. Wins are counted by clips.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from json import dumps
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Self
+
+from sage_grpo.config.ranges import Count, Share, checked
+from sage_grpo.data.prompts import too_few
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.saved import Choice, read_config
+from sage_grpo.training.config import EvalConfig
+from sage_grpo.training.inputs import prompts_from
+from sage_grpo.utils.json_schema import finite
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.statistics import paired_interval
+from sage_grpo.utils.text import lines_on_the_way
+
+if TYPE_CHECKING:
+    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.training.evaluate import Evaluation
+    from sage_grpo.training.inputs import Given
+
+
+def _shapes_reward() -> list[RewardSpec]:
+    return [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
+
+
+@checked
+class EvaluateSpec(Choice):
+    """What to evaluate."""
+
+    model: ModelSpec = ModelSpec(train=False)
+    """The model; without a run or a path, the small checkpoint that the package carries."""
+    prompts: str | None = "shapes"
+    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" or "scenes" for the held-out split of a world, "starter_eval" (or "starter") for those of
+    the package, or "train" for a run's training prompts."""
+    rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
+    """Rewards with their weights."""
+    max_failed_fraction: Share = 0.25
+    """Share of clips whose reward may fail."""
+    settings: EvalConfig = EvalConfig()
+    """Number of prompts, steps, seed."""
+    micro_batch: Count = 8
+    """Clips that are sampled, or read from files, together."""
+
+    @classmethod
+    def of_run(cls, run: str, *, trust: bool = False, rewards: bool = True) -> Self:
+        """What repeats a run's own evaluation of its final weights; `trust` and `rewards` as in `read_config`."""
+        config = read_config(Path(run), trust=trust, rewards=rewards)
+        return cls(
+            run=run,
+            model=config.model,
+            prompts=config.data.held_out,
+            rewards=config.rewards,
+            max_failed_fraction=config.max_failed_fraction,
+            settings=config.evaluate,
+            micro_batch=config.batch.micro_batch,
+        )
+
+
+Say = Callable[[str], None]
+"""Prints a line on how far an evaluation is."""
+
+
+def measure(options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None) -> Evaluation:
+    """Sample and score; what a program hands over takes the place of what the options name."""
+    (result,) = _measure(options, {"evaluation": options}, own, say)
+    return result
+
+
+def measure_pair(
+    options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None
+) -> tuple[Evaluation, Evaluation]:
+    """The base and the tuned model, each as `measure` finds it alone."""
+    if not options.tunes:
+        raise ValueError(
+            "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
+        )
+    base, tuned = _measure(options, {"base": options.base(), "tuned": options}, own, say)
+    return base, tuned
+
+
+def _measure(options: EvaluateSpec, choices: Mapping[str, Choice], own: Given | None, say: Say) -> Iterator[Evaluation]:
+    """An evaluation with each choice of weights, by its name, one model at a time."""
+    from sage_grpo.models.devices import choose_device
+    from sage_grpo.rewards.base import CompositeReward
+    from sage_grpo.training.evaluate import evaluate
+    from sage_grpo.training.inputs import Given, try_rewards
+
+    own = own or Given()
+    if own.model is None:  # before rewards are loaded, which takes long as well
+        options.model.check_named()
+    prompts = _prompts(options) if own.prompts is None else list(own.prompts)
+    few = too_few(options.settings.prompts, len(prompts), "settings.prompts")
+    if few:
+        warnings.warn(few, stacklevel=2)
+    found = {name: choice.find(options.model) for name, choice in choices.items()}
+    reward = CompositeReward(
+        options.rewards,
+        max_failed_fraction=options.max_failed_fraction,
+        device=choose_device(options.model.device) if own.model is None else own.model.device,
+        require_weights=False,
+        objects=own.rewards,
+    )
+    if not reward.weights:
+        warnings.warn("No reward has a weight, so there is no total: give the parts that count weights.", stacklevel=2)
+    try_rewards(reward, prompts, options.model)
+    for name, one in found.items():
+        model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
+        settings = replace(options.settings, steps=options.settings.steps_for(options.model))
+        progress = lines_on_the_way(name, say)
+        result = evaluate(model, reward, prompts, settings, micro_batch=options.micro_batch, progress=progress)
+        yield result if reward.weights else _without_total(result)
+        del model
+        gc.collect()  # the next model needs its memory
+
+
+def _without_total(result: Evaluation) -> Evaluation:
+    """An evaluation of rewards without weights, whose total would be 0 for every clip."""
+    metrics = {name: value for name, value in result.metrics.items() if name not in ("eval/total", "eval/total_stderr")}
+    rows = [
+        {**row, "scores": {part: row["scores"][part] for part in row["scores"] if part != "total"}}
+        for row in result.rows
+    ]
+    return replace(result, metrics=metrics, rows=rows)
+
+
+def _prompts(options: EvaluateSpec) -> list[Prompt]:
+    if options.prompts is None and options.run is None:
+        raise ValueError(
+            "There are no prompts to evaluate on: give --prompts FILE, or leave it out for the embedded world's."
+        )
+    if options.prompts is None:
+        raise ValueError(
+            f"{options.run} was trained without held-out prompts. Give --prompts FILE, or --prompts train for the prompts that "
+            "it was trained on."
+        )
+    if options.prompts != "train":
+        return prompts_from(options.prompts, split="heldout")
+    if options.run is None:
+        raise ValueError("--prompts train means the training prompts of a run: give --run runs/NAME as well.")
+    return prompts_from(read_config(Path(options.run), trust=True).data.prompts, split="train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What the tuned model changes in one score."""
+
+    base: float
+    """Mean over the clips that both models have a score for."""
+    tuned: float
+    """Its counterpart."""
+    change: float
+    """Mean over prompts of tuned minus base."""
+    low: float
+    """Ends of the 95% interval; NaN for a single prompt."""
+    high: float
+    p: float
+    """Two-sided p of no change, for this score alone."""
+    prompts: int
+    """Prompts with a pair."""
+    pairs: int
+    """Clips that both models have a score for."""
+    wins: int
+    """Pairs in which the tuned clip scores higher."""
+    ties: int
+    """Pairs of equal scores."""
+    left_out: int
+    """Pairs in which a reward failed."""
+
+    @property
+    def win_share(self) -> float:
+        """Share of the pairs that the tuned model wins; a tie is half a win."""
+        return (self.wins + 0.5 * self.ties) / self.pairs if self.pairs else math.nan
+
+
+def compare(base: Evaluation, tuned: Evaluation) -> dict[str, Difference]:
+    """The differences in every score, the total first."""
+    names = [[row["prompt"], row["noise"]] for row in base.rows]
+    if names != [[row["prompt"], row["noise"]] for row in tuned.rows]:
+        raise ValueError("The two evaluations have other prompts or noises: only clips of the same can be paired.")
+    scores = list(base.rows[0]["scores"]) if base.rows else []
+    return {name: _difference(name, base.rows, tuned.rows) for name in scores}
+
+
+def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Mapping[str, Any]]) -> Difference:
+    pairs: list[tuple[str, float, float]] = []
+    for one, other in zip(base, tuned, strict=True):
+        before, after = one["scores"][name], other["scores"][name]
+        if before is not None and after is not None:
+            pairs.append((one["prompt"], before, after))
+    prompts = list(dict.fromkeys(prompt for prompt, _, _ in pairs))
+    means = [
+        {place: fmean(pair[1:][side] for pair in pairs if pair[0] == prompt) for place, prompt in enumerate(prompts)}
+        for side in (0, 1)
+    ]
+    found = paired_interval(means[1], means[0])
+    return Difference(
+        base=fmean(before for _, before, _ in pairs) if pairs else math.nan,
+        tuned=fmean(after for _, _, after in pairs) if pairs else math.nan,
+        change=found.mean,
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        prompts=found.count,
+        pairs=len(pairs),
+        wins=sum(after > before for _, before, after in pairs),
+        ties=sum(after == before for _, before, after in pairs),
+        left_out=len(base) - len(pairs),
+    )
+
+
+def pairs_document(found: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:
+    """For programs: what a plain evaluation of each model says, the differences, and every pair."""
+    return {
+        "base": _plain(base),
+        "tuned": _plain(tuned),
+        "differences": {name: finite({**asdict(one), "win_share": one.win_share}) for name, one in found.items()},
+        "pairs": [
+            {"prompt": one["prompt"], "noise": one["noise"], "base": one["scores"], "tuned": other["scores"]}
+            for one, other in zip(base.rows, tuned.rows, strict=True)
+        ],
+    }
+
+
+def write_pairs(folder: Path, written: Mapping[str, Any], base: Evaluation, tuned: Evaluation) -> None:
+    """pairs.json, and a contact sheet with every base clip above its tuned one."""
+    from sage_grpo.utils.video import contact_sheet
+
+    replace_text(folder / "pairs.json", dumps(written, indent=1) + "\n")
+    if len(base.clips):
+        clips = [clip for pair in zip(base.clips, tuned.clips) for clip in pair]
+        captions = [f"{name}: {text}" for text in base.captions for name in ("base", "tuned")]
+        contact_sheet(folder / "pairs.png", clips, captions)
+
+
+def _plain(result: Evaluation) -> dict[str, Any]:
+    return finite({name.removeprefix("eval/"): value for name, value in result.metrics.items()})

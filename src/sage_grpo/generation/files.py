@@ -1,0 +1,252 @@
+"""Scores of clips, made just now or in video files of any model, with any rewards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
+from sage_grpo.rewards.base import TRIED, CompositeReward
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.scoring import metadata_of
+from sage_grpo.types import Sound
+from sage_grpo.utils.json_schema import finite, parse_json, shown
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.text import spreadsheet_cell
+from sage_grpo.utils.video import read_sound, read_video
+
+SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
+
+
+@dataclass
+class ScoredVideo:
+    """One row of the table."""
+
+    video: str
+    """Path relative to the folder."""
+    prompt: str
+    """Its prompt."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The other columns of its prompt's row."""
+    fps: float = math.nan
+    """The file's own frame rate."""
+    frames: int = 0
+    """Number of frames."""
+    height: int = 0
+    """Height in pixels."""
+    width: int = 0
+    """Width in pixels."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Every part, and `total` where weights were given; NaN where it could not be scored."""
+    reason: str = ""
+    """Why it could not be scored, or what a reward said about it."""
+
+
+def find_videos(folder: Path) -> list[Path]:
+    """The video files of a folder and its subfolders, sorted by path."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder.")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise ValueError(f"{folder} holds no video ({', '.join(SUFFIXES)}).")
+    return found
+
+
+def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
+    """The prompt of every video name.
+
+    .txt: one prompt a line, in the order of the sorted names. .csv: columns video and prompt. .jsonl: objects with
+    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other columns are
+    metadata that rewards receive.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file.")
+    text = text_of(path)
+    if path.suffix == ".txt":
+        lines = lines_of(text)
+        if len(lines) != len(names):
+            raise ValueError(f"{path} has {len(lines)} prompts for {len(names)} videos; name them in a .csv instead.")
+        return [Prompt(line) for line in lines]
+    table = _prompt_table(path, text)
+    prompts, missing = [], []
+    for name in names:
+        known = [
+            key for key in (name, str(Path(name).with_suffix("")), Path(name).name, Path(name).stem) if key in table
+        ]
+        if known:
+            prompts.append(table[known[0]])
+        else:
+            missing.append(name)
+    if missing:
+        shown = ", ".join(missing[:5])
+        raise ValueError(f"{path} has no prompt for {len(missing)} of {len(names)} videos: {shown}.")
+    return prompts
+
+
+def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
+    if path.suffix == ".json":
+        table = parse_json(text, str(path))
+        if not isinstance(table, dict):
+            raise ValueError(f"{path} must hold an object from video to prompt, it holds {shown(table)}.")
+        return {
+            video: prompt_of(row if isinstance(row, dict) else {"prompt": row}, f"{path}, {video!r}", path.parent)
+            for video, row in table.items()
+        }
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ValueError(f"Prompts are read from .txt, .csv, .jsonl or .json, got {path}.")
+    prompts = {}
+    for number, row in read_rows(text, path):
+        if not {"video", "prompt"} <= row.keys():
+            raise ValueError(f"{path}, line {number} needs video and prompt, it has {', '.join(row)}.")
+        video = str(row.pop("video"))
+        if video in prompts:
+            raise ValueError(f"{path}, line {number} is the second row for {video}: keep one of them.")
+        prompts[video] = prompt_of(row, f"{path}, line {number}", path.parent)
+    return prompts
+
+
+def judge(rewards: Sequence[RewardSpec], rows: Sequence[ScoredVideo], device: str | torch.device) -> CompositeReward:
+    """The rewards of some videos, tried out on the first one's prompt; every row gets its columns."""
+    composite = CompositeReward(rewards, device=device, require_weights=False)
+    composite.refuse_comparing("clips are scored one by one. Leave it out here.")
+    others = [(row.prompt, row.metadata) for row in rows[1:TRIED]]
+    problem = composite.try_out(rows[0].prompt, metadata=rows[0].metadata, others=others)
+    if problem:
+        raise RewardConfigError(problem)
+    for row in rows:
+        row.scores = dict.fromkeys([*composite.names, *(["total"] if composite.weights else [])], math.nan)
+    return composite
+
+
+def score_videos(
+    videos: Path,
+    prompts: Path,
+    rewards: Sequence[RewardSpec],
+    *,
+    output: Path | None = None,
+    device: str | torch.device = "cpu",
+    batch_size: int = 8,
+) -> list[ScoredVideo]:
+    """Score every video of a folder, and write scores.csv and scores.json into `output`.
+
+    A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
+    """
+    paths = find_videos(videos)
+    names = [path.relative_to(videos).as_posix() for path in paths]
+    told = read_prompts(prompts, names)
+    rows = [ScoredVideo(name, prompt.text, metadata_of(prompt)) for name, prompt in zip(names, told)]
+    composite = judge(rewards, rows, device)
+    for batch, clips in _batches(paths, rows, 1 if composite.hears else batch_size):  # sounds differ in length
+        sound = read_sound(videos / batch[0].video) if composite.hears else None
+        score_clips(composite, batch, clips, None if sound is None else Sound(sound.waves[None], sound.rate))
+    if output is not None:
+        write_scores(output, rows)
+    return rows
+
+
+def refuse_unscored(videos: Path, rows: Sequence[ScoredVideo]) -> None:
+    """ValueError where not one of the files has a score."""
+    if all(math.isnan(score) for row in rows for score in row.scores.values()):
+        raise ValueError(
+            f"None of the {len(rows)} videos in {videos} could be scored. {rows[0].video}: {rows[0].reason}"
+        )
+
+
+def _batches(
+    paths: Sequence[Path], rows: Sequence[ScoredVideo], size: int
+) -> Iterator[tuple[list[ScoredVideo], Tensor]]:
+    """Neighbouring files of the same format, together."""
+    import av
+
+    waiting: list[tuple[ScoredVideo, Tensor]] = []
+    for path, row in zip(paths, rows):
+        try:
+            clip, row.fps = read_video(path)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            row.reason = f"cannot be read: {error}"
+            continue
+        if waiting and (waiting[0][1].shape != clip.shape or waiting[0][0].fps != row.fps or len(waiting) >= size):
+            yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
+            waiting = []
+        waiting.append((row, clip))
+    if waiting:
+        yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
+
+
+def score_clips(composite: CompositeReward, rows: Sequence[ScoredVideo], clips: Tensor, sound: Sound | None) -> None:
+    """Write the scores and the size of clips, uint8 B x F x H x W x 3 of one frame rate, into their rows."""
+    silent = composite.hears and sound is None
+    for row in rows:
+        row.frames, row.height, row.width = clips.shape[1:4]
+        row.reason = "it has no sound, and a reward listens" if silent else ""
+    if silent:
+        return
+    texts, metadata = [row.prompt for row in rows], [row.metadata for row in rows]
+    scores, report = composite.score(clips, texts, rows[0].fps, metadata=metadata, sound=sound)
+    for index, row in enumerate(rows):
+        row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
+        if "total" in row.scores:
+            row.scores["total"] = scores.total[index].item()
+        said = [one for one in (*report.failures, *report.remarks) if one.index == index]
+        row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in said)
+
+
+def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
+    """A row of data.clips for every prompt: the video with the highest total is preferred to that with the lowest. Where nothing tells them
+    apart, there is none."""
+    prompts: dict[str, list[ScoredVideo]] = {}
+    for row in rows:
+        if math.isfinite(row.scores["total"]):
+            prompts.setdefault(row.prompt, []).append(row)
+    found = []
+    for own in prompts.values():
+        win, lose = (pick(own, key=lambda row: row.scores["total"]) for pick in (max, min))
+        if win.scores["total"] > lose.scores["total"]:
+            found.append({**win.metadata, "prompt": win.prompt, "win": win.video, "lose": lose.video})
+    return found
+
+
+def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
+    """Mean, standard error and number of the finite scores of a column."""
+    values = torch.tensor([row.scores[column] for row in rows], dtype=torch.float64)
+    values = values[values.isfinite()]
+    count = len(values)
+    error = (values.std(unbiased=True) / math.sqrt(count)).item() if count > 1 else math.nan
+    return {"mean": values.mean().item() if count else math.nan, "standard_error": error, "count": count}
+
+
+def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:
+    """`summarize` of every column, for JSON."""
+    columns = rows[0].scores if rows else {}
+    return finite({column: summarize(rows, column) for column in columns})
+
+
+def write_scores(folder: Path, rows: Sequence[ScoredVideo]) -> None:
+    """Write scores.csv and scores.json."""
+    columns = list(rows[0].scores)
+    facts = ("video", "prompt", "fps", "frames", "height", "width")
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow([*facts, *map(spreadsheet_cell, columns), "reason"])
+    for row in rows:
+        scores = [row.scores[column] for column in columns]
+        shown = ["" if math.isnan(score) else repr(score) for score in scores]
+        size = [row.fps, row.frames, row.height, row.width]
+        told = [spreadsheet_cell(text) for text in (row.video, row.prompt, row.reason)]
+        writer.writerow([*told[:2], *size, *shown, told[2]])
+    records = [
+        {fact: getattr(row, fact) for fact in facts} | {"scores": row.scores, "reason": row.reason} for row in rows
+    ]
+    document = json.dumps(finite({"summary": summary(rows), "videos": records}), indent=2, allow_nan=False) + "\n"
+    for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):
+        replace_text(folder / name, text)

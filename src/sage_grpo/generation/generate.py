@@ -1,0 +1,187 @@
+"""Clips of prompts: what to make, with which weights, and sampling them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from sage_grpo.config.ranges import Count, Seed, checked
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.run.saved import Choice, read_config
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.solvers import SolverName
+from sage_grpo.utils.text import progress_bar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.models.base import VelocityModel
+    from sage_grpo.models.policy import Policy
+    from sage_grpo.types import Conditioning, Sound
+
+
+BenchName = Literal["vbench", "vbench2", "evalcrafter", "t2v_compbench", "phygenbench", "videophy"]
+MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".yml", ".parquet", ".xlsx", ".ndjson")
+"""Endings of what can only be meant as a file."""
+
+
+@checked
+class GenerateSpec(Choice):
+    """What to generate."""
+
+    model: ModelSpec = ModelSpec(train=False)
+    """The video model; without a run or a path, the small checkpoint that the package carries."""
+    prompts: list[str] | str = ""
+    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), "starter" or "starter_eval", or "shapes" or "scenes" for the training
+    prompts of a world."""
+    images: list[str] = field(default_factory=list)
+    """First frames for an image-to-video model: one per prompt, or one for all."""
+    bench: BenchName | None = None
+    """Write the clips that a public suite scores, under its names, to out/base and (with a run or a LoRA) out/tuned; `prompts` is the suite's
+    list (docs/bench-export.md)."""
+    rewrites: str | None = None
+    """With `bench`: a file with what the model is given in place of each prompt; files keep the names of the list."""
+    kernel: KernelSpec = KernelSpec(name="ode")
+    """The sampler; ode does not explore."""
+    solver: SolverName = "euler"
+    """How the ode kernel steps: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
+    multistep UniPC)."""
+    deterministic_last: bool | None = None
+    """As rollout.deterministic_last of a run: null ends with ODE steps where the kernel would leave its noise in the video."""
+    steps: Count = 30
+    """Denoising steps."""
+    per_prompt: Count = 1
+    """Clips per prompt."""
+    batch: Count = 1
+    """Clips that are sampled together; does not change which clips come out."""
+    seed: Seed = 0
+    """Seed of the first clip; the next clips take the next seeds. A prompt file's own seeds win."""
+    progress: bool = True
+    """Show a progress bar."""
+
+    def __post_init__(self) -> None:
+        if self.solver != "euler" and self.kernel.name != "ode":
+            raise ValueError(
+                f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'
+            )
+        if self.rewrites is not None and self.bench is None:
+            raise ValueError("--rewrites goes with --bench, whose files are named after the prompts of the list.")
+        if self.bench is not None and (self.per_prompt != 1 or self.images):
+            raise ValueError(
+                "With --bench the suite says how many clips of a prompt there are, and the list says which images: leave --per_prompt and "
+                "--images out."
+            )
+
+    @classmethod
+    def of_run(cls, run: str, *, trust: bool = False) -> Self:
+        """The model of a run as it was trained; `trust` as in `read_config`."""
+        return cls(run=run, model=read_config(Path(run), trust=trust, rewards=False).model)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip to make."""
+
+    prompt: Prompt
+    seed: int
+    file: str
+
+    @property
+    def images(self) -> dict[str, Any]:
+        """What it shows the model as columns of a prompt file, wherever that stands."""
+        return self.prompt.columns(absolute=True)
+
+
+def sample(
+    options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
+) -> Iterator[tuple[Sequence[Clip], Tensor, Sound | None]]:
+    """Batches of clips, their videos, uint8 B x F x H x W x 3, and their sound where the model makes one."""
+    from sage_grpo.models.parts import sound_of
+    from sage_grpo.training.inputs import conditions_of
+
+    conditions = conditions_of(model, [clip.prompt for clip in clips])
+    model.unload_text()
+    with progress_bar("sampling", len(clips) * options.steps, shown=options.progress) as advance:
+        for first in range(0, len(clips), options.batch):
+            some = clips[first : first + options.batch]
+            latents = _sample(options, model, some, conditions[first : first + options.batch], advance)
+            yield some, model.decode(latents), sound_of(model, latents)
+
+
+def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
+    """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
+    prompts = prompts_of(options) if prompts is None else prompts
+    if options.images and len(options.images) not in (1, len(prompts)):
+        raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
+    clips: list[Clip] = []
+    for place, prompt in enumerate(prompts):
+        if options.images:
+            prompt = replace(prompt, image=Path(options.images[place if len(options.images) > 1 else 0]))
+        for copy in range(options.per_prompt):
+            seed = options.seed + len(clips) if prompt.seed is None else prompt.seed + copy
+            name = re.sub(r"[^a-z0-9]+", "-", prompt.text.lower()).strip("-")[:48] or "clip"
+            clips.append(Clip(prompt, seed, f"{len(clips):04d}-{name}.mp4"))
+    return clips
+
+
+def prompts_of(options: GenerateSpec) -> list[Prompt]:
+    """The prompts that the options name."""
+    from sage_grpo.data.prompts import SETS, Prompt
+    from sage_grpo.training.inputs import prompts_from
+    from sage_grpo.worlds.world import WORLDS
+
+    given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
+    if not given or given == [""]:
+        raise ValueError('There is nothing to generate: give --prompts "a red ball rolls" or --prompts file.txt.')
+    blank = [place for place, text in enumerate(given, 1) if not text.strip()]
+    if blank:
+        raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
+    # the name of a file, of whatever kind, must not become a clip
+    names = (*SETS, *WORLDS)
+    if len(given) == 1 and (given[0] in names or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
+        return prompts_from(given[0], split="train")
+    return [Prompt(text) for text in given]
+
+
+def _policy(options: GenerateSpec, model: VelocityModel) -> Policy:
+    from sage_grpo.models.policy import Policy
+    from sage_grpo.samplers.schedule import Schedule
+    from sage_grpo.samplers.sde_steps import explore
+
+    grid = Schedule(model.sigmas(options.steps))
+    kernel = options.kernel.build(grid)
+    return Policy(model, kernel, explore(grid, [True] * options.steps, kernel, options.deterministic_last))
+
+
+def _sample(
+    options: GenerateSpec,
+    model: VelocityModel,
+    clips: Sequence[Clip],
+    conditions: Sequence[Conditioning],
+    advance: Callable[[], None],
+) -> Tensor:
+    """The latents of a batch; each clip's noise depends on its own seed alone."""
+    import torch
+
+    from sage_grpo.models.policy import build_solver, integrate, solve, started
+    from sage_grpo.samplers.noise import keyed_noise
+
+    shape, device = model.latent_shape(), model.device
+
+    def progress(done: int, total: int) -> None:
+        for _ in clips:
+            advance()
+
+    def noise(*purpose: int | str) -> Tensor:
+        return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
+
+    start = started(noise("start"), model.sigmas(options.steps)[0], conditions)
+    if options.kernel.name == "ode":
+        return solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
+    policy = _policy(options, model)
+    return integrate(policy, start, conditions, lambda step: noise("step", step), progress)

@@ -1,0 +1,243 @@
+"""Signs of trouble in the rows of a run: each compares the newest row with the run's own past and says what is wrong, or nothing.
+
+Thresholds are relative: to medians of the run's past, in robust standard deviations (1.48 times the median absolute deviation) of
+logarithms, because norms, ratios and KLs scatter by factors. What has an absolute range (a share, a clip range) is compared with that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from sage_grpo.training.adaptive_lr import LEAST
+
+Row = Mapping[str, float | None]
+LEAST_PAST = 5
+"""Iterations without which nothing is relative to the past."""
+TINY = 1e-12
+"""Below this a figure is 0: its logarithm says nothing."""
+ROUNDING = 1e-6
+"""Scores that differ by less than this share of their size are equal, but for float32."""
+VANISHED = 0.05
+"""A reward whose spread within groups is below this share of what it was at the start tells the members of a group no longer apart."""
+EXPLODED = 20.0
+"""A reward whose spread is this many times what it was at the start no longer measures what it did: clips, or the reward itself, are broken."""
+ALIKE = 0.2
+"""Clips of a group that differ by less than this share of what they did at the start have collapsed."""
+FAILING = 0.1
+"""Share of clips without a reward that is no accident."""
+CLIPPED = 0.75
+"""Share of members that the clip leaves without a gradient: three quarters of the rollout are wasted."""
+RATIO_OFF = 0.1
+"""A mean ratio this far from 1 is no small step."""
+STUCK = 0.01
+"""Share of weights that must have moved."""
+RUNS = 10.0
+"""Weights that move this many times as far from the start as they usually do in an iteration run away."""
+GROWS = {"gradient/norm": 5.0, "kl/total": 10.0, "optimizer/kl": 10.0, "ratio/largest_log": 10.0}
+"""By which factor a figure must be above its median to be out of range at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a row is compared with."""
+
+    start: Sequence[Row]
+    """The first rows of the run, without those in which the sign was there already."""
+    recent: Sequence[Row]
+    """The rows before, without those in which the sign was there already."""
+    newest: Row
+    """The row before this one."""
+    clips: int
+    """Rollouts of an iteration."""
+    clip: float
+    """The clip range of the ratio."""
+    deviations: float
+    deviates: bool = False
+    """Whether the policy and the old policy of an objective at fresh noise levels are expected to part."""
+    brake: float = 1.0
+    """What earlier findings have left of the learning rate, whatever a target KL makes of the rest."""
+
+
+def values(rows: Sequence[Row], name: str) -> list[float]:
+    """A figure's finite values."""
+    return [value for row in rows if (value := row.get(name)) is not None and math.isfinite(value)]
+
+
+def robust(numbers: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation."""
+    middle = median(numbers)
+    return middle, 1.4826 * median(abs(number - middle) for number in numbers)
+
+
+def not_finite(row: Row, past: Past) -> str:
+    """A figure that every row has is not a number."""
+    names = ("reward/total", "reward/group_std", "gradient/norm", "ratio/mean", "ratio/largest_log", "kl/total")
+    broken = [name for name in names if name in row and (row[name] is None or not math.isfinite(row[name] or 0.0))]
+    return (
+        f"{', '.join(broken)} is not finite. Lower optimizer.lr, and look at the rewards of this iteration."
+        if broken
+        else ""
+    )
+
+
+def spread_vanished(row: Row, past: Past) -> str:
+    """The reward no longer tells the members of a group apart."""
+    known, now = values(past.start, "reward/group_std"), row.get("reward/group_std")
+    if now is None or len(known) < LEAST_PAST:
+        return ""
+    limit = VANISHED * median(known)
+    return (
+        f"reward/group_std is {now:.3g}, it was {median(known):.3g} at the start: the reward no longer tells the members of a group "
+        "apart, and there is nothing to learn from. Look at the reward (a server that answers the same to all?) and at kernel.eta."
+        if now <= limit
+        else ""
+    )
+
+
+def spread_exploded(row: Row, past: Past) -> str:
+    """The reward tells the members of a group apart by far more than it ever did."""
+    now, known = row.get("reward/group_std"), sorted(values(past.start, "reward/group_std"))
+    if now is None or not math.isfinite(now) or len(known) < LEAST_PAST:
+        return ""
+    # Not the median: of a reward that few clips get, most iterations of the start may have no spread. Not the largest: it may be an outlier.
+    most, size = known[-2], max(map(abs, values(past.start, "reward/total")), default=0.0)
+    if most <= max(TINY, ROUNDING * size) or now < EXPLODED * most:  # what was 0 has no range
+        return ""
+    return (
+        f"reward/group_std is {now:.3g}, at the start it was up to {most:.3g}: scores as far apart as these are of broken clips, or of a "
+        "broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
+    )
+
+
+def rewards_failing(row: Row, past: Past) -> str:
+    """Too many clips have no reward."""
+    failed = row.get("reward/failed") or 0.0
+    return (
+        f"{failed:.0f} of {past.clips} clips have no reward: the rest is learned from alone. events.jsonl has the reasons."
+        if failed > FAILING * past.clips
+        else ""
+    )
+
+
+def replay_differs(row: Row, past: Past) -> str:
+    """The first update of a rollout sees other probabilities than the rollout did."""
+    first = row.get("ratio/first_log", row.get("ratio/first_update"))  # the name in runs of earlier versions
+    return (
+        f"ratio/first_log is {first:.2g}, above the clip range of {past.clip:.2g}: before any step the replay should repeat the rollout "
+        "(1e-6). Guidance, dtype, compilation or attention differ between the two: run `sage-grpo doctor`."
+        if first is not None and first > past.clip
+        else ""
+    )
+
+
+def ratio_off(row: Row, past: Past) -> str:
+    """Ratios far from 1."""
+    mean = row.get("ratio/mean")
+    if mean is not None and abs(mean - 1.0) > RATIO_OFF:
+        return f"ratio/mean is {mean:.3g}: the updates of a rollout go too far. Lower optimizer.lr or set optimizer.max_kl."
+    return _grown(row, past, "ratio/largest_log", floor=past.clip)
+
+
+def clipped_away(row: Row, past: Past) -> str:
+    """Most of a rollout has no gradient."""
+    share = row.get("ratio/clip_fraction")
+    return (
+        f"ratio/clip_fraction is {share:.0%}: most of the rollout has no gradient. Raise surrogate.clip_scale, or lower optimizer.lr or "
+        "update.updates_per_rollout."
+        if share is not None and share > CLIPPED
+        else ""
+    )
+
+
+def gradient_exploded(row: Row, past: Past) -> str:
+    """A gradient far above its past."""
+    return _grown(row, past, "gradient/norm")
+
+
+def kl_away(row: Row, past: Past) -> str:
+    """A KL far above its past."""
+    return _grown(row, past, "kl/total") or _grown(row, past, "optimizer/kl")
+
+
+def ran_away(row: Row, past: Past) -> str:
+    """Weights that leave the start much faster than before."""
+    steps = [abs(after - before) for before, after in pairwise(values(past.recent, "weights/distance"))]
+    ways = values([past.newest, row], "weights/distance")
+    if len(steps) < LEAST_PAST or len(ways) < 2 or ways[1] - ways[0] <= max(TINY, RUNS * median(steps)):
+        return ""
+    return (
+        f"weights/distance grew by {ways[1] - ways[0]:.2g} in one iteration, usually by {median(steps):.2g}: the weights run away. Lower "
+        "optimizer.lr."
+    )
+
+
+def weights_stuck(row: Row, past: Past) -> str:
+    """An optimizer whose steps are rounded away."""
+    moved, norm = row.get("weights/moved"), row.get("gradient/norm")
+    if moved is None or not norm or moved >= STUCK:
+        return ""
+    return (
+        f"Only {moved:.1%} of the weights are not what they were at the start, although the gradient's norm is {norm:.2g}: steps are "
+        "rounded away. Keep the trainable weights in float32, or raise optimizer.lr."
+    )
+
+
+def old_is_new(row: Row, past: Past) -> str:
+    """An old policy that should lag behind, or be left by a rollout's later updates, and is the policy itself."""
+    moved, norm = row.get("matching/moved"), row.get("gradient/norm")
+    if moved != 0.0 or not norm or not past.deviates or not past.newest:  # a run begins at its old policy
+        return ""
+    return (
+        "matching/moved is exactly 0: the old policy is the newest one, although objective.old_decay or update.updates_per_rollout should part "
+        "them. A leash or a KL to it does nothing then, and nft is awm with a clipped advantage. Raise optimizer.lr if steps are rounded away "
+        "(weights/moved says so)."
+    )
+
+
+def rate_at_floor(row: Row, past: Past) -> str:
+    """A target KL that no learning rate reaches."""
+    factor, kl = row.get("optimizer/lr_factor"), row.get("optimizer/kl")
+    if factor is None or kl is None or factor > LEAST * past.brake:
+        return ""
+    return (
+        f"optimizer/lr_factor is {factor:.2g}, the smallest there is, and a rollout's updates still move the policy by {kl:.2g} nats: nothing is "
+        "learned at such a rate. In bfloat16 rounding alone has a KL, which no rate lowers: set optimizer.target_kl, and optimizer.max_kl, above it. "
+        "In float32 optimizer.lr is far too high."
+    )
+
+
+def diversity_collapsed(row: Row, past: Past) -> str:
+    """Clips of one prompt look alike."""
+    known, now = values(past.start, "video/spread"), row.get("video/spread")
+    if now is None or len(known) < LEAST_PAST or now >= ALIKE * median(known):
+        return ""
+    return (
+        f"video/spread is {now:.2g}, it was {median(known):.2g} at the start: the clips of a prompt have become alike. Lower optimizer.lr, "
+        "or hold the policy with trust_region.mode fixed."
+    )
+
+
+SIGNS = {
+    sign.__name__: sign
+    for sign in (
+        not_finite, spread_vanished, spread_exploded, rewards_failing, replay_differs, ratio_off, clipped_away, gradient_exploded, kl_away,
+        ran_away, weights_stuck, old_is_new, rate_at_floor, diversity_collapsed,
+    )
+}  # fmt: skip
+"""What is looked for in every row, by the name of the finding."""
+
+
+def _grown(row: Row, past: Past, name: str, floor: float = 0.0) -> str:
+    """Whether a figure is out of its own range: by a factor of its median and by robust deviations of its logarithm."""
+    now, known = row.get(name), values(past.recent, name)
+    if now is None or not math.isfinite(now) or now <= max(floor, TINY) or len(known) < LEAST_PAST:
+        return ""
+    middle, deviation = robust([math.log(max(value, TINY)) for value in known])
+    limit = max(middle + past.deviations * deviation, middle + math.log(GROWS[name]))
+    if middle <= math.log(TINY) or math.log(now) <= limit:  # what was 0 so far has no range
+        return ""
+    return f"{name} is {now:.3g}, usually {math.exp(middle):.3g} and at most {math.exp(limit):.3g}. Lower optimizer.lr, or set optimizer.max_kl."

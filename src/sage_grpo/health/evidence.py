@@ -1,0 +1,149 @@
+"""How sure a change is: held-out scores compared clip by clip (the same prompts and noises every time), and agreements within groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from sage_grpo.health.checks import Row
+
+Column = Sequence[float | None]
+"""The score of every clip; None where there is none."""
+Scores = Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A mean over clips before and after, pair by pair."""
+
+    by: float
+    stderr: float
+
+    def surely(self, deviations: float) -> bool:
+        """Whether it is an increase beyond chance."""
+        return self.by > deviations * self.stderr and self.by > 0
+
+    @property
+    def sigmas(self) -> float:
+        """In standard errors."""
+        return self.by / self.stderr if self.stderr > 0 else math.copysign(math.inf, self.by) if self.by else 0.0
+
+
+def change(before: Column, after: Column) -> Change:
+    """Mean paired difference with its standard error, over the clips that have both scores; no pairs are no change."""
+    return _mean([b - a for a, b in zip(before, after) if a is not None and b is not None])
+
+
+def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> Change:
+    """How much less a witness gained than by its own rate so far; both at three times: at first, in between, and now.
+
+    The rate is what it gained with the total at first. It is an estimate from the same clips, so it has its share in the scatter.
+    """
+    clips = [clip for clip in zip(*total, *witness) if None not in clip]
+    early, late = [b - a for a, b, *_ in clips], [c - b for _, b, c, *_ in clips]
+    if len(clips) < 2 or fmean(early) <= 0:
+        return Change(0.0, math.inf)
+    gained, gains = [b - a for *_, a, b, _ in clips], [c - b for *_, b, c in clips]
+    rate, longer = fmean(gained) / fmean(early), fmean(late) / fmean(early)
+    return _mean(
+        [
+            longer * (own - rate * step) + rate * next_step - gain
+            for own, step, next_step, gain in zip(gained, early, late, gains)
+        ]
+    )
+
+
+def _mean(numbers: Sequence[float]) -> Change:
+    if len(numbers) < 2:
+        return Change(fmean(numbers) if numbers else 0.0, math.inf)
+    return Change(fmean(numbers), stdev(numbers) / math.sqrt(len(numbers)))
+
+
+def by_prompt(column: Column, clips: int) -> list[float | None]:
+    """Means over the clips of a prompt, which stand side by side: how a prompt fares is one observation, however many clips it has."""
+    prompts = [finite(column[start : start + clips]) for start in range(0, len(column), clips)]
+    return [fmean(scores) if scores else None for scores in prompts]
+
+
+def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]:
+    """The weighted sum of parts, clip by clip; None where one is missing."""
+    columns = [scores[name] for name in weights]
+    return [
+        None
+        if any(value is None for value in clip)
+        else sum(weight * value for weight, value in zip(weights.values(), clip))
+        for clip in zip(*columns)
+    ]
+
+
+def finite(column: Column) -> list[float]:
+    """What was scored."""
+    return [value for value in column if value is not None and math.isfinite(value)]
+
+
+AGREEMENT = "reward/agreement/"
+STDERR = "reward/agreement_stderr/"
+
+
+class Agreement(NamedTuple):
+    """How far a witness and the total prefer the same clips of a group, added up over some iterations."""
+
+    iterations: int = 0
+    total: float = 0.0
+    variance: float = 0.0
+
+    def plus(self, other: Agreement, times: int = 1) -> Agreement:
+        """Those of both; `times` -1 takes those of an earlier moment away."""
+        return Agreement(
+            self.iterations + times * other.iterations,
+            self.total + times * other.total,
+            self.variance + times * other.variance,
+        )
+
+    @property
+    def mean(self) -> float:
+        """Mean agreement of an iteration."""
+        return self.total / max(1, self.iterations)
+
+    @property
+    def stderr(self) -> float:
+        """Its standard error; every iteration has other prompts and noises."""
+        return math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations else math.inf
+
+    def to(self, later: Agreement) -> Change | None:
+        """How far it has dropped since; None where one of the two has no iteration."""
+        if not self.iterations or not later.iterations:
+            return None
+        return Change(self.mean - later.mean, math.hypot(self.stderr, later.stderr))
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What the sentinel remembers of an evaluation."""
+
+    scores: Mapping[str, Column]
+    """Of every clip: the total, and every witness."""
+    agreement: Mapping[str, Agreement] = field(default_factory=dict)
+    """Of the iterations until then."""
+
+
+def agreement_of(rows: Sequence[Row], title: str) -> Agreement:
+    """Add up the agreements of a witness in these rows."""
+    found = [(row.get(AGREEMENT + title), row.get(STDERR + title)) for row in rows]
+    pairs = [(mean, stderr) for mean, stderr in found if mean is not None and stderr is not None]
+    return Agreement(len(pairs), math.fsum(mean for mean, _ in pairs), math.fsum(stderr**2 for _, stderr in pairs))
+
+
+def evidence(held_out: Change, drop: Change | None) -> float:
+    """In standard errors: what held-out clips say and what training's groups say together, which share no clip; or the first alone."""
+    return held_out.sigmas if drop is None else (held_out.sigmas + drop.sigmas) / math.sqrt(2)
+
+
+def in_words(before: Agreement, since: Agreement) -> str:
+    """How the agreement changed, as the end of a sentence; empty where one of the two is not known."""
+    if not before.iterations or not since.iterations:
+        return ""
+    return f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"

@@ -1,0 +1,435 @@
+"""Watches a run: rows and held-out scores in, findings out. Pure logic: what is done about a finding is training/guard.py's.
+
+Every figure that it sees is the same on all ranks, so all decide alike without a word; its memory is part of a checkpoint, so a
+continued run decides as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Row, values
+from sage_grpo.health.evidence import (
+    AGREEMENT,
+    STDERR,
+    Agreement,
+    Change,
+    Column,
+    Remembered,
+    Scores,
+    agreement_of,
+    by_prompt,
+    change,
+    evidence,
+    finite,
+    in_words,
+    shortfall,
+    weighted,
+)
+from sage_grpo.health.reward_parts import RewardParts
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.training.config import SentinelConfig, TrainConfig
+
+WATCHED = (
+    "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_log",
+    "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
+)  # fmt: skip
+"""What is remembered of a row."""
+EVALUATED = (
+    *("held_out_exploded", "held_out_fell", "held_out_part_fell"),
+    *("decoupled", "hacking", "witness_fell", "video_drift"),
+)
+"""What is looked for at evaluations, not in every row."""
+AT_ONCE = ("not_finite",)
+"""What need not be seen twice."""
+ONLY_TOLD = ("decoupled", "parted", "old_is_new", "rate_at_floor")
+"""What is a reason to look, but not to act."""
+OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new", "rate_at_floor")
+"""What is wrong with how steps are made; what held-out clips are worth is not in doubt. Any of these may be there all through a run."""
+DRIFTED = 3.0
+"""A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
+SURE = 1.5
+"""How many times `stderrs` the evidence must have that a witness fell, or that groups no longer agree with it. More than once, because the best of many
+evaluations is partly luck, and every evaluation is another chance to be wrong."""
+TOLD = 1.25
+"""The same for a witness that no longer follows, which is only told: sooner is worth being wrong more often (11 instead of 4 of 100 simulated runs)."""
+MOST_REMEMBERED = 16
+"""Evaluations that are remembered; then every other one is."""
+
+
+STATE = ("streaks", "held_out", "falling", "good", "rollbacks", "brake", "agreement", "at_best")
+"""Attributes that a checkpoint holds as they are."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something is wrong with a run."""
+
+    name: str
+    iteration: int
+    text: str
+    """What was measured, what it means and what to do."""
+    act: bool
+    """Whether it has lasted so long that it is to be acted on."""
+    new: bool = True
+    """Whether it was not there before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Witnesses:
+    """What is known about held-out scores besides the total."""
+
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Rewards that are only measured, with the weights of their parts: higher is better, and nothing is trained on them."""
+    statistics: Sequence[str] = ()
+    """Parts of such rewards with weight 0: neither good nor bad, but they should not leave the range of the start."""
+
+
+class Sentinel:
+    """The memory of a run's figures, and what follows from them."""
+
+    def __init__(
+        self,
+        config: SentinelConfig,
+        *,
+        clips: int = 1,
+        clip: float = math.inf,
+        witnesses: Witnesses | None = None,
+        trained: Mapping[str, float] | None = None,
+        deviates: bool = False,
+    ) -> None:
+        self.config, self.clips, self.clip, self.deviates = config, clips, clip, deviates
+        self.witnesses = witnesses or Witnesses()
+        self.parts = RewardParts(trained or {}, config.window)
+        """Of the reward that is trained on."""
+        self.start: list[Row] = []
+        self.recent: list[Row] = []
+        self.streaks: dict[str, int] = {}
+        """For how many rows, or evaluations, in a row a sign has been there."""
+        self.held_out: dict[str, dict[str, Column]] = {}
+        """By score: those of every clip at the `first` evaluation and at the `best`, and the total's `then` at that one."""
+        self.falling = False
+        """Whether a held-out score is below its best, by more than chance would often do."""
+        self.good: int | None = None
+        """Iteration of the checkpoint that a rollback goes to."""
+        self.rollbacks = 0
+        self.brake = 1.0
+        """Factor on the learning rate that findings have led to."""
+        self.agreement: dict[str, Agreement] = {}
+        """Of every witness with the total, within groups, over all iterations."""
+        self.remembered: list[Remembered] = []
+        """Evaluations so far, the first of them always."""
+        self.at_best: dict[str, Agreement] = {}
+        """Each witness's agreement until its best evaluation."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, reward: CompositeReward, clip: float) -> Sentinel:
+        """The sentinel of a run, which knows how many clips it makes and what is only measured."""
+        parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
+        return cls(
+            config.sentinel,
+            clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
+            clip=clip,
+            witnesses=Witnesses(
+                scores={title: weights for title, weights in parts.items() if weights},
+                statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
+            ),
+            trained=reward.weights,
+            deviates=any(config.objective.old_passes(config.update.updates_per_rollout)),
+        )
+
+    @property
+    def open(self) -> list[str]:
+        """Findings that hold now."""
+        return [name for name, streak in self.streaks.items() if streak >= self._timing(name)[0]]
+
+    def observe(self, iteration: int, row: Row) -> list[Finding]:
+        """Look at the row of an iteration; returns what is new, or is to be acted on."""
+        if self.config.action == "off":
+            return []
+        texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
+        agreements = [prefix + title for title in self.witnesses.scores for prefix in (AGREEMENT, STDERR)]
+        kept = {name: row[name] for name in (*WATCHED, *agreements, *self.parts.of(row)) if name in row}
+        if len(self.start) < self.config.window:
+            self.start.append(kept)
+        self.recent = [*self.recent, kept][-2 * self.config.window :]
+        for title in self.witnesses.scores:
+            self.agreement[title] = self.agreement.get(title, Agreement()).plus(agreement_of([kept], title))
+        texts["part_lost"] = self._part_lost()
+        texts["parted"] = next(filter(None, map(self._parted, self.witnesses.scores)), "")
+        return self._count(iteration, texts)
+
+    def _part_lost(self) -> str:
+        """A part of the trained reward far below its best."""
+        fallen = self.parts.observe(self.recent)
+        return fallen and (
+            f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
+            "may not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
+        )
+
+    def _part_fell(self, scores: Scores, per_prompt: int) -> str:
+        """The same on held-out clips, where the first comparison is with the base."""
+        fallen = self.parts.evaluated(scores, per_prompt)
+        return fallen and (
+            f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
+            "and may not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
+        )
+
+    def _parted(self, title: str) -> str:
+        """A witness that preferred the same clips of a group as the total, and no longer does."""
+        half = len(self.recent) // 2
+        before, since = agreement_of(self.recent[:half], title), agreement_of(self.recent[half:], title)
+        drop = before.to(since)
+        if (
+            drop is None
+            or min(before.iterations, since.iterations) < LEAST_PAST
+            or not drop.surely(SURE * self.config.stderrs)
+        ):
+            return ""
+        if Change(since.mean, since.stderr).surely(self.config.stderrs):
+            return ""
+        return (
+            f"{title}, which nothing is trained on, no longer prefers those clips of a group that the total does{in_words(before, since)}: climbing "
+            "the total does not lift it any more. Evaluate now and look at the clips."
+        )
+
+    def _past(self, name: str) -> Past:
+        """What a sign compares with: not with the rows in which it was there already, unless that lasts longer than the window."""
+        window = self.config.window
+        before = self.recent[: len(self.recent) - min(self.streaks.get(name, 0), window)][-window:]
+        begun = self.parts.rows - self.streaks.get(name, 0)  # rows before the sign was there
+        return Past(
+            start=self.start[:begun] if begun > 0 else self.start,
+            recent=before,
+            newest=self.recent[-1] if self.recent else {},
+            clips=self.clips,
+            clip=self.clip,
+            deviations=self.config.deviations,
+            deviates=self.deviates,
+            brake=self.brake,
+        )
+
+    def evaluated(self, iteration: int, scores: Scores, per_prompt: int = 1) -> list[Finding]:
+        """Look at the scores of every held-out clip, in an order that never changes, so many of each prompt side by side."""
+        if self.config.action == "off":
+            return []
+        series = {"total": list(scores["total"])}
+        series |= {title: weighted(scores, weights) for title, weights in self.witnesses.scores.items()}
+        series = {title: by_prompt(column, per_prompt) for title, column in series.items()}
+        total = series["total"]
+        exploded = self._exploded(total)
+        texts = {
+            "held_out_exploded": exploded,
+            "held_out_fell": self._fell(total),
+            "held_out_part_fell": "" if exploded else self._part_fell(scores, per_prompt),
+            "decoupled": "",
+            "hacking": "",
+            "witness_fell": "",
+            "video_drift": self._drifted(scores, total),
+        }
+        for title in self.witnesses.scores:
+            texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
+            texts["hacking"] = texts["hacking"] or self._hacked(title, series[title], total)
+            texts["witness_fell"] = texts["witness_fell"] or self._witness_fell(title, series[title], total)
+        best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
+        self.falling = self.parts.falling or any(
+            change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
+        )
+        for title, now in series.items() if not exploded else ():  # such a total would be the best for ever
+            self._remember(title, now, total)
+        # Where every reward failed there is nothing to compare with.
+        if self.witnesses.scores and finite(total) and not exploded:
+            self.remembered.append(Remembered(series, dict(self.agreement)))
+            self.remembered = self.remembered if len(self.remembered) <= MOST_REMEMBERED else self.remembered[::2]
+        for name in self.witnesses.statistics:
+            self.held_out.setdefault(name, {"first": list(scores[name])})
+        return self._count(iteration, texts)
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is no sign of anything and no held-out score has begun to fall: weights that are worth going back to."""
+        return not self.falling and not any(self.streaks.values())
+
+    @property
+    def doubts(self) -> list[str]:
+        """Signs, lasting or not, by which a score is not worth what it says: weights that are not to be the best, however high they score."""
+        return [name for name, streak in self.streaks.items() if streak and name not in OF_STEPS]
+
+    def _exploded(self, now: Column) -> str:
+        """Scores of held-out prompts that are much further apart than those of the base; rows show it one iteration later."""
+        first, last = finite(self.held_out.get("total", {}).get("first", [])), finite(now)
+        prompts = min(len(first), len(last))
+        if prompts < 2 or stdev(first) <= TINY:
+            return ""
+        # Standard deviations of two or three prompts differ by factors of their own: as rare as 20 is for five.
+        if stdev(last) < stdev(first) * EXPLODED ** max(1.0, 4 / (prompts - 1)):
+            return ""
+        return (
+            f"The totals of held-out prompts are {stdev(last):.3g} apart (standard deviation), at first {stdev(first):.3g}: such scores are of broken "
+            "clips, or of a broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
+        )
+
+    def _fell(self, now: Column) -> str:
+        known = self.held_out.get("total")
+        if known is None:
+            return ""
+        lost, gain = change(now, known["best"]), change(known["first"], known["best"])
+        if not lost.surely(self.config.stderrs) or lost.by < self.config.lost * max(gain.by, 0.0):
+            return ""
+        return (
+            f"The held-out total is {lost.by:.3g} +- {lost.stderr:.2g} below its best, which was {gain.by:.3g} above the start"
+            f"{self._training()}. Lower optimizer.lr, set optimizer.target_kl, or stop at best/."
+        )
+
+    def _training(self) -> str:
+        rewards = values(self.recent[-self.config.window :], "reward/total")
+        half = len(rewards) // 2
+        if half < LEAST_PAST - 2:
+            return ""
+        rise = fmean(rewards[half:]) - fmean(rewards[:half])
+        return f"; the training reward {'rose' if rise > 0 else 'fell'} by {abs(rise):.2g} meanwhile"
+
+    def _decoupled(self, title: str, now: Column, total: Column) -> str:
+        """A witness that no longer follows: the first half of the total's rise lifted it, the second half does not.
+
+        Two sources that know nothing of each other say so together: held-out clips, and the members of training's groups.
+        """
+        if len(self.remembered) < 2 or not finite(total):
+            return ""
+        first = self.remembered[0]
+        middle = fmean(finite(total) + finite(first.scores["total"]))
+        half = min(self.remembered[1:], key=lambda one: abs(fmean(finite(one.scores["total"])) - middle))
+        totals, own = [[first.scores[name], half.scores[name], last] for name, last in (("total", total), (title, now))]
+        gain, later = change(own[0], own[1]), change(own[1], own[2])
+        rise, short = change(totals[1], totals[2]), shortfall(totals, own)
+        sure = self.config.stderrs
+        if not rise.surely(2 * sure) or not gain.surely(sure / 2) or later.surely(sure / 2):
+            return ""
+        before = half.agreement.get(title, Agreement())
+        since = self.agreement.get(title, before).plus(before, -1)
+        drop = before.to(since)
+        if evidence(short, drop) <= TOLD * sure or not (drop is None or drop.surely(sure / 2)):
+            return ""
+        return (
+            f"{title}, which nothing is trained on, rose by {gain.by:.3g} +- {gain.stderr:.2g} with the first half of the held-out total's rise, "
+            f"and by {later.by:.3g} +- {later.stderr:.2g} with the second{in_words(before, since)}: it no longer follows. Look at "
+            "the clips: it is at its ceiling, or the reward begins to be hacked."
+        )
+
+    def _hacked(self, title: str, now: Column, total: Column) -> str:
+        """A witness that falls while what is trained on goes on rising; that the two part within groups too is evidence of it."""
+        known = self.held_out.get(title)
+        if known is None:
+            return ""
+        lost, gain = change(now, known["best"]), change(known["first"], known["best"])
+        rise = change(known["then"], total)
+        if not rise.surely(self.config.stderrs) or not lost.surely(self.config.stderrs / 2):
+            return ""
+        before = self.at_best.get(title, Agreement())
+        since = self.agreement.get(title, before).plus(before, -1)
+        if evidence(lost, before.to(since)) <= SURE * self.config.stderrs:
+            return ""
+        if lost.by < self.config.lost / 2 * max(gain.by, 0.0):
+            return ""
+        return (
+            f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best while the held-out total rose by "
+            f"{rise.by:.3g} +- {rise.stderr:.2g}: the reward is being hacked. Stop at the best checkpoint, or add a reward that sees what is lost."
+        )
+
+    def _witness_fell(self, title: str, now: Column, total: Column) -> str:
+        """A witness that falls for nothing: the total no longer rises. Held-out clips alone must say so, and of more than where there is a rise to explain it."""
+        known = self.held_out.get(title)
+        if known is None or change(known["then"], total).surely(self.config.stderrs):
+            return ""
+        lost, gain = change(now, known["best"]), change(known["first"], known["best"])
+        if not lost.surely(SURE * self.config.stderrs) or lost.by < self.config.lost * max(gain.by, 0.0):
+            return ""
+        return (
+            f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best, and the held-out total has not risen since: "
+            "training costs what the total does not see, and gains nothing. Stop at the best checkpoint, or add a reward that sees what is lost."
+        )
+
+    def _drifted(self, scores: Scores, total: Column) -> str:
+        """A statistic that leaves the range of the first clips while the total rises."""
+        known = self.held_out.get("total")
+        if known is None or not change(known["first"], total).surely(self.config.stderrs):
+            return ""
+        for name in self.witnesses.statistics:
+            first, now = finite(self.held_out[name]["first"]), finite(scores[name])
+            if len(first) < 2 or not now:
+                continue
+            width = max(stdev(first), TINY)
+            if abs(fmean(now) - fmean(first)) > DRIFTED * width:
+                return (
+                    f"{name} of held-out clips went from {fmean(first):.3g} (+- {width:.2g} from clip to clip) to {fmean(now):.3g} while the "
+                    "total rose: look at the clips; if they are worse, the reward is being hacked."
+                )
+        return ""
+
+    def _remember(self, title: str, now: Column, total: Column) -> None:
+        known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
+        if change(known["best"], now).by > 0:
+            known |= {"best": now, "then": total}
+            self.at_best[title] = self.agreement.get(title, Agreement())
+
+    def _count(self, iteration: int, texts: Mapping[str, str]) -> list[Finding]:
+        """Lengthen or end the streaks of these signs; a finding is told when it begins, and again whenever it is to be acted on."""
+        found = []
+        for name, text in texts.items():
+            streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
+            told, confirmed, again = self._timing(name)
+            over = streak - told - confirmed
+            act = name not in ONLY_TOLD and over >= 0 and over % again == 0
+            new = streak == told
+            if new or act:
+                found.append(Finding(name, iteration, text, act, new))
+        return found
+
+    def _timing(self, name: str) -> tuple[int, int, int]:
+        """How often in a row a sign must be there until it is told, how often again until it is acted on, and after how many it is acted on anew."""
+        patience, window = self.config.patience, self.config.window
+        return (1, 0, window) if name in AT_ONCE else (1, 1, 1) if name in EVALUATED else (patience, patience, window)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a continued run needs; JSON."""
+        state = {
+            **{name: getattr(self, name) for name in STATE},
+            "start": [_plain(row) for row in self.start],
+            "recent": [_plain(row) for row in self.recent],
+            "parts": self.parts.state_dict(),
+            "looks": [asdict(one) for one in self.remembered],
+        }
+        known: dict[str, Any] = json.loads(json.dumps(state))  # a copy: the run goes on while it is written
+        return known
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        state = deepcopy(dict(state))
+        for name in ("start", "recent", *STATE):
+            setattr(self, name, state[name])
+        self.agreement, self.at_best = _agreements(self.agreement), _agreements(self.at_best)
+        self.remembered = [Remembered(one["scores"], _agreements(one["agreement"])) for one in state["looks"]]
+        self.parts.load_state_dict(state["parts"])
+
+    def go_back(self, state: Mapping[str, Any]) -> None:
+        """Remember what was known at a checkpoint, but not forget what was done since: else it would be done forever."""
+        done = self.rollbacks, self.brake, self.good
+        self.load_state_dict(state)
+        self.rollbacks, self.brake, self.good = done
+        self.streaks = {}
+
+
+def _plain(row: Row) -> dict[str, float | None]:
+    """JSON has no NaN."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
+
+
+def _agreements(state: Mapping[str, Sequence[Any]]) -> dict[str, Agreement]:
+    """From JSON."""
+    return {title: Agreement(*known) for title, known in state.items()}

@@ -1,0 +1,131 @@
+"""What an update learns from: steps that explored (the surrogate), clean clips at fresh noise levels (NFT, AWM, DPO, SFT), or the reward's own
+gradient."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked
+
+Kind = Literal["surrogate", "nft", "awm", "dpo", "sft", "gradient"]
+Draw = Literal["schedule", "strata", "uniform", "logit_normal", "last"]
+Credit = Literal["affine", "exact"]
+Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]
+
+
+@checked
+class ObjectiveSpec:
+    """The loss: on the steps that explored, on clean clips that are noised again, or on steps of the ODE by the reward's gradient (both: kernel.name ode)."""
+
+    kind: Kind = "surrogate"
+    """surrogate: the policy gradient on steps with noise (fields of `surrogate`). nft: DiffusionNFT, positive and negative flow matching.
+    awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. gradient: the reward is differentiated by the clip, and its
+    gradient carried back to steps of the rollout (ReFL, DRaFT). dpo: the best clip of a group is preferred to the worst, relative to the
+    trust region's anchor. sft: flow matching of a group's best clips. These two also learn from clips that you give (data.clips). All but
+    the first sample with the ODE."""
+    levels: Count = 4
+    """nft, awm, dpo, sft: noise levels at which every clip is learned; they are dealt out to the updates of a rollout. gradient: steps of every rollout
+    that are trained."""
+    draw: Draw = "schedule"
+    """nft, awm, dpo, sft: where a prompt's levels lie: at steps of the rollout's schedule (drawn from all; strata: one from each of equal parts,
+    without the first step and the last tenth), anywhere along it (evenly), or anywhere with more in its middle. gradient: schedule, or
+    last, the steps before the clip."""
+    credit: Credit = "affine"
+    """gradient: how it reaches a step. affine: as if later velocities did not depend on the state (one pass per trained step, which may be any).
+    exact: through the network at every later step, which must all be trained (draw last)."""
+    predict: Annotated[float, Range(0, 1, open_below=True)] | None = None
+    """gradient: the clip is predicted in one step from a step drawn from this last share of the schedule, as ReFL does; None samples it to the end."""
+    frames: Count | None = None
+    """gradient: decode and differentiate only an excerpt of about so many frames, drawn for every clip (whole latent frames, at least one), as if it
+    were the clip; None takes the whole clip."""
+    weight: Weighting = "uniform"
+    """nft, awm, dpo, sft: weight of a level's squared error: 1, sigma, or what their authors run. adaptive (nft): sigma over the mean absolute error.
+    ghuber (awm): sigma, on the error's fourth root, so that large errors count less."""
+    beta: Positive = 1.0
+    """nft: how far the positive and negative velocities lie from the old one. The loss holds the policy by beta times the squared way. dpo: how
+    soon a preference is strong enough: log-odds per difference of mean squared errors, half of it."""
+    saturation: Positive = 1.0
+    """nft: the advantage at which a clip counts as wholly good (r = 1), and its negative as wholly bad. The loss is multiplied by it, so
+    that the learning rate means the same for every value."""
+    old_decay: Decay = 0.0
+    """nft, awm: share of the old policy that stays after each rollout's updates; 0 makes the newest weights the old policy."""
+    old_ramp: Natural = 0
+    """nft, awm: iterations over which old_decay is reached, linearly; 0 is at once."""
+    old_samples: bool = True
+    """nft, awm: whether an old policy that lags samples the clips. false: the newest weights do, and the old policy is only what the
+    step-wise KL (and nft's velocities) refer to."""
+
+    def __post_init__(self) -> None:
+        self._check_gradient()
+        if self.kind in ("awm", "dpo", "sft") and self.weight == "adaptive":
+            further = ", sigma or ghuber" if self.kind == "awm" else " or sigma"
+            raise ValueError(
+                f"objective.weight adaptive is part of nft: use uniform{further} with objective.kind {self.kind}."
+            )
+        if self.kind != "awm" and self.weight == "ghuber":
+            raise ValueError(
+                f"objective.weight ghuber is part of awm: use uniform, sigma or adaptive with objective.kind {self.kind}."
+            )
+        if self.old_ramp and not self.old_decay:
+            raise ValueError(f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0.")
+        if not self.old_samples and not self.old_decay:
+            raise ValueError(
+                "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy."
+            )
+
+    def _check_gradient(self) -> None:
+        ours, matching = self.kind == "gradient", self.fresh and self.kind != "gradient"
+        reasons = {
+            "objective.draw last is part of objective.kind gradient": matching and self.draw == "last",
+            f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
+            and self.draw not in ("last", "schedule"),
+            "objective.credit exact is part of objective.kind gradient": matching and self.credit == "exact",
+            "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": ours
+            and self.credit == "exact"
+            and self.draw != "last",
+            "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
+            f"objective.frames {self.frames} is part of objective.kind gradient": not ours and self.frames is not None,
+            f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
+            and self.weight != "uniform",
+            f"objective.old_decay is about an old policy, which objective.kind {self.kind} has none of": self.old_decay
+            > 0
+            and self.kind in ("gradient", "dpo", "sft"),
+        }
+        for reason, found in reasons.items():
+            if found:
+                raise ValueError(f"{reason}.")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether what is learned are levels of an ODE's clips and not steps that explored."""
+        return self.kind != "surrogate"
+
+    @property
+    def by_gradient(self) -> bool:
+        """Whether the reward is differentiated."""
+        return self.kind == "gradient"
+
+    @property
+    def by_choice(self) -> bool:
+        """Whether clips are learned because they were chosen, by their rewards or by whoever gives them, and not by their advantages."""
+        return self.kind in ("dpo", "sft")
+
+    @property
+    def reference_passes(self) -> int:
+        """Passes without gradient of an update that the anchor is not the policy of: the anchor's, and for dpo one of the policy, because a
+        clip's loss depends on how well the other clip of its pair, which may be on another rank, is predicted."""
+        return 2 if self.kind == "dpo" else 1
+
+    @property
+    def lags(self) -> bool:
+        """Whether the old policy differs from the newest weights between iterations."""
+        return self.fresh and self.old_decay > 0
+
+    def decay(self, iteration: int) -> float:
+        """Share of the old policy that stays after this many iterations."""
+        return self.old_decay * (min(1.0, iteration / self.old_ramp) if self.old_ramp else 1.0)
+
+    def old_passes(self, updates: int) -> list[bool]:
+        """Which of a rollout's updates run the old policy: until the first optimizer step the newest weights are the old ones, unless
+        these lag."""
+        return [self.kind in ("nft", "awm") and (update > 0 or self.lags) for update in range(updates)]

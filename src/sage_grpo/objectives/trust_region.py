@@ -1,0 +1,106 @@
+"""KL penalties between two policies at the same x, and the dual trust region made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sage_grpo.config.ranges import NotNegative, checked
+from sage_grpo.samplers.gaussian import expanded
+
+Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
+
+
+def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
+    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both).
+
+    Two affine Gaussians with the same a, b and std differ only by b (v - v_ref): the reference pass needs velocities only.
+    """
+    if v.shape != v_ref.shape:
+        raise ValueError(
+            f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x."
+        )
+    # float32 whatever the network runs in: a bf16 mean of squares would lose most of its digits.
+    difference = (v.to(torch.float32) - v_ref.to(torch.float32)).flatten(max(1, sensitivity.ndim))
+    return 0.5 * sensitivity.to(v.device, torch.float32).square() * difference.square().mean(-1)
+
+
+def log_ratio_kl(log_prob_old: Tensor, log_prob: Tensor) -> Tensor:
+    """The paper's estimator (Eq. 15): log pi_old - log pi, whose mean over the OLD policy's samples is KL(old || new)."""
+    return log_prob_old - log_prob
+
+
+@dataclass(frozen=True)
+class KlTerms:
+    """Penalties per sample; a term that the mode does not use is None."""
+
+    position: Tensor | None
+    """KL to the anchor (fixed or moving)."""
+    velocity: Tensor | None
+    """KL to the policy that made the rollout."""
+    total: Tensor | None
+    """The weighted sum, before the coefficient lambda; None for mode 'none'."""
+
+
+@checked
+class TrustRegion:
+    """Which KL terms pull the policy back, and how strongly relative to one another."""
+
+    mode: Mode = "dual"
+    """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise);
+    fixed_dual (fixed + stepwise)."""
+    beta_position: NotNegative = 1.0
+    """Weight of the anchor term."""
+    beta_velocity: NotNegative = 0.1
+    """Weight of the step-wise term in modes dual and fixed_dual."""
+    estimator: Literal["closed_form", "log_ratio"] = "closed_form"
+    """How the step-wise term is computed: exactly, or by the paper's Eq. 15."""
+
+    @property
+    def uses_anchor(self) -> bool:
+        """Whether a reference pass with the anchor's weights is needed."""
+        return self.mode in ("fixed", "moving", "dual", "fixed_dual")
+
+    @property
+    def renews_anchor(self) -> bool:
+        """Whether the anchor follows the policy, instead of staying where the run began."""
+        return self.mode in ("moving", "dual")
+
+    @property
+    def uses_stepwise(self) -> bool:
+        """Whether the rollout's policy is a reference."""
+        return self.mode in ("stepwise", "dual", "fixed_dual")
+
+    def penalty(
+        self,
+        *,
+        v: Tensor,
+        v_old: Tensor,
+        v_anchor: Tensor | None,
+        sensitivity: Tensor,
+        log_prob: Tensor,
+        log_prob_old: Tensor,
+    ) -> KlTerms:
+        """The terms at one step, one value per log-probability; of these, equally many consecutive ones may share a velocity. The loss is
+        surrogate PLUS lambda times `total`."""
+        position = velocity = None
+
+        def kl_to(other: Tensor) -> Tensor:
+            return expanded(closed_form_kl(v, other, sensitivity), len(log_prob))
+
+        if self.uses_anchor:
+            if v_anchor is None:
+                raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
+            position = self.beta_position * kl_to(v_anchor)
+        if self.uses_stepwise:
+            weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
+            if self.estimator == "closed_form":
+                velocity = weight * kl_to(v_old)
+            else:
+                velocity = weight * log_ratio_kl(log_prob_old, log_prob)
+        if position is None or velocity is None:
+            return KlTerms(position, velocity, position if velocity is None else velocity)
+        return KlTerms(position, velocity, position + velocity)

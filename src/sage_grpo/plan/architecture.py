@@ -1,0 +1,240 @@
+"""What a model is made of, from its config files alone: those of a folder, of the hub's cache, or of a published checkpoint that the
+package knows. Nothing is downloaded and no weights are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_grpo.models import ModelError, lora
+from sage_grpo.models.checkpoints.checkpoint import local_folder
+from sage_grpo.models.checkpoints.from_configs import Configs, weightless
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.network.inputs import first_given
+from sage_grpo.models.spec import FAMILIES, ModelSpec
+from sage_grpo.plan.counting import count_blocks, count_decoder
+from sage_grpo.plan.formulas import HUNYUAN15, HUNYUAN15_VAE, Network, Vae
+from sage_grpo.plan.published import PUBLISHED
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.types import VideoSpec
+
+WAN_VAE = Vae(
+    parameters=126_892_531,
+    flops=8.55e6,
+    working=1830.0,
+    graph=8300.0,
+    past=4730.0,
+    efficiency=0.184,
+    efficiency_float32=0.116,
+)
+WAN = dataclasses.replace(
+    HUNYUAN15,
+    video_products=6.0 + 2 * 8960 / 1536,
+    text_products=2.0,
+    pairs=(1.0, 1.0, 0.0),
+    saved_full=100.0,
+    saved_lora=67.0,
+    saved_compiled=56.0,  # 54.8 measured at 480 x 832 x 81 (benchmarks/results/side_by_side_h200.jsonl)
+    working=30.0,
+    moved=630.0,
+    moved_compiled=320.0,
+    vae=WAN_VAE,
+)
+"""What was measured of Wan."""
+MEASURED: Mapping[str, Network] = {"hunyuan15": HUNYUAN15, "wan": WAN}
+"""Families of which blocks were measured on a GPU. Speeds of the others are Wan's, and their bytes are counted."""
+DECODERS: Mapping[str, tuple[Vae, Callable[[Any], float]]] = {
+    "AutoencoderKLHunyuanVideo15": (HUNYUAN15_VAE, lambda config: config.block_out_channels[0] / 128),
+    "AutoencoderKLWan": (WAN_VAE, lambda config: first_given(config.decoder_base_dim, config.base_dim) / 96),
+}
+"""VAEs that were measured, with the width of one of the same class in theirs."""
+SAVED_FULL, SAVED_LORA = 1.2, 0.8
+"""What blocks keep on CUDA, in what is counted without a GPU: 1.22 and 0.81 of HunyuanVideo-1.5, 1.09 and 0.73 of Wan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model, as far as a plan and its costs depend on it."""
+
+    family: str
+    """A family that ships with the package, or the import path of another."""
+    source: str
+    """Where the figures come from, in words."""
+    spec: ModelSpec
+    model: FamilyModel | None = None
+    """The model itself, without weights; None for a family of your own, whose costs are not known."""
+    folder: Path | None = None
+    """Where its files are; None where they are not on this machine."""
+
+    @cached_property
+    def network(self) -> Network | None:
+        """What the formulas need to know of it."""
+        return None if self.model is None else _network(self.model, MEASURED.get(self.family))
+
+    @property
+    def estimated(self) -> bool:
+        """Whether nothing of the family was measured."""
+        return self.model is not None and self.family not in MEASURED
+
+    @property
+    def video(self) -> VideoSpec | None:
+        """Format of its clips, where costs are known."""
+        return None if self.model is None else self.model.video
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of a prompt; 0 where costs are not known."""
+        return 0 if self.model is None else self.model.text_tokens
+
+    @property
+    def guidance_scale(self) -> float:
+        """Scale of classifier-free guidance; 1 where it is an input of the network."""
+        if self.model is None:
+            return float(first_given(self.spec.guidance_scale, 1.0))
+        return 1.0 if self.model.guidance.embedded else self.model.guidance_scale
+
+    @property
+    def shift(self) -> float:
+        """Shift of the noise schedule."""
+        return float(first_given(self.spec.shift, 1.0)) if self.model is None else self.model.shift
+
+    def trains(self, sigma: float) -> bool:
+        """Whether the trained network runs at sigma."""
+        return self.model is None or self.model.trains(sigma)
+
+    def network_at(self, sigma: float) -> int:
+        """Which network runs at sigma."""
+        return 0 if self.model is None else self.model.network_at(sigma)
+
+    def branches(self, sigma: float, guidance: float | None = None) -> int:
+        """Forward passes of one velocity; `guidance` overrides the model's scale."""
+        if self.model is None:
+            return 1 if first_given(guidance, self.guidance_scale) == 1 else 2
+        return self.model.branches(sigma, guidance)
+
+    def grid(self, steps: int, shift: float | None = None) -> Schedule:
+        """The sigmas that the model is sampled on."""
+        if self.model is None:
+            return Schedule.shifted(steps, first_given(shift, self.shift))
+        return Schedule(self.model.sigmas(steps, shift))
+
+
+def find_architecture(spec: ModelSpec) -> Architecture:
+    """The architecture of a spec; ModelError where nothing on this machine tells it."""
+    if spec.family is not None and spec.family not in FAMILIES:
+        return Architecture(family=str(spec.family), source="a family of your own", spec=spec)
+    folder = local_folder(spec)
+    if folder is not None:
+        source = f"the config files of {folder}" if spec.path else "the package's own checkpoint"
+        return dataclasses.replace(_architecture(spec, folder, source), folder=folder)
+    name = str(spec.path).rsplit("/", 1)[-1]
+    if name in PUBLISHED:
+        return build_architecture(spec, PUBLISHED[name], source=f"the published {name}")
+    raise ModelError(
+        f'model.path "{spec.path}" is not on this machine and is none of the published checkpoints that this command knows '
+        f"({', '.join(PUBLISHED)}). Its config files are enough: hf download {spec.path} --include '*.json'"
+    )
+
+
+def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Architecture:
+    """The architecture of config files that are not here."""
+    with tempfile.TemporaryDirectory() as folder:
+        configs.write(Path(folder))
+        return _architecture(spec, Path(folder), source)
+
+
+def _architecture(spec: ModelSpec, folder: Path, source: str) -> Architecture:
+    model = weightless(spec, folder)
+    return Architecture(family=type(model).__module__.rpartition(".")[2], source=source, spec=spec, model=model)
+
+
+def _network(model: FamilyModel, measured: Network | None) -> Network:
+    """What the formulas need to know of a network: counted on the model, and what was measured of its family, or else of Wan."""
+    grid, blocks, both = model.grid, model.blocks(), len(model.experts.components) > 1
+    width = math.prod(model.heads)
+    sizes = {name: parameter.numel() for name, parameter in model.transformer.named_parameters()}
+    inside = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+    names = lora.match_targets(model.transformer, model.traits.lora_targets, model.traits.blocks, model.unread)
+    adapted = [model.transformer.get_submodule(name).weight.shape for name in names]
+    run = count_blocks(model, width)
+    known = measured or dataclasses.replace(
+        WAN, saved_full=SAVED_FULL * run.saved, saved_lora=SAVED_LORA * run.saved, saved_compiled=None
+    )
+    return dataclasses.replace(
+        known,
+        blocks=len(blocks),
+        width=width,
+        heads=model.heads[0],
+        block_parameters=inside / len(blocks),
+        other_parameters=sum(sizes.values()) - inside,
+        unread_parameters=sum(sizes[name] for name in model.unread),
+        frozen_parameters=0 if both else sum(p.numel() for other in model.others for p in other.parameters()),
+        trained_networks=len(model.experts.components),
+        lora_width=sum(map(sum, adapted)) / len(blocks),
+        lora_weights=sum(map(math.prod, adapted)) / len(blocks),
+        patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
+        channels=grid.channels,
+        positions=math.prod(grid.patch),
+        given_tokens=model.given_tokens,
+        video_products=run.video_products,
+        text_products=run.text_products,
+        pairs=run.pairs,
+        vae=_decoder(model),
+    )
+
+
+def _decoder(model: FamilyModel) -> Vae:
+    """What was measured of a VAE of this class, at its width; or what is counted, at the speed of Wan's."""
+    vae, video = model.pipe.vae, model.video
+    if type(vae).__name__ not in DECODERS:
+        run, parameters = count_decoder(model), sum(parameter.numel() for parameter in vae.parameters())
+        return Vae(
+            parameters=parameters,
+            flops=run.operations,
+            working=run.working,
+            frames=model.grid.temporal or 1,
+            pixels_at_once=run.at_once,
+            efficiency=WAN_VAE.efficiency,
+            efficiency_float32=WAN_VAE.efficiency_float32,
+        )
+    known, width = DECODERS[type(vae).__name__]
+    known = _scaled(known, width(vae.config), vae.config.get("patch_size") or 1)
+    chunk = model.options.get("decode_chunk")
+    if chunk is None:
+        return known
+    return dataclasses.replace(known, pixels_at_once=round(chunk * known.frames * video.height * video.width))
+
+
+def _scaled(vae: Vae, width: float, patch: int) -> Vae:
+    """A VAE of another width: operations and parameters go by its square, what is held by the width itself."""
+    if width == 1 and patch == 1:
+        return vae
+    area = patch**2
+    return dataclasses.replace(
+        vae,
+        parameters=round(vae.parameters * width**2),
+        flops=vae.flops * width**2 / area,
+        working=vae.working * width / area,
+        graph=vae.graph * width / area,
+        past=vae.past * width / area,
+    )
+
+
+def latent_elements(architecture: Architecture) -> int:
+    """Numbers in one clip's latents; 0 where that is not known."""
+    if architecture.model is None:
+        return 0
+    return math.prod(architecture.model.latent_shape())
+
+
+def sigmas(schedule: Schedule) -> list[float]:
+    """Where its steps start."""
+    return torch.as_tensor(schedule.sigmas[:-1]).tolist()

@@ -1,0 +1,503 @@
+"""From a configuration to its forecast: passes of every rank, bytes and seconds of every phase, GPU-hours of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.spec import Layout, lay_out
+from sage_grpo.distributed.world import World
+from sage_grpo.models.base import Explains, SplitsSequence, VelocityModel
+from sage_grpo.models.cheap import check_negative
+from sage_grpo.models.guidance import TOGETHER
+from sage_grpo.plan import formulas
+from sage_grpo.plan.architecture import Architecture, find_architecture, latent_elements, sigmas
+from sage_grpo.plan.formulas import (
+    COMPUTE,
+    DIFFERENTIATED,
+    GIB,
+    MASTER,
+    Job,
+    Memory,
+    Network,
+    decoding_memory,
+    differentiating_memory,
+    levels_within,
+    memory,
+    sampling_memory,
+    tokens,
+    trainable,
+)
+from sage_grpo.plan.hardware import Hardware, here
+from sage_grpo.plan.passes import Counts, Guiding, Kind, Passes, count, evaluation, evaluations, kinds, references
+from sage_grpo.rewards.spec import facts_of
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.decoding import CONTEXT
+from sage_grpo.training.inputs import compiles
+from sage_grpo.training.offload import SHARE as STAYS
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import Planner, foresee
+from sage_grpo.training.update import Objective
+from sage_grpo.types import Keep
+
+REWARD_TOKENS = 3000
+"""Tokens that a built-in reward with networks reads of a clip; it computes in bfloat16."""
+SPARE = 0.93
+"""Share of a GPU's memory that a run may fill by the formula: the rest is the CUDA context's, and lost between allocations."""
+LOOKED_AT = 16
+"""Iterations whose plans are counted for the mean of a run: windows move, and with them what groups share."""
+DRAWS = 256
+"""Windows that are enough for a mean where every group draws its own: iterations with many groups need not be many."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of an iteration on the GPU that has most to do."""
+
+    name: str
+    seconds: float
+    memory: Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run will do and cost."""
+
+    config: TrainConfig
+    architecture: Architecture
+    hardware: Hardware
+    layout: Layout
+    plans: tuple[Plan, ...]
+    """Of the first iteration and of some later ones."""
+    held_out: int
+    """Prompts of an evaluation."""
+    like: Forecast | None = dataclasses.field(default=None, repr=False)
+    """One with the same plans, whose counts serve this one too where it is guided and anchored alike."""
+
+    @property
+    def plan(self) -> Plan:
+        """The first iteration's."""
+        return self.plans[0]
+
+    def unexplored(self) -> str | None:
+        """A sentence on steps that are left deterministic because the state would hold too much noise after them."""
+        return _planner(self.config, self.architecture, self.layout).unexplored()
+
+    @property
+    def passes(self) -> list[dict[str, Passes]]:
+        """Of the first iteration, by rank and phase."""
+        return self._counts[0].phases
+
+    @property
+    def padding(self) -> int:
+        """Replays of the first iteration that only keep other ranks in step."""
+        return self._counts[0].padding
+
+    @cached_property
+    def _counts(self) -> list[Counts]:
+        """Of every plan."""
+        like = self.like
+        if like is not None and like._counted_by() == self._counted_by():
+            return like._counts
+        guiding = self._guiding(self.config.model.training_guidance)
+        needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
+        rows = zip(self.plans, self._kinds, needed, strict=True)
+        return [count(plan, parts, guiding, reference=need) for plan, parts, need in rows]
+
+    @cached_property
+    def _kinds(self) -> list[list[list[Kind]]]:
+        """The kinds of parts of every plan, by rank."""
+        like, fresh = self.like, self.config.objective.fresh
+        if like is not None and (not fresh or like._counted_by() == self._counted_by()):
+            return like._kinds
+        guidance = self.config.model.training_guidance
+
+        def alike(sigma: float) -> int:
+            return self.architecture.branches(sigma, guidance)
+
+        return [kinds(plan, alike) for plan in self.plans]
+
+    @cached_property
+    def _referenced(self) -> float:
+        """Reference passes of the run's mean update."""
+        updates = self.plan.updates
+        needs = [need for number in range(self.config.iterations) for need in references(self.config, number, updates)]
+        return sum(needs) / len(needs)
+
+    def _guiding(self, guidance: float | None) -> Guiding:
+        """`guidance` overrides the model's scale."""
+        together = 0
+        if self.architecture.model is not None and not self.hardware.is_cpu:
+            together = TOGETHER // (2 * self.architecture.model.tokens)
+        return Guiding(lambda sigma: self.architecture.branches(sigma, guidance), together)
+
+    def _counted_by(self) -> tuple[object, ...]:
+        """What counts depend on besides the plans."""
+        model, scale = self.config.model, self.architecture.guidance_scale
+        clip = self.architecture.video  # small ones go through guidance together
+        return (
+            model.training_guidance,
+            scale,
+            model.guidance_scale_2,
+            clip,
+            self.config.trust_region.mode,
+            self.config.anchor.every,
+            self.config.objective,
+        )
+
+    @cached_property
+    def evaluation(self) -> list[Passes]:
+        """Of one evaluation, by rank."""
+        grid = sigmas(self.architecture.grid(self.config.evaluate.steps_for(self.config.model)))
+        return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
+
+    @property
+    def network(self) -> Network | None:
+        """None where costs are not known."""
+        return self.architecture.network
+
+    @cached_property
+    def job(self) -> Job:
+        """The run as the formulas see it."""
+        return dataclasses.replace(self._job, keep=tuple(Counter(self.levels).items()))
+
+    @cached_property
+    def _job(self) -> Job:
+        """The same without what blocks keep."""
+        config, video = self.config, self.architecture.video
+        model, parallel = config.model, config.parallel
+        assert video is not None  # a network comes with its video
+        guidance = config.model.training_guidance
+        vae = model.vae_dtype or ("float32" if self.hardware.is_cpu else model.dtype)
+        return Job(
+            layout=self.layout,
+            lora_rank=None if model.lora is None else model.lora.rank,
+            frames=video.frames,
+            height=video.height,
+            width=video.width,
+            text_tokens=self.architecture.text_tokens,
+            micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
+            guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
+            negative_gradient=model.negative_gradient,
+            compute=_bytes(model.dtype),
+            compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
+            same_bits=model.deterministic and not self.hardware.is_cpu,
+            anchor=config.trust_region.uses_anchor,
+            anchor_offload=config.anchor.offload,
+            ema=config.optimizer.ema is not None,
+            # Both are a copy of the trainable weights, and never go together.
+            max_kl=config.optimizer.max_kl is not None or any(config.objective.old_passes(self.plan.updates)),
+            moments=1 if config.optimizer.kind == "muon" else 2,
+            reshard=parallel.reshard,
+            cpu_offload=parallel.cpu_offload,
+            sync_every_pass=parallel.sync_every_pass,
+            vae_bytes=_bytes(vae),
+            vae_tiling=model.vae_tiling,
+            kept_states=max(self._kept(rank) for rank in range(self.layout.data)),
+        )
+
+    @cached_property
+    def levels(self) -> list[Keep]:
+        """What every block keeps for its backward pass."""
+        asked, blocks = self.config.update.gradient_checkpointing, self.network.blocks if self.network else 0
+        if asked != "auto" or self.network is None or self.hardware.is_cpu:
+            return levels(asked, blocks, cuda=not self.hardware.is_cpu)
+        fitting = levels_within(self.network, self._job, self.room)
+        return [level for level, count in fitting.items() for _ in range(count)]
+
+    def _kept(self, rank: int) -> float:
+        """Bytes of the trajectories that a rank keeps on its GPU from rollout to update."""
+        config, plan = self.config, self.plan
+        element = latent_elements(self.architecture)
+        clips = sum(len(batch.members) for batch in plan.batches(rank))
+        if config.rollout.offload:
+            return float(MASTER * element * clips)
+        parts = [(kind.times, *self._stored(kind.plan)) for kind in self._kinds[0][rank]]
+        states = sum(times * size for times, size, _ in parts)
+        rows = [sum(times * rows[update] for times, _, rows in parts) for update in range(plan.updates)]
+        references = config.trust_region.uses_anchor + any(config.objective.old_passes(plan.updates))
+        anchors = MASTER * max(rows) * references
+        return float(element * (states + anchors + MASTER * clips))
+
+    def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
+        """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
+        config, element = self.config, latent_elements(self.architecture)
+        size = _bytes(config.rollout.storage)
+        needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
+        old = 0 if config.objective.fresh else MASTER * needs_v_old
+        gauged = plan.gauged(rank)
+        stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
+        # A step's x_next is the next record's x; a target at a fresh noise level is nobody's.
+        before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
+        states = sum(
+            size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
+            + (MASTER if one in gauged else old) * one.rows
+            for one in stored
+        )
+        return states, [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """Of a mean iteration, on the rank with most to do."""
+        network = self.network
+        if network is None:
+            return []
+        job = self.job
+        seconds = [self._seconds(counts.phases) for counts in self._counts]
+        sampling, update = sampling_memory(network, job), memory(network, job)
+        reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
+        decoding, decoded = decoding_memory(network, job), self._decoded()
+        vae = float(job.vae_bytes * network.vae.parameters) if network.vae else 0.0
+        gradient = self._gradient
+        peak = max(
+            decoding.total,
+            *(one.memory.total for one in gradient),
+            *(m.total + vae for m in (sampling, reward, update)),
+        )
+        if not self.hardware.is_cpu and peak <= STAYS * self.gib * GIB:  # then the VAE stays between decodings
+            sampling, reward, update = (
+                dataclasses.replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)
+            )
+        return [
+            Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
+            Phase("decode", decoded * self._decode_seconds, decoding),
+            Phase("reward", decoded * self._reward_seconds, reward),
+            *gradient,
+            Phase("update", statistics.fmean(s["update"] for s in seconds), update),
+        ]
+
+    @property
+    def _gradient(self) -> list[Phase]:
+        """Where the reward is differentiated: decoding every clip, or an excerpt, with a graph, and the way back to its latents."""
+        spec, network, job = self.config.objective, self.network, self.job
+        assert network is not None
+        if not spec.by_gradient or all(one.reads_latents for one in self.config.rewards if one.counts):
+            return []
+        before = CONTEXT * (network.vae.frames if network.vae else 1)
+        job = job if spec.frames is None else dataclasses.replace(job, frames=min(job.frames, spec.frames + before))
+        clips = max(sum(len(batch.members) for batch in self.plan.batches(rank)) for rank in range(self.layout.data))
+        decode = DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
+        # The reward runs twice forward, because its blocks run again, and once backward to the pixels alone.
+        seconds = clips * (decode + 3 * self._reward_seconds)
+        held = differentiating_memory(network, job)
+        return [Phase("gradient", seconds, dataclasses.replace(held, visitor=held.visitor + self._reward_bytes))]
+
+    def _seconds(self, counts: list[dict[str, Passes]]) -> dict[str, float]:
+        """Of an iteration's sampling and updates, on the rank with most of each."""
+        assert self.network is not None
+        forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
+        # Not the first iteration's passes of the anchor, which is the policy itself there, but the mean of the run's.
+        update = [
+            self._referenced * self._pass(row["replay"])
+            + self._pass(row["gauge"])
+            + self._pass(row["replay"], backward=True)
+            for row in counts
+        ]
+        job, rates = self.job, self.hardware.rates
+        trained = trainable(self.network, job) / self.layout.weight_shards
+        # An optimizer reads weight, gradient and moments and writes all but the gradient.
+        step = self.plan.updates * MASTER * (3 + 2 * job.moments) * trained / rates.bandwidth
+        return {"rollout": max(forward), "update": max(update) + step}
+
+    def _pass(self, passes: Passes, *, backward: bool = False) -> float:
+        network, job, rates = self.network, self.job, self.hardware.rates
+        assert network is not None
+        seconds = formulas.forward_seconds(network, job, rates)
+        again = 0.0
+        if backward:
+            # Of guidance's two passes only one goes backward where the other is a constant.
+            share = 1.0 if job.negative_gradient or not passes.forwards else passes.velocities / passes.forwards
+            seconds += share * formulas.backward_seconds(network, job, rates)
+            again = share * (2 if job.levels(network).get("input") else 1)
+        shards, sp = self.layout.weight_shards, self.layout.sequence
+        times = 1 + again
+        weights = COMPUTE * network.parameters * (shards - 1) / shards
+        gather = passes.forwards * (min(times, 2) if job.reshard else 1) * weights / rates.link
+        # Attention exchanges tokens for heads and back: q, k, v and the output.
+        local = tokens(network, job) / sp * network.width * COMPUTE
+        exchange = passes.clips * times * network.blocks * 4 * local * (sp - 1) / sp / rates.link
+        return max(passes.clips * seconds, gather) + exchange
+
+    def _decoded(self) -> int:
+        """Clips that the busiest process decodes and scores: ranks that share clips share that work. Given clips nobody does, nor those of which
+        only latents are read."""
+        if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
+            return 0
+        batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
+        return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
+
+    @property
+    def _decode_seconds(self) -> float:
+        """Of a clip for the reward; what a decoder of the user's own takes is not known, and counts as nothing."""
+        assert self.network is not None
+        own = self.config.model.decoder is not None
+        return 0.0 if own else formulas.decode_seconds(self.network, self.job, self.hardware.rates)
+
+    @property
+    def _reward_bytes(self) -> float:
+        """Of rewards that lie on the run's own device: one with another device, or actors, of its own takes nothing here."""
+        here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
+        own = [spec for spec in self.config.rewards if spec.device in here and not spec.actors]
+        return 1.15 * COMPUTE * sum(_parameters(spec.name) for spec in own)
+
+    @property
+    def _reward_seconds(self) -> float:
+        """Of a clip; rewards that are not large take none by this formula."""
+        work = sum(2 * _parameters(spec.name) * REWARD_TOKENS for spec in self.config.rewards)
+        return work / (0.3 * self.hardware.rates.products)
+
+    @property
+    def iteration_seconds(self) -> float:
+        """Of a mean iteration."""
+        return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Of one evaluation."""
+        if self.network is None or not self.held_out:
+            return 0.0
+        clips = -(-self.held_out * self.config.evaluate.per_prompt // self.layout.processes)
+        decode = formulas.decode_seconds(self.network, self.job, self.hardware.rates) + self._reward_seconds
+        return max(map(self._pass, self.evaluation)) + clips * decode
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of the whole run."""
+        seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
+        return seconds * self.layout.processes / 3600
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the phase that needs most."""
+        return max((phase.memory.total for phase in self.phases), default=0.0)
+
+    @property
+    def room(self) -> float:
+        """Bytes that a run may fill."""
+        return SPARE * self.gib * GIB
+
+    @property
+    def gib(self) -> float:
+        """GiB of the device, or of the run's budget of it."""
+        return self.config.model.budget(self.hardware.gib)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every phase fits."""
+        return self.peak <= self.room
+
+
+def forecast(
+    config: TrainConfig,
+    hardware: Hardware,
+    *,
+    gpus: int = 1,
+    architecture: Architecture | None = None,
+    held_out: int | None = None,
+    like: Forecast | None = None,
+) -> Forecast:
+    """The forecast of a run; ValueError where its arithmetic does not work out. `like` may be one whose plans are the same."""
+    config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
+    found = find_architecture(config.model) if architecture is None else architecture
+    layout = lay_out(config.parallel, gpus)
+    if layout.sequence > 1 and found.model is not None:
+        heads = found.model.heads[0]
+        if not isinstance(found.model, SplitsSequence):
+            raise ValueError(f"{found.family} cannot split a clip over ranks: set parallel.sp to 1.")
+        if heads % layout.sequence:
+            raise ValueError(
+                f"parallel.sp is {layout.sequence}, but the network has {heads} attention heads: use a divisor of that."
+            )
+    check_negative(config.rollout.cheap, lambda sigma: found.branches(sigma, config.model.training_guidance))
+    shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
+    most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
+    return Forecast(
+        config=config,
+        architecture=found,
+        hardware=hardware,
+        layout=layout,
+        plans=like.plans if like is not None and shared else _plans(config, found, layout),
+        held_out=0 if config.held_out is None else most,
+        like=like if shared else None,
+    )
+
+
+def _planner(config: TrainConfig, found: Architecture, layout: Layout) -> Planner:
+    grid = found.grid(config.rollout.steps, config.rollout.shift)
+    return Planner(
+        config=config,
+        grid=grid,
+        kernel=config.kernel.build(grid),
+        trains=found.trains,
+        ranks=layout.data,
+        network=found.network_at,
+    )
+
+
+def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
+    planner = _planner(config, found, layout)
+    planner.check()
+    prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
+    window = config.rollout.window
+    moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
+    most = LOOKED_AT
+    if window.kind == "drawn":
+        most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
+    looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
+    return tuple(foresee(config, planner.plan(iteration, prompts)) for iteration in looked)
+
+
+def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
+    """What plans depend on."""
+    model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
+    grid = (model.path, model.revision, model.family, model.shift, model.expert)
+    numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl, config.group_size)
+    return config.batch, config.rollout, config.kernel, config.surrogate, config.objective, update, grid, numbers
+
+
+def _bytes(dtype: str) -> int:
+    return COMPUTE if dtype == "bfloat16" else MASTER
+
+
+def _parameters(reward: str) -> float:
+    """Of the networks of a built-in reward; 0 of any other."""
+    facts = facts_of(reward)
+    return 0.0 if facts is None else facts.parameters
+
+
+def fit_memory(config: TrainConfig, model: VelocityModel, world: World) -> None:
+    """Set what a loaded model's blocks keep, and note it where the model says what was decided."""
+    chosen = choose_levels(config, model, world)
+    model.keep(chosen)
+    if isinstance(model, Explains):
+        model.choices["blocks keep"] = kept(chosen)
+
+
+def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
+    """A level for every block. It goes by the size of the GPU, not by what is free at the moment: a run that is continued does as before."""
+    asked, blocks, cuda = config.update.gradient_checkpointing, len(model.blocks()), model.device.type == "cuda"
+    if asked == "auto" and cuda:
+        found = forecast(config, here(world.processes), gpus=world.processes).levels
+        if len(found) == blocks:
+            return found
+    return levels(asked, blocks, cuda=cuda)
+
+
+def levels(asked: bool | Literal["attention", "auto"], blocks: int, *, cuda: bool) -> list[Keep]:
+    """What was asked for; for "auto", what is right where memory is not known."""
+    known: dict[bool | str, Keep] = {True: "input", False: "all", "attention": "attention"}
+    return [known.get(asked) or ("attention" if cuda else "all")] * blocks
+
+
+def kept(levels: Sequence[Keep]) -> str:
+    """What blocks keep, in words."""
+    words = {"all": "everything", "attention": "attention's outputs", "input": "their input only"}
+    return ", ".join(f"{words[level]} ({count} of {len(levels)})" for level, count in Counter(levels).items())

@@ -1,0 +1,494 @@
+"""Memory and seconds of a run on GPUs, from formulas: for planning. Pure arithmetic: nothing is loaded and no GPU is asked.
+
+Seconds are operations of attention and of matrix products at the rates that a GPU reaches, and bytes that the small operations move.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from sage_grpo.distributed.spec import Layout
+from sage_grpo.types import Keep
+
+GIB = 2**30
+COMPUTE, MASTER = 2, 4
+"""Bytes of a number in bfloat16 and in float32."""
+ATTENTION_BACKWARD = 2.5
+"""Operations of attention's backward pass, in forward ones: five products instead of two."""
+MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
+"""Bytes that the small operations move in the backward pass, in forward ones (fitted)."""
+IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
+"""What attention takes forward and backward where backward passes add up in a fixed order: flash attention instead of cuDNN's (docs/speed.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vae:
+    """What decoding needs. Working sets and speeds are fitted to measurements (benchmarks/plan_vs_measured.py)."""
+
+    parameters: int
+    flops: float
+    """Operations per pixel of the clip."""
+    working: float
+    """Bytes in bfloat16 per pixel of what is decoded at once, beside what goes from one chunk to the next (`past`)."""
+    frames: int = 4
+    """Frames of a latent frame, the fewest that are decoded together."""
+    pixels_at_once: int = 0
+    """Pixels of a chunk of frames, rounded down to whole latent frames; 0 is one latent frame."""
+    graph: float = 0.0
+    """Bytes in bfloat16 per pixel of the graph of what is decoded at once for a gradient; 0 is not known. Counted on the meta device, as `past` is."""
+    past: float = 0.0
+    """Bytes in bfloat16 per pixel of a frame that go from one chunk to the next."""
+    graph_pixels: int = 0
+    """Pixels of a chunk that is decoded for a gradient, rounded down to whole latent frames; 0 is one latent frame."""
+    tile: int = 256
+    """Side of a tile in pixels, with tiling."""
+    efficiency: float = 0.32
+    """Speed in bfloat16 as a share of a matrix product's."""
+    efficiency_float32: float = 0.2
+    """The same in float32 (TF32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What the formulas need to know of a video transformer, by its mean block. Fitted figures are bytes per token and unit of width."""
+
+    blocks: int
+    width: int
+    heads: int
+    block_parameters: float
+    other_parameters: float
+    lora_width: float
+    """LoRA parameters of a block per unit of rank: the sum of inputs and outputs of the adapted matrices."""
+    lora_weights: float
+    """Parameters of the adapted matrices of a block."""
+    patch: tuple[int, int, int]
+    """Pixels of a token: frames, height, width (VAE and patch together)."""
+    channels: int
+    """Latent channels."""
+    unread_parameters: int = 0
+    """Parameters that text-to-video never reads, and that are not trained."""
+    frozen_parameters: int = 0
+    """Parameters of another expert, which runs but is not trained."""
+    trained_networks: int = 1
+    """2 where both experts are trained, of which a pass runs one."""
+    positions: int = 1
+    """Latent positions of a token."""
+    given_tokens: int = 0
+    """Tokens beside a clip's own that blocks run like them."""
+    video_products: float = 12.0
+    """Multiplications of a video token with weights of a block, in widths squared."""
+    text_products: float = 12.0
+    """The same of a token of text."""
+    pairs: tuple[float, float, float] = (1.0, 2.0, 1.0)
+    """Pairs that a block's attention weighs: of the squared number of video tokens, of its product with the text's, of the text's squared."""
+    saved_full: float = 69.0
+    """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
+    saved_lora: float = 46.0
+    """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
+    saved_compiled: float | None = None
+    """The same when blocks are compiled; None where that was not measured."""
+    working: float = 24.0
+    """Gradients inside one block's backward pass; an estimate, with which peaks measured at the real size come out within 2%."""
+    forward: float = 25.0
+    """Held inside one block's forward pass without gradients (measured)."""
+    moved: float = 620.0
+    """Moved through memory by the small operations of a block's forward pass (fitted)."""
+    moved_compiled: float = 240.0
+    """The same when blocks are compiled."""
+    moved_lora: float = 110.0
+    """Moved besides by the adapters."""
+    moved_lora_compiled: float = 50.0
+    """The same when blocks are compiled."""
+    vae: Vae | None = None
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return round(self.blocks * self.block_parameters + self.other_parameters)
+
+    @property
+    def text_stream(self) -> bool:
+        """Text attends together with the video and runs through the blocks; otherwise the video reads it by cross-attention."""
+        return self.pairs[2] > 0
+
+
+HUNYUAN15_VAE = Vae(
+    parameters=1_260_634_115,
+    flops=25.3e6,
+    working=1808.0,
+    pixels_at_once=4 * 2**20,
+    graph=11_200.0,
+    past=6830.0,
+    graph_pixels=2 * 2**20,
+    efficiency=0.36,
+)
+HUNYUAN15 = Network(
+    blocks=54,
+    width=2048,
+    heads=16,
+    # Two streams with modulation (6), attention (4) and feed-forward (8 widths squared) each.
+    block_parameters=36 * 2048**2,
+    other_parameters=8_330_000_000 - 54 * 36 * 2048**2,
+    lora_width=36 * 2048,
+    lora_weights=24 * 2048**2,
+    patch=(4, 16, 16),
+    channels=32,
+    saved_compiled=41.0,  # 38.6 measured at 81 frames, 42.9 at 33
+    vae=HUNYUAN15_VAE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training run, as far as memory and traffic depend on it."""
+
+    layout: Layout = Layout()
+    lora_rank: int | None = 32
+    """None trains all weights."""
+    frames: int = 81
+    height: int = 480
+    width: int = 848
+    text_tokens: int = 256
+    micro_batch: int = 1
+    guidance: bool = True
+    """Two forward passes for one velocity."""
+    negative_gradient: bool = True
+    """With guidance: both passes are kept for the backward pass, and have one."""
+    compute: int = COMPUTE
+    """Bytes of a number that the network computes with."""
+    checkpointing: bool = True
+    keep: tuple[tuple[Keep, int], ...] = ()
+    """With checkpointing: how many blocks keep more than their input."""
+    compiled: bool = False
+    same_bits: bool = False
+    """Whether backward passes add up in a fixed order, which the fastest attention cannot."""
+    anchor: bool = True
+    anchor_offload: bool = False
+    ema: bool = False
+    max_kl: bool = False
+    """Whether updates that go too far are taken back, which takes a copy of the weights."""
+    moments: int = 2
+    """Copies that the optimizer keeps of what it trains: 2 for AdamW, 1 for Muon."""
+    reshard: bool = True
+    cpu_offload: bool = False
+    sync_every_pass: bool = False
+    vae_bytes: int = COMPUTE
+    vae_tiling: bool = False
+    clips: int = 64
+    """Prompts x group size of an iteration."""
+    steps: int = 20
+    trained_steps: int = 19
+    updates: int = 2
+    kept_states: float | None = None
+    """Bytes of the trajectories that a rank keeps, where a plan knows; None estimates them."""
+
+    @property
+    def branches(self) -> int:
+        """Forward passes of one velocity that a backward pass goes through."""
+        return 2 if self.guidance and self.negative_gradient else 1
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches of a rank."""
+        return math.ceil(self.clips / self.layout.data / self.micro_batch)
+
+    def levels(self, network: Network) -> dict[Keep, int]:
+        """Blocks by what they keep for the backward pass."""
+        if not self.checkpointing:
+            return {"all": network.blocks}
+        more = dict(self.keep)
+        return {"input": network.blocks - sum(more.values()), **more}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU at the peak of a phase."""
+
+    weights: float
+    gathered: float
+    gradients: float
+    optimizer: float
+    copies: float
+    """Anchor, average, and the weights before a rollout's updates."""
+    activations: float
+    trajectories: float
+    visitor: float = 0.0
+    """What is there in this phase only: the VAE, or a reward."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(dataclasses.astuple(self))
+
+
+def tokens(network: Network, job: Job) -> int:
+    """Video tokens of a clip, and of what is given beside it."""
+    frames, height, width = network.patch
+    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
+    return own + network.given_tokens
+
+
+def trainable(network: Network, job: Job) -> int:
+    """Parameters that training changes."""
+    if job.lora_rank is None:
+        return network.trained_networks * (network.parameters - network.unread_parameters)
+    return round(network.trained_networks * network.blocks * network.lora_width * job.lora_rank)
+
+
+def memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU at the peak of an update, without the encoders, the VAE and the rewards, which leave between phases."""
+    layout, train = job.layout, trainable(network, job)
+    full = job.lora_rank is None
+    kept = 0 if job.cpu_offload else 1 / layout.weight_shards
+    bases = network.trained_networks * network.parameters
+    stored = MASTER * bases if full else job.compute * bases + MASTER * train
+    stored += job.compute * network.frozen_parameters
+    copies = MASTER * train * ((job.anchor and not job.anchor_offload) + job.ema + job.max_kl)
+    whole_gradients = layout.processes > 1 and not job.sync_every_pass
+    return Memory(
+        weights=stored * kept,
+        gathered=_gathered(network, job),
+        gradients=MASTER * train * (kept + whole_gradients),
+        optimizer=job.moments * MASTER * train * kept,
+        copies=copies * kept,
+        activations=_activations(network, job) * _numbers(network, job),
+        trajectories=_trajectories(network, job),
+    )
+
+
+def levels_within(network: Network, job: Job, room: float) -> dict[Keep, int]:
+    """How many blocks may keep what, so that an update takes at most `room` bytes: the least that has to run again.
+
+    Attention is the slowest part of a block to run again for the bytes that it keeps, so all blocks keep its outputs before any keeps
+    everything.
+    """
+    blocks = network.blocks
+    pairs: tuple[tuple[Keep, Keep], ...] = (("all", "attention"), ("attention", "input"))
+    for more, less in pairs:
+        for count in range(blocks, -1, -1):
+            keep = ((more, count), (less, blocks - count))
+            if memory(network, dataclasses.replace(job, keep=keep)).total <= room:
+                return {level: number for level, number in keep if number}
+    return {"input": blocks}
+
+
+def sampling_memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
+    # A compiled block runs as in a pass with gradients, so that both give the same bits; then its graph is cut off.
+    working = max(network.forward, saved(network, job)) if job.compiled else network.forward
+    passing = working * job.compute / COMPUTE * _numbers(network, job)
+    return dataclasses.replace(memory(network, job), gradients=0.0, activations=passing)
+
+
+def decoding_memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU while a clip is decoded."""
+    idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
+    vae = network.vae
+    if vae is None:
+        return idle
+    area = job.height * job.width
+    if job.vae_tiling:  # all frames of a tile, and the clip that tiles are put into
+        at_once = job.frames * min(job.height, vae.tile) * min(job.width, vae.tile)
+        whole = 3.0 * (job.vae_bytes + MASTER) * job.frames * area
+    else:
+        chunk = vae.frames * max(1, vae.pixels_at_once // (vae.frames * area))
+        at_once, whole = min(job.frames, chunk) * area, 0.0
+        if chunk < job.frames:
+            whole = vae.past * job.vae_bytes / COMPUTE * area
+    working = vae.working * job.vae_bytes / COMPUTE * at_once + whole
+    return dataclasses.replace(idle, activations=working, visitor=float(job.vae_bytes * vae.parameters))
+
+
+def differentiating_memory(network: Network, job: Job) -> Memory:
+    """Bytes per GPU while a clip is decoded with a graph and differentiated, without what the reward itself keeps.
+
+    Of n chunks in runs of sqrt(n) the pasts of all runs are kept, those of the chunks of the run at work, and the graph of one chunk.
+    """
+    decoding, vae = decoding_memory(network, job), network.vae
+    if vae is None:
+        return decoding
+    area, latents = job.height * job.width, 1 + (job.frames - 1) // vae.frames
+    chunk = (
+        latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
+    )  # tiles are not cut into chunks
+    chunks = math.ceil(latents / chunk)
+    pasts = math.ceil(chunks / math.isqrt(chunks)) + math.isqrt(chunks) if chunks > 1 else 0
+    graph = (vae.graph * min(job.frames, chunk * vae.frames) + vae.past * pasts) * area
+    clip = 2 * 3 * MASTER * job.frames * area  # and its gradient
+    return dataclasses.replace(decoding, activations=graph * job.vae_bytes / COMPUTE + clip)
+
+
+def _numbers(network: Network, job: Job) -> float:
+    """Tokens of this rank's part of a micro-batch, times the width."""
+    layout = job.layout
+    local = math.ceil(tokens(network, job) / layout.sequence)
+    if network.text_stream:
+        local += math.ceil(job.text_tokens / layout.sequence)
+    return float(local * network.width * job.micro_batch)
+
+
+def _trajectories(network: Network, job: Job) -> float:
+    if job.kept_states is not None:
+        return job.kept_states
+    # x in bfloat16 (rollout.storage), v_old, and the anchor's velocities of one update.
+    state = COMPUTE + MASTER + MASTER / job.updates * job.anchor
+    elements = network.channels * network.positions * tokens(network, job)
+    return state * elements * job.trained_steps * job.rounds * job.micro_batch
+
+
+def _gathered(network: Network, job: Job) -> float:
+    """Weights as they are computed with, beside the shards: the block at work and the next one, or all of them."""
+    blocks = network.blocks
+    if job.layout.processes == 1:
+        if job.lora_rank is not None or job.compute == MASTER:
+            return 0.0
+        # Autocast's bfloat16 copies are kept for the backward pass of each branch by blocks that keep everything.
+        return COMPUTE * network.block_parameters * max(1, job.levels(network).get("all", 0) * job.branches)
+    rank = job.lora_rank or 0
+    block = COMPUTE * network.block_parameters + MASTER * network.lora_width * rank
+    return block * (2 if job.reshard else blocks) + COMPUTE * network.other_parameters
+
+
+def saved(network: Network, job: Job) -> float:
+    """Bytes per token and unit of width that a block keeps when nothing runs again."""
+    if job.lora_rank is None:
+        return network.saved_full
+    return network.saved_compiled or network.saved_lora if job.compiled else network.saved_lora
+
+
+def kept_by_blocks(network: Network, job: Job) -> float:
+    """Bytes per token and unit of width that all blocks together keep of one forward pass."""
+    attention = COMPUTE * (1 if network.text_stream else 2)
+    kept = {"input": COMPUTE, "attention": COMPUTE + attention, "all": saved(network, job)}
+    return sum(count * kept[level] for level, count in job.levels(network).items())
+
+
+def _activations(network: Network, job: Job) -> float:
+    """Bytes per token and unit of width: what every branch with a gradient keeps, and the block at work, which runs again where it kept less."""
+    at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
+    return (job.branches * kept_by_blocks(network, job) + at_work + network.working) * job.compute / COMPUTE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a GPU reaches on work of this kind; not what its data sheet says."""
+
+    attention: float
+    """Operations per second of attention in bfloat16."""
+    products: float
+    """Operations per second of matrix products in bfloat16."""
+    bandwidth: float
+    """Bytes per second of its memory."""
+    link: float = 50e9
+    """Bytes per second that it receives from other GPUs."""
+    launch: float = 3e-4
+    """Seconds that a block takes at least, however small the clip."""
+    eager: float = 0.0
+    """The same of a block with a LoRA that is not compiled: a processor starts its kernels one by one."""
+    slow: float = 8.0
+    """How many times longer float32 takes."""
+    forward: float = 1.0
+    """What a measured forward pass took, in predicted ones."""
+    backward: float = 1.0
+    """The same for a backward pass."""
+    decode: float = 1.0
+    """The same for decoding."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Of one block's forward pass over one clip."""
+
+    attention: float
+    products: float
+    moved: float
+    """Bytes."""
+
+
+def operations(network: Network, job: Job) -> Operations:
+    """One block, one clip, one branch, on one of the ranks that share the clip."""
+    d, video, text = network.width, tokens(network, job), job.text_tokens
+    share = job.layout.sequence
+    of_video, of_both, of_text = network.pairs
+    attention = 4 * d * (of_video * video**2 + of_both * video * text + of_text * text**2)
+    products = 2 * d * d * (network.video_products * video + network.text_products * text)
+    moving = video + text * network.text_stream
+    lora = job.lora_rank is not None
+    products *= 1 + (job.lora_rank or 0) * network.lora_width / network.lora_weights
+    if job.compiled:
+        moved = network.moved_compiled + network.moved_lora_compiled * lora
+    else:
+        moved = network.moved + network.moved_lora * lora
+    moved *= job.compute / COMPUTE
+    return Operations(attention / share, products / share, moving * d * moved / share)
+
+
+def forward_seconds(network: Network, job: Job, rates: Rates) -> float:
+    """One forward pass of one clip and one branch."""
+    return network.blocks * _forward(operations(network, job), job, rates)
+
+
+def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
+    """The backward pass of one clip and one branch, with what has to run again for it."""
+    one = operations(network, job)
+    # Frozen weights need the gradient of their input alone; adapters are small.
+    products = one.products * (2.0 if job.lora_rank is None else 1.1)
+    moved = one.moved * (MOVED_BACKWARD_COMPILED if job.compiled else MOVED_BACKWARD)
+    slower = IN_ORDER_BACKWARD if _in_order(job) else 1.0
+    plain = rates.backward * _at(slower * ATTENTION_BACKWARD * one.attention, products, moved, job, rates)
+    plain = max(LAUNCHES_BACKWARD * _least(job, rates), plain)
+    again = {level: _again(one, level, job, rates) for level in job.levels(network)}
+    return sum(count * (plain + again[level]) for level, count in job.levels(network).items())
+
+
+def decode_seconds(network: Network, job: Job, rates: Rates) -> float:
+    """Decoding one clip."""
+    vae = network.vae
+    if vae is None:
+        return 0.0
+    efficiency = vae.efficiency if job.vae_bytes == COMPUTE else vae.efficiency_float32
+    overlap = 1.45 if job.vae_tiling else 1.0  # neighbouring tiles share a quarter of their sides
+    pixels = job.frames * job.height * job.width
+    return rates.decode * overlap * vae.flops * pixels / (efficiency * rates.products)
+
+
+DIFFERENTIATED = 5.0
+"""What the gradient of a clip takes, in decodings: three of them, because chunks run again twice, and the way back."""
+
+
+def _forward(one: Operations, job: Job, rates: Rates) -> float:
+    slower = IN_ORDER if _in_order(job) else 1.0
+    return max(_least(job, rates), rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
+
+
+LAUNCHES_BACKWARD = 1.6
+"""What a backward pass takes at least, in forward passes."""
+WITHOUT_LORA = 0.5
+"""Kernels of a block without a LoRA, in those of one with it: 85 operations of HunyuanVideo-1.5's, counted."""
+
+
+def _least(job: Job, rates: Rates) -> float:
+    """Seconds in which the kernels of a block are started."""
+    eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
+    return max(rates.launch, eager)
+
+
+def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:
+    """What runs again in the backward pass of a block that kept this much."""
+    if level == "all":
+        return 0.0
+    if level == "input":
+        return _forward(one, job, rates)
+    return rates.forward * _at(0.0, one.products, one.moved, job, rates)
+
+
+def _in_order(job: Job) -> bool:
+    """Whether the fastest attention is given up; in float32 it is not there to begin with."""
+    return job.same_bits and job.compute == COMPUTE
+
+
+def _at(attention: float, products: float, moved: float, job: Job, rates: Rates) -> float:
+    slower = 1.0 if job.compute == COMPUTE else rates.slow
+    return slower * (attention / rates.attention + products / rates.products) + moved / rates.bandwidth

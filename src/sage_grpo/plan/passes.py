@@ -1,0 +1,269 @@
+"""How often every rank runs the network, phase by phase, counted on the plan that training executes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sage_grpo.data.groups import Member, MicroBatch, share_out
+from sage_grpo.models.cheap import Guide
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.evaluate import members_of
+from sage_grpo.training.plan import Group, Plan, Replay
+from sage_grpo.training.reference import Anchor, Reference
+from sage_grpo.utils.text import fixed
+
+PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
+"""Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
+result nobody reads, which keep sharded ranks in step; reference: velocities of the anchor or the old policy, and for
+dpo of the other clip of a pair; replay: forward and backward; gauge: how far the updates moved the policy, once: where optimizer.max_kl acts it is measured again."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one phase."""
+
+    velocities: int = 0
+    """Velocities of a micro-batch: steps of a sampler, or replays."""
+    forwards: int = 0
+    """Forward passes of the network that they take: two a velocity where guidance runs its negative prompt."""
+    clips: int = 0
+    """Clips in all these forward passes together, which is what time goes by."""
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
+
+    def __mul__(self, times: int) -> Passes:
+        return Passes(times * self.velocities, times * self.forwards, times * self.clips)
+
+
+@dataclass(frozen=True)
+class Guiding:
+    """How a velocity becomes forward passes."""
+
+    branches: Callable[[float], int]
+    """At a sigma: 2 where guidance runs the negative prompt too, else 1."""
+    together: int = 0
+    """Up to so many clips, both branches go through the network as one batch."""
+
+    def one(self, rows: int, sigma: float, guide: Guide = "exact") -> Passes:
+        """One velocity of so many clips; a cheap step may do without the negative prompt."""
+        branches = self.branches(sigma) if guide in ("exact", "whole") else 1
+        return Passes(1, 1 if rows <= self.together else branches, rows * branches)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A part of a plan, as the plan of a run that consists of it, and how often it is there.
+
+    A plan of thousands of clips is a few kinds of micro-batches and groups, many times over. What a kind takes is found by the plan's own
+    rules, on a plan of that part alone, so that a forecast takes as long for 4,096 clips as for 64, and counts the same.
+    """
+
+    plan: Plan
+    times: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Passes of an iteration."""
+
+    phases: list[dict[str, Passes]]
+    """Of every rank, by phase."""
+    padding: int
+    """Replays of all ranks together that only keep others in step."""
+
+
+def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], int]) -> str:
+    """Network evaluations of an iteration for people: of all ranks together, and for each of its clips. `branches` says how many a velocity
+    takes at a sigma."""
+    needed = references(config, plan.iteration, plan.updates)
+    ranks = count(plan, kinds(plan, branches), Guiding(branches), reference=needed).phases
+    sums = {phase: number for phase in PHASES if (number := sum(rank[phase].clips for rank in ranks))}
+    total, clips = sum(sums.values()), len(plan.groups) * plan.group_size
+    parts = ", ".join(f"{number:,} {phase}" for phase, number in sums.items())
+    return f"{total:,} evaluations per iteration ({parts}), {fixed(total / clips, 1)} per clip; a guided one counts two"
+
+
+Work = Mapping[Hashable, Passes]
+"""What a rank runs for itself: the passes of a phase, of ("rollout", network), of ("update", its number, network)
+and of ("gauge", network)."""
+
+
+def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
+    """Every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` says how many reference passes each
+    update runs. What a rank has less than another it repeats, to keep in step."""
+    known = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
+    counted = {number: count_own(one, guiding) for number, one in known.items()}
+    works = []
+    for row in kinds:
+        work: defaultdict[Hashable, Passes] = defaultdict(Passes)
+        for kind in row:
+            for key, passes in counted[id(kind.plan)].items():
+                work[key] += passes * kind.times
+        works.append(work)
+    most = {key: max(work[key].velocities for work in works) for key in set[Hashable]().union(*works)}
+    phases, padding = [], 0
+    for rank, work in enumerate(works):
+        found = {phase: work[phase] for phase in PHASES}
+        sigmas = plan.group_of(plan.batches(rank)[0]).schedule.sigmas.tolist()
+        for network in plan.order:
+            sigma = next((s for s in sigmas if plan.network(s) == network), 1.0)
+            lacking = most.get(("rollout", network), 0) - work["rollout", network].velocities
+            found["idle"] += guiding.one(1, sigma) * lacking
+            for update, referenced in enumerate(reference):
+                own = work["update", update, network]
+                lacking = most.get(("update", update, network), 0) - own.velocities
+                fill = _spare(plan, rank, network, [update], guiding) * lacking if lacking else Passes()
+                found["replay"] += own + fill
+                found["reference"] += (own + fill) * referenced
+                padding += lacking
+            lacking = most.get(("gauge", network), 0) - work["gauge", network].velocities
+            if lacking:
+                found["gauge"] += _spare(plan, rank, network, range(plan.updates), guiding) * lacking
+        phases.append(found)
+    return Counts(phases, padding)
+
+
+def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
+    """What a rank runs for itself, pass by pass."""
+    work: defaultdict[Hashable, Passes] = defaultdict(Passes)
+    for one in plan.sampled(rank):
+        passes = guiding.one(one.rows, one.sigma, one.guide)
+        work["shared" if one.shared else "sampling"] += passes
+        work["rollout", plan.network(one.sigma)] += passes
+    for replay in plan.gauged(rank):
+        passes = guiding.one(replay.rows, _sigma(plan, replay))
+        work["gauge"] += passes
+        work["gauge", plan.network_of(replay)] += passes
+    for update in range(plan.updates):
+        for replay in plan.replays(rank, update):
+            work["update", update, plan.network_of(replay)] += guiding.one(replay.rows, _sigma(plan, replay))
+    return work
+
+
+def _sigma(plan: Plan, replay: Replay) -> float:
+    return plan.groups[replay.members[0].group].sigma(replay.step)
+
+
+def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> Passes:
+    """What a rank runs where it has fewer replays of a network than another."""
+    turn = plan.spare(rank, network, updates)
+    return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
+
+
+def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
+    """How many passes without gradient the updates of an iteration run: of the anchor where there is one, but not right after it was
+    renewed, and of the old policy where a loss at fresh noise levels needs it.
+
+    What `anchor.skip_below` leaves out besides depends on what the run measures, and is not foreseen.
+    """
+    old = config.objective.old_passes(updates)
+    if not config.trust_region.uses_anchor:
+        return list(map(int, old))
+    done, every = iteration * updates, config.anchor.every if config.trust_region.renews_anchor else None
+    anchor = Anchor({}, every=every)
+    anchor.renewed_at = done // every * every if every else 0
+    needs = Reference.of(config).needs(anchor, done, updates, 0.0)
+    each = config.objective.reference_passes
+    return [(need == "pass") * each + first for need, first in zip(needs, old)]
+
+
+def evaluation(
+    config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
+) -> list[Passes]:
+    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps; guidance is the model's own there."""
+    spec = config.evaluate
+    members = members_of(min(prompts, spec.prompts), spec.per_prompt)
+    result = []
+    for share in share_out(members, config.batch.micro_batch, world_size=ranks):
+        sizes = Counter(len(batch.members) for batch in share)
+        passes = (guiding.one(size, sigma) * number for size, number in sizes.items() for sigma in sigmas)
+        result.append(sum(passes, Passes()))
+    return result
+
+
+def evaluations(config: TrainConfig) -> int:
+    """How many evaluations a run makes: before, after, and every so often."""
+    return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
+
+
+def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
+    """Every rank's parts by kind; a kind that several ranks have is one plan. `alike` says what of a fresh noise level matters: groups
+    whose levels are alike in it are of one kind."""
+    numbers: dict[Hashable, int] = {}
+
+    def matters(sigma: float) -> tuple[int, int]:
+        return alike(sigma), plan.network(sigma)
+
+    ways = [numbers.setdefault(_way(group, matters), len(numbers)) for group in plan.groups]
+    known: dict[Hashable, Plan] = {}
+    ranks = []
+    for rank in range(len(plan.shares)):
+        often: Counter[Hashable] = Counter()
+        for groups, batches in _parts(plan, rank):
+            place = {group.index: number for number, group in enumerate(groups)}
+            # Of a clip only matters whether it is its group's first, by which the step is measured, and which updates train it.
+            clips = tuple(
+                tuple((place[one.group], one.index == 0, _trained(plan, one)) for one in batch.members)
+                for batch in batches
+            )
+            sign = tuple(ways[index] for index in place), clips
+            often[sign] += 1
+            if sign not in known:
+                known[sign] = _alone(plan, groups, batches)
+        ranks.append([Kind(known[sign], times) for sign, times in often.items()])
+    return ranks
+
+
+def _trained(plan: Plan, member: Member) -> tuple[bool, ...]:
+    """Which updates train a clip; nothing where all do."""
+    return () if plan.chosen is None else tuple(member in part for part in plan.chosen)
+
+
+def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
+    """Groups and micro-batches whose passes depend on nobody else's: a micro-batch, or, where members of a group share their beginning,
+    what walks it side by side or branches off one walk."""
+    own = plan.batches(rank)
+    if not plan.groups[0].shared:
+        for batch in own:
+            yield [plan.groups[index] for index in dict.fromkeys(member.group for member in batch.members)], [batch]
+        return
+    together: dict[int, list[Group]] = {}
+    if plan.abreast > 1:
+        together = dict(enumerate(map(list, plan.trunks(rank))))
+    else:
+        for index in plan.members(rank):
+            together.setdefault(plan.groups[index].number, []).append(plan.groups[index])
+    part = {group.index: number for number, groups in together.items() for group in groups}
+    batches: dict[int, list[MicroBatch]] = {number: [] for number in together}
+    for batch in own:
+        batches[part[batch.members[0].group]].append(batch)
+    yield from ((groups, batches[number]) for number, groups in together.items())
+
+
+def _way(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
+    """The same for groups of which equal clips take the same passes and keep the same states."""
+    trained = group.trained if group.levels is None else _levels(group, alike)
+    return id(group.schedule), trained, None if group.gauge is None else group.gauge.step
+
+
+def _levels(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
+    """What each update learns of a group at fresh noise levels, in whatever order, and how many levels that is in all."""
+    rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
+    return rows, len({level for part in group.trained for level in part})
+
+
+def _alone(plan: Plan, groups: Sequence[Group], batches: Sequence[MicroBatch]) -> Plan:
+    place = {group.index: number for number, group in enumerate(groups)}
+    moved = tuple(
+        replace(batch, members=tuple(Member(place[one.group], one.index) for one in batch.members)) for batch in batches
+    )
+    own = tuple(replace(group, index=number) for number, group in enumerate(groups))
+    chosen = plan.chosen
+    if chosen is not None:
+        chosen = tuple(
+            frozenset(Member(place[one.group], one.index) for one in part if one.group in place) for part in chosen
+        )
+    return replace(plan, groups=own, shares=(moved,), chosen=chosen)

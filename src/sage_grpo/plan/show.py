@@ -1,0 +1,337 @@
+"""A forecast for people (tables, or a few lines when training starts) and for programs (JSON)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.models.distilled import find_distilled
+from sage_grpo.plan.budgets import counted, outcome, over_memory
+from sage_grpo.plan.changes import Change, way_to_fit
+from sage_grpo.plan.costs import Forecast, kept
+from sage_grpo.plan.costs import forecast as make_forecast
+from sage_grpo.plan.formulas import GIB, tokens, trainable
+from sage_grpo.plan.hardware import here
+from sage_grpo.plan.passes import PHASES, Passes, evaluations
+from sage_grpo.plan.workers import Crew, crew_of
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import described
+from sage_grpo.utils.text import narrow_table
+
+MEANS = {
+    "shared": "what a group has in common, once",
+    "sampling": "steps of every clip for itself",
+    "idle": "to keep ranks in step; nobody reads them",
+    "reference": "velocities of anchor or old policy, where not the live one's",
+    "replay": "forward and backward",
+    "gauge": "how far the updates moved the policy; again where max_kl acts",
+}
+ESTIMATED = "seconds and memory are estimates: operations and bytes are counted on the network without weights, and nothing of this family was measured on a GPU"
+
+
+def arithmetic(forecast: Forecast) -> dict[str, str]:
+    """How prompts, groups, ranks, micro-batches and updates divide, and what is left over."""
+    config, plan, layout = forecast.config, forecast.plan, forecast.layout
+    batch, window, group = config.batch, config.rollout.window, plan.groups[0]
+    by_branch = f" x {window.branches} branches" if window.branches > 1 else ""
+    chosen, clips = described(config), len(plan.groups) * plan.group_size
+    own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
+    spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
+    grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
+    trained, explore = " + ".join(str(len(steps)) for steps in group.trained), sum(group.schedule.stochastic)
+    judged = (
+        f"{evaluations(config)} evaluations of {forecast.held_out} prompts" if forecast.held_out else "no evaluation"
+    )
+    rows = {
+        "clips": f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+        "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
+        "micro-batches": _micro_batches(plan, batch.micro_batch),
+        "steps": f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+        "given steps": _given(config.rollout.cheap),
+        "held noise": forecast.unexplored(),
+        "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
+        "idle": _left_idle(forecast),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def _given(spec: CheapSpec) -> str:
+    """What steps that do not explore do without."""
+    words = []
+    if spec.guidance is not None:
+        words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
+    if spec.negative_every > 1:
+        words.append(f"the negative branch at every {spec.negative_every} of them")
+    measured = [
+        text
+        for text in (spec.cache and f"cache {spec.cache}", spec.attention and f"attention {spec.attention}")
+        if text
+    ]
+    if measured:
+        words.append(f"{' and '.join(measured)}: what they save is not counted here, `sage-grpo probe` measures it")
+    return "; ".join(words)
+
+
+def _micro_batches(plan: Plan, size: int) -> str:
+    rounds = max(len(plan.batches(rank)) for rank in range(len(plan.shares)))
+    sizes = {len(one.members) for share in plan.shares for one in share}
+    filled = f"of {size}" if sizes == {size} else f"of {min(sizes)} to {max(sizes)} (micro_batch {size})"
+    mixed = max(len({member.group for member in one.members}) for share in plan.shares for one in share)
+    note = f"; up to {mixed} prompts in one, which run apart where their texts differ in length" if mixed > 1 else ""
+    return f"{rounds} a rank, {filled}{note}"
+
+
+def _left_idle(forecast: Forecast) -> str:
+    """What ranks do for nothing, and the nearest numbers with which they would not."""
+    plan, layout = forecast.plan, forecast.layout
+    wasted = sum((row["idle"] for row in forecast.passes), Passes()).clips
+    wasted += forecast.padding
+    if not wasted:
+        return ""
+    size = plan.group_size * forecast.config.rollout.window.branches
+    clips = len(plan.groups) * plan.group_size
+    prompts = next((n for n in range(clips // size, clips // size + layout.data + 1) if n * size % layout.data == 0), 0)
+    advice = f"; batch.prompts {prompts} divides evenly" if prompts and prompts != clips // size else ""
+    return f"{clips} clips over {layout.data} ranks leave {wasted} passes that nobody reads{advice}"
+
+
+def passes_table(forecast: Forecast) -> Table:
+    """Passes of the first iteration by phase: on the busiest rank, and on all."""
+    heads = ("phase", "velocities", "network", "clips", "all ranks", "")
+    table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
+    for phase in PHASES:
+        rows = [row[phase] for row in forecast.passes]
+        if any(row.velocities for row in rows):
+            table.add_row(phase, *_most(rows), f"[dim]{MEANS[phase]}[/dim]")
+    if forecast.held_out:
+        table.add_row("evaluation", *_most(forecast.evaluation), "[dim]each time[/dim]")
+    return table
+
+
+def _most(rows: Sequence[Passes]) -> list[str]:
+    busy = max(rows, key=lambda row: row.clips)
+    return [f"{busy.velocities:,}", f"{busy.forwards:,}", f"{busy.clips:,}", f"{sum(row.clips for row in rows):,}"]
+
+
+def phases_table(forecast: Forecast) -> Table:
+    """Seconds and memory of a mean iteration."""
+    kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
+    heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
+    title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
+    table = narrow_table(title, *heads, left=("phase",))
+    for phase in forecast.phases:
+        m = phase.memory
+        held, optimizer = m.weights + m.gathered, m.gradients + m.optimizer + m.copies
+        parts = (held, optimizer, m.activations, m.trajectories, m.visitor)
+        over = m.total > forecast.room
+        total = f"[red]{m.total / GIB:.1f}[/red]" if over else f"{m.total / GIB:.1f}"
+        table.add_row(phase.name, f"{phase.seconds:,.1f}", total, *(f"{part / GIB:.1f}" for part in parts))
+    return table
+
+
+def memory_table(rows: Sequence[Forecast]) -> Table:
+    """Seconds over memory: what blocks keep in each budget, the peak and the time of an iteration."""
+    table = narrow_table("seconds over memory (model.memory)")
+    for name in ("GiB", "peak", "s / it."):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("blocks keep", overflow="fold")
+    for one in rows:
+        seconds = f"{one.iteration_seconds:,.1f}" if one.fits else "-"
+        table.add_row(f"{one.gib:.0f}", f"{one.peak / GIB:.1f}", seconds, outcome(one))
+    return table
+
+
+def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
+    """What every change buys."""
+    title = "what would make it faster" if now.fits else "what to change, best first"
+    table = narrow_table(title)
+    table.add_column(
+        "change", overflow="fold"
+    )  # it is there to be copied: at 80 columns it may break at a blank, and loses nothing
+    for name in ("GiB", "fits", "s / it.", f"{_kind(now)}-h", "run"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
+    for option, run, after in rows:
+        table.add_row(
+            option,
+            f"{after.peak / GIB:.1f}",
+            "yes" if after.fits else "no",
+            f"{after.iteration_seconds:,.1f}",
+            f"{after.gpu_hours:,.1f}",
+            run,
+        )
+    return table
+
+
+def crew_lines(crew: Crew, kind: str) -> Iterator[str]:
+    """What workers on Ray do, and who waits."""
+    yield (
+        f"{crew.workers} workers ({kind}) do {crew.tasks} tasks an iteration, {crew.rounds} each at most: sampling {_time(crew.sampling_seconds)}, updates "
+        f"{_time(crew.updating_seconds)}, {_time(crew.iteration_seconds)} an iteration; a worker takes {crew.gib:.1f} GiB"
+    )
+    yield (
+        f"what travels: weights {crew.weights_megabytes:,.1f} MB to every node an iteration, records {crew.task_megabytes:,.1f} MB back a task; the "
+        f"bottleneck: {crew.bottleneck}"
+    )
+
+
+def show(
+    forecast: Forecast,
+    found: Sequence[Change],
+    way: Sequence[Change],
+    console: Console,
+    workers: Forecast | None = None,
+) -> None:
+    """Everything, for a terminal; `workers` is the same on the workers' GPU."""
+    head = Table(show_header=False, box=None, padding=(0, 2))
+    for row in (model_rows(forecast) | arithmetic(forecast)).items():
+        head.add_row(*row)
+    console.print(head)
+    console.print(passes_table(forecast))
+    if not forecast.phases:
+        console.print("Memory and time: not known for a family of your own.", style="yellow")
+        return
+    console.print(phases_table(forecast))
+    for line in verdict(forecast, way):
+        console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
+    crew = crew_of(forecast, workers or forecast)
+    for line in crew_lines(crew, (workers or forecast).hardware.title) if crew is not None else ():
+        console.print(line, soft_wrap=True)
+    console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
+    rows = over_memory(forecast)
+    if rows:
+        console.print(memory_table(rows))
+    if found:
+        console.print(changes_table(forecast, found))
+
+
+def model_rows(forecast: Forecast) -> dict[str, str]:
+    """What is trained, on how many tokens."""
+    network, video = forecast.network, forecast.architecture.video
+    rows = {"model": f"{forecast.architecture.family}, from {forecast.architecture.source}"}
+    advice = distilled(forecast)
+    if advice:
+        rows["distilled"] = advice
+    if network is None or video is None:
+        return rows
+    job = forecast.job
+    kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
+    guided = "guided" if job.guidance else "without guidance"
+    size = f"{video.frames} frames of {video.height} x {video.width}"
+    if forecast.config.model.decoder is not None:
+        rows["decoder"] = f"{forecast.config.model.decoder}: its seconds are not known, and not counted"
+    return rows | {
+        "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.trained_networks * network.parameters / 1e6:,.0f} M parameters: {kind}",
+        "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",
+        "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
+    }
+
+
+def distilled(forecast: Forecast) -> str | None:
+    """What is wrong with guidance or steps where the checkpoint is a distilled one."""
+    architecture = forecast.architecture
+    found = find_distilled(architecture.spec, architecture.folder)
+    steps, evaluated = forecast.config.rollout.steps, forecast.config.evaluate.steps_for(forecast.config.model)
+    return None if found is None else found.advice(architecture.guidance_scale, steps, evaluated)
+
+
+def _kind(forecast: Forecast) -> str:
+    return "CPU" if forecast.hardware.is_cpu else "GPU"
+
+
+def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
+    """Time, GPU-hours, and whether it fits."""
+    seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
+    hours = forecast.gpu_hours / gpus
+    kind = _kind(forecast)
+    yield f"{_time(seconds)} an iteration; the run: {_time(3600 * hours)} on {gpus} {kind}(s) = {forecast.gpu_hours:,.1f} {kind}-hours"
+    if forecast.architecture.estimated:
+        yield ESTIMATED
+    if any(phase.name == "gradient" for phase in forecast.phases):
+        yield "gradient does not hold what the rewards keep for their own way back"
+    worst = max(forecast.phases, key=lambda phase: phase.memory.total)
+    need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
+    if forecast.fits:
+        yield f"fits: {need}"
+        return
+    yield f"does not fit: {need}; {forecast.room / GIB:.0f} can be used"
+    if way:
+        end = way[-1].after
+        result = "then it fits" if end.fits else "which is not enough yet"
+        yield f"change first: {', then '.join(one.option for one in way)}: {end.peak / GIB:.1f} GiB, {result}"
+
+
+def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
+    """A few lines for the start of a run."""
+    lines = [text for text in (distilled(forecast), forecast.unexplored()) if text]
+    if not forecast.hardware.is_cpu and forecast.phases:
+        parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
+        lines.append(f"forecast on {forecast.hardware.title}: {parts}")
+        lines += verdict(forecast, way)
+    return lines
+
+
+def opening(config: TrainConfig, processes: int) -> list[str]:
+    """A few lines on steps, time and memory on this machine; none where a forecast cannot be made.
+
+    A run does not need one: what is wrong with its model or its arithmetic is said by those who need them right.
+    """
+    try:
+        found = make_forecast(config, here(processes), gpus=processes)
+    except ValueError:
+        return []
+    return short(found, [] if found.hardware.is_cpu else way_to_fit(found))
+
+
+def document(
+    forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast | None = None
+) -> dict[str, Any]:
+    """The same for programs."""
+    crew = crew_of(forecast, workers or forecast)
+    return {
+        "model": model_rows(forecast),
+        "arithmetic": arithmetic(forecast),
+        "layout": dataclasses.asdict(forecast.layout),
+        "passes": [{phase: dataclasses.asdict(one) for phase, one in row.items()} for row in forecast.passes],
+        "evaluation": [dataclasses.asdict(one) for one in forecast.evaluation] if forecast.held_out else [],
+        "hardware": dataclasses.asdict(forecast.hardware),
+        "phases": {
+            phase.name: {
+                "seconds": phase.seconds,
+                "gib": phase.memory.total / GIB,
+                **{f"gib_{name}": size / GIB for name, size in dataclasses.asdict(phase.memory).items()},
+            }
+            for phase in forecast.phases
+        },
+        **costs(forecast),
+        **({} if crew is None else {"crew": {**dataclasses.asdict(crew), "bottleneck": crew.bottleneck}}),
+        "over_memory": [{"gib": one.gib, "keep": counted(one.levels), **costs(one)} for one in over_memory(forecast)],
+        "change_first": [one.option for one in way],
+        "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],
+    }
+
+
+def costs(forecast: Forecast) -> dict[str, Any]:
+    """The figures that changes are compared by."""
+    if not forecast.phases:
+        return {}
+    return {
+        "fits": forecast.fits,
+        "peak_gib": forecast.peak / GIB,
+        "iteration_seconds": forecast.iteration_seconds,
+        "evaluation_seconds": forecast.evaluation_seconds,
+        "estimated": forecast.architecture.estimated,
+        "gpu_hours": forecast.gpu_hours,
+    }
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,75 @@
+"""What workers on Ray make of an iteration: tasks, what travels, and who waits for whom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sage_grpo.plan.architecture import latent_elements
+from sage_grpo.plan.costs import Forecast
+from sage_grpo.plan.formulas import GIB, trainable
+from sage_grpo.training.update import Objective
+
+
+@dataclass(frozen=True)
+class Crew:
+    """An iteration with workers."""
+
+    workers: int
+    tasks: int
+    """Parts of an iteration that workers take one at a time."""
+    rounds: int
+    """Tasks that the busiest worker does."""
+    sampling_seconds: float
+    """Until the last task is done."""
+    updating_seconds: float
+    """Of the trainer."""
+    iteration_seconds: float
+    """One after the other, or with rollout.staleness both at once."""
+    weights_megabytes: float
+    """The adapter, to every node once an iteration."""
+    task_megabytes: float
+    """The largest task's records, back to the trainer."""
+    gib: float
+    """Of a worker's memory at its peak."""
+    room: float
+    """That it can use."""
+
+    @property
+    def bottleneck(self) -> str:
+        """Who is waited for, and what would help."""
+        if self.gib > self.room:
+            return f"a worker does not fit: it needs {self.gib:.1f} GiB of {self.room:.0f} that can be used"
+        if self.tasks < self.workers:
+            return f"{self.workers - self.tasks} of {self.workers} workers have nothing to do: use more prompts, or a smaller batch.micro_batch"
+        if self.sampling_seconds > self.updating_seconds:
+            return "workers: more of them shorten an iteration"
+        return "the trainer's updates: more workers do not help"
+
+
+def crew_of(trainer: Forecast, worker: Forecast) -> Crew | None:
+    """How an iteration goes with workers on the hardware of `worker`; None where the run has none, or costs are not known."""
+    config, plan = trainer.config, trainer.plan
+    if config.rollout.on != "ray" or not trainer.phases or trainer.network is None:
+        return None
+    tasks, workers, ranks = plan.tasks(), config.rollout.ray.workers, range(len(plan.shares))
+    rounds = math.ceil(len(tasks) / max(1, workers // len(ranks)))  # every training process has workers of its own
+    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    sampling = sum(phase.seconds for phase in worker.phases if phase.name in theirs) * rounds / len(tasks)
+    updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)
+    size = latent_elements(trainer.architecture) * (2 if config.rollout.storage == "bfloat16" else 4)
+    velocities = Objective(config.surrogate, config.trust_region, 1, config.objective).needs_v_old
+    kept = [{one for update in range(plan.updates) for one in task.replayable(0, update)} for task in tasks]
+    rows = [sum(one.rows * (1 + velocities) + len(one.members) for one in replays) for replays in kept]
+    return Crew(
+        workers=workers,
+        tasks=sum(len(plan.tasks(rank)) for rank in ranks),
+        rounds=rounds,
+        sampling_seconds=sampling,
+        updating_seconds=updating,
+        iteration_seconds=max(sampling, updating) if config.rollout.staleness else sampling + updating,
+        weights_megabytes=4e-6 * trainable(trainer.network, trainer.job),
+        task_megabytes=1e-6 * size * max(rows),
+        gib=max(phase.memory.total for phase in worker.phases if phase.name in theirs) / GIB,
+        room=worker.room / GIB,
+    )

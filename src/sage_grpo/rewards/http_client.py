@@ -1,0 +1,95 @@
+"""Asking another machine over HTTP, for rewards that compute elsewhere: its address, the key, one request, and the pauses between tries."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from urllib.parse import SplitResult
+
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.utils.redact import parse_address, read_key
+
+_JITTER = random.Random()  # its own: the run's random numbers must not depend on the network
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Pauses in seconds: the first one, doubled every time up to the longest."""
+
+    first: float
+    longest: float
+
+    def full(self, attempt: int) -> float:
+        """The pause after a try that failed; tries count from 0."""
+        return min(self.longest, self.first * 2**attempt)
+
+    def pause(self, attempt: int) -> float:
+        """The same with jitter, so that those who failed together do not come back together."""
+        return self.full(attempt) * _JITTER.uniform(0.5, 1.0)
+
+
+def read_address(url: object, what: str, example: str, option: str) -> SplitResult:
+    """The parts of an address, as `secrecy.parse_address`; RewardConfigError where it is none or holds a key."""
+    try:
+        return parse_address(url, what, example, option)
+    except ValueError as error:
+        raise RewardConfigError(str(error)) from error
+
+
+def read_token(variable: str, option: str) -> str:
+    """The key in an environment variable, read where it is needed and kept nowhere; empty where no variable is named, or it is empty."""
+    try:
+        return read_key(variable, option) if variable else ""
+    except ValueError as error:
+        raise RewardConfigError(str(error)) from error
+
+
+def post(
+    url: SplitResult,
+    path: str,
+    body: Sequence[bytes | memoryview],
+    *,
+    kind: str,
+    token: str,
+    timeout: float,
+    largest: int,
+    connect_timeout: float | None = None,
+    watched: Callable[[http.client.HTTPConnection], AbstractContextManager[None]] | None = None,
+) -> tuple[int, dict[str, str], bytes]:
+    """Send the pieces of a body to a path below the address, once: status, headers with small names, and the answer.
+
+    kind: content type of the body. timeout: seconds for the whole try. largest: bytes of an answer that are still read.
+    connect_timeout: seconds in which the machine must take the connection; `timeout` where not given. watched: holds the open connection, so that somebody
+    else can cut it. Raises OSError or HTTPException.
+    """
+    secure = url.scheme == "https"
+    connection_kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    port = url.port or (443 if secure else 80)
+    connection = connection_kind(url.hostname or "", port, timeout=min(timeout, connect_timeout or timeout))
+    headers = {"Content-Type": kind, "Connection": "close", "Content-Length": str(sum(len(piece) for piece in body))}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    deadline = time.monotonic() + timeout
+    try:
+        connection.connect()
+        connection.sock.settimeout(timeout)
+        with watched(connection) if watched else contextlib.nullcontext():
+            # a server may refuse the body early and close: its answer still says why
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request("POST", f"{url.path.rstrip('/')}{path}", body=body, headers=headers)
+            response = connection.getresponse()
+            answer = bytearray()
+            while chunk := response.read1(65536):
+                answer += chunk
+                if len(answer) > largest or time.monotonic() > deadline:
+                    raise http.client.HTTPException("the answer is too large or too slow")
+            if response.length:  # fewer bytes than announced
+                raise http.client.IncompleteRead(bytes(answer[:100]), response.length)
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, bytes(answer)
+    finally:
+        connection.close()

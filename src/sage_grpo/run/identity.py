@@ -1,0 +1,356 @@
+"""What makes a run this run: its settings, and fingerprints of the prompts, weights and code that they name.
+
+A checkpoint holds them. A run that continues with others would be a mixture of two, so each change of what a run means is
+refused unless `allow_changes` names it. Fields that affect something else (where, how long, how fast, what is logged) are free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from sage_grpo.config.errors import did_you_mean
+from sage_grpo.config.metadata import MEANING, affects
+from sage_grpo.config.parsing import ConfigError, leaves
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed import checkpoint
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.checkpoints.cache import digest
+from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_index, resolve
+from sage_grpo.models.lora import find_adapter
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.rewards.functions import FunctionReward
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import Given, load_sources
+from sage_grpo.utils.imports import PREFIX
+from sage_grpo.version import ROOT, __version__
+
+CONTENT = {
+    "prompts": "the content of data.prompts, or of data.clips",
+    "eval_prompts": "the content of data.eval_prompts",
+    "weights": "the base model's files, or the frozen weights of a model object",
+    "code": "the package's code",
+    "plugins": "the code of rewards or of a model of your own",
+}
+"""What has a fingerprint: its name in `allow_changes` and what it is."""
+OUTSIDE = ("commands", "recipes", "report", "lab", "api.py", "cli.py", "__init__.py", "__main__.py", "inspector.py")
+"""Parts of the package that a run does not compute with."""
+SAMPLE = 1024
+"""Numbers of a frozen tensor that go into its fingerprint."""
+LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")
+"""Classes from here are not a user's code; versions of the package have a fingerprint of their own."""
+FINISHED = ".finished"
+"""Holds the iteration whose weights are in final/: written last, so that a run that was killed before is not taken for done."""
+
+
+def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
+    """Fingerprints of everything that the configuration only names, and of what a program hands over in its place."""
+    given = given or Given()
+    prompts, held_out = load_sources(config, given)
+    return {
+        "prompts": _of_prompts(prompts),
+        "eval_prompts": _of_prompts(held_out),
+        "weights": of_checkpoint(config.model) if given.model is None else of_weights(given.model),
+        "code": of_code(),
+        "plugins": _of_plugins(config, given),
+    }
+
+
+def unsure(given: Given) -> list[str]:
+    """What a continued run cannot know about the objects that it is handed, for people."""
+    names = [
+        name.removeprefix(PREFIX) for name, reward in given.rewards.items() if not isinstance(reward, Fingerprinted)
+    ]
+    if not names:
+        return []
+    return [
+        f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
+        "cannot be told. A method fingerprint() would tell."
+    ]
+
+
+def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
+    """Refuse to continue a run of another meaning; returns the harmless changes, for people."""
+    changed = differences(meta["config"], plain(dataclasses.asdict(config)))
+    free = [key for key in changed if affects(TrainConfig, key) not in MEANING]
+    known = meta.get("identity")
+    known = known if isinstance(known, dict) else {}
+    refused = {key: f"{old!r} -> {new!r}" for key, (old, new) in changed.items() if key not in free}
+    # An earlier version's fingerprint may be the beginning of today's.
+    refused |= {
+        name: what for name, what in CONTENT.items() if not f"{identity[name]}/".startswith(f"{known.get(name)}/")
+    }
+    allowed = [key for key in refused if _covers(config.allow_changes, key)]
+    wrong = [key for key in refused if key not in allowed]
+    if wrong:
+        lines = "".join(f"\n  {key}: {_short(refused[key])}" for key in wrong)
+        raise ConfigError(
+            f"{out} holds a run that differs from this one; to continue it would mix the two:{lines}\n"
+            f"Choose another `out`, go back to what {out / 'config.yaml'} names, or ask for the change by name: "
+            f"--allow_changes {','.join(wrong)}"
+        )
+    return [key for key in (*free, *allowed) if affects(TrainConfig, key) != "start"]
+
+
+def check_names(allow_changes: Iterable[str]) -> None:
+    """Refuse names that are neither a field nor something with a fingerprint."""
+    known = [*(key for key, _ in leaves(TrainConfig)), *CONTENT]
+    for name in allow_changes:
+        if name not in known:
+            raise ConfigError(
+                f"allow_changes: there is no {name!r}. Use fields (optimizer.lr, seed) or {', '.join(CONTENT)}."
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys of different values. A key that one side lacks belongs to another version of the code, which is told apart by
+    its fingerprint."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {
+            key: pair
+            for name in old
+            if name in new
+            for key, pair in differences(old[name], new[name], f"{prefix}{name}.").items()
+        }
+    key = prefix.rstrip(".")
+    if key == "rewards":
+        old, new = _without_free(old), _without_free(new)
+    return {} if old == new else {key: (old, new)}
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, as JSON and YAML have them."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_free(rewards: Any) -> Any:
+    if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
+        return rewards  # what no run writes is a difference
+    return [{key: value for key, value in one.items() if affects(RewardSpec, key) in MEANING} for one in rewards]
+
+
+def _covers(names: Iterable[str], key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _of_prompts(prompts: Sequence[Prompt]) -> str:
+    sha = hashlib.sha256()
+    for prompt in prompts:
+        sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
+        sha.update("".join(f"@{one.frame_index}" for one in prompt.conditions).encode())
+        for file in (*prompt.files, *prompt.clips):
+            with file.open("rb") as stream:
+                sha.update(f"{file.stat().st_size}/".encode() + stream.read(1 << 16))
+    return sha.hexdigest()
+
+
+def of_checkpoint(spec: ModelSpec) -> str:
+    """The files of the model that a configuration names: its components, then its index, its format and its frozen adapters."""
+    if spec.own_family is not None:
+        return of_base(spec)
+    folder = resolve(spec)
+    experts = read_index(folder).get("boundary_ratio") is not None
+    adapters = [fingerprint(find_adapter(one, experts=experts), [one.file]) for one in spec.adapters]
+    return f"{of_base(spec)}/{digest(fingerprint(folder, ['model_index.json', 'video.json']), *adapters)}"
+
+
+def of_base(spec: ModelSpec) -> str:
+    """The components of the model that a configuration names."""
+    if spec.own_family is not None:  # its files are its own affair; what names them counts
+        return json.dumps([spec.family, spec.path, spec.revision])
+    folder = resolve(spec)
+    parts = [name for name in read_index(folder) if (folder / name).is_dir()]
+    return fingerprint(folder, parts)
+
+
+def of_code() -> str:
+    """The version and a digest of the source of everything that a run computes with."""
+    root, sha = ROOT, hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root)
+        if name.parts[0] not in OUTSIDE:
+            sha.update(name.as_posix().encode() + file.read_bytes())
+    return f"{__version__}/{sha.hexdigest()}"
+
+
+def _of_plugins(config: TrainConfig, given: Given) -> str:
+    names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
+    names += [] if config.model.own_family is None else [config.model.own_family]
+    paths = [path for path in (config.kernel.name, config.model.decoder) if path is not None]
+    names += [path.partition(":")[0] for path in paths if ":" in path]
+    sha = hashlib.sha256()
+    folder = Path(config.model.decoder or "").expanduser()
+    if config.model.decoder is not None and folder.is_dir():
+        sha.update(fingerprint(folder.parent, [folder.name]).encode())
+    for name in sorted(set(names)):
+        file = _source(name)
+        sha.update(name.encode() + (b"" if file is None else file.read_bytes()))
+    objects: list[tuple[str | None, Any]] = [*given.rewards.items()]
+    objects += [] if given.model is None else [(config.model.family, given.model)]
+    for called, thing in objects:
+        sha.update(f"{called} {of_object(thing)}".encode())
+    return sha.hexdigest()
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module; None where there is none, which the loader explains better."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or spec.origin is None or not Path(spec.origin).is_file() else Path(spec.origin)
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A reward or a model that knows what makes it the same: weights, settings, versions."""
+
+    def fingerprint(self) -> str:
+        """Equal for equal objects, in any process."""
+        ...
+
+
+def of_object(thing: object) -> str:
+    """An object's own fingerprint, or that of its code: what it does, not where it stands.
+
+    The code's does not reach what it refers to: globals, closures, attributes.
+    """
+    if isinstance(thing, Fingerprinted):
+        return thing.fingerprint()
+    target = thing.function if isinstance(thing, FunctionReward) else thing
+    sha = hashlib.sha256()
+    for text in _code(target):
+        sha.update(text.encode())
+    return sha.hexdigest()
+
+
+def of_weights(model: VelocityModel) -> str:
+    """Fingerprint of a model's weights: all names and shapes, and numbers of what is not trained.
+
+    What is trained is in the checkpoint, which replaces it.
+    """
+    sha = hashlib.sha256()
+    trained = {id(parameter) for parameter in model.trainable().values()}
+    for module in (model.network, *model.others):
+        for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda pair: pair[0]):
+            sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            if id(tensor) not in trained and tensor.numel():
+                flat = tensor.detach().flatten()
+                some = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to("cpu", torch.float64)
+                sha.update(some.contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def stable(value: Any) -> str:
+    """A text that is the same in every process; of objects that are not plain data only the type."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{stable(key)}: {stable(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(stable, value)) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(stable, value))) + "}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    return f"<{type(value).__qualname__}>"
+
+
+def _code(target: Any) -> Iterator[str]:
+    if isinstance(target, CodeType):
+        yield f"{target.co_code.hex()} {target.co_names} {target.co_varnames}"
+        for constant in target.co_consts:
+            yield from _code(constant) if isinstance(constant, CodeType) else (stable(constant),)
+    elif inspect.isfunction(target) or inspect.ismethod(target):
+        yield from _code(inspect.unwrap(target).__code__)
+        function = target.__func__ if inspect.ismethod(target) else target
+        yield stable([function.__defaults__, function.__kwdefaults__])
+    elif inspect.isclass(target):
+        for kind in target.__mro__:
+            if kind.__module__.partition(".")[0] not in LIBRARIES:
+                yield from _members(kind)
+    elif isinstance(target, functools.partial):
+        yield from _code(target.func)
+        yield stable([target.args, target.keywords])
+    elif not inspect.isroutine(target):
+        yield from _code(type(target))
+
+
+def _members(kind: type) -> Iterator[str]:
+    """Methods, and constants of the class; its docstring and line number change without any change of meaning."""
+    for name, member in sorted(vars(kind).items()):
+        if isinstance(member, (staticmethod, classmethod)):
+            member = member.__func__
+        functions = [member.fget, member.fset] if isinstance(member, property) else [member]
+        for function in functions:
+            if inspect.isfunction(function):
+                yield name
+                yield from _code(function)
+        if not name.startswith("__") and isinstance(member, (int, float, str, bytes, tuple, list, dict)):
+            yield f"{name} {stable(member)}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run finds in its folder."""
+
+    checkpoint: str
+    """Name of the checkpoint that it continues from; empty for none."""
+    identity: dict[str, str]
+    """Fingerprints of what it trains on."""
+    changed: list[str]
+    """Harmless or allowed changes since then."""
+    notes: list[str]
+    finished: int | None
+    """The iteration at which it is already done."""
+
+
+def find_run(config: TrainConfig, given: Given, out: Path) -> Found:
+    """What is in the folder and whether this run may continue it; refuses before anything heavy is loaded."""
+    check_names(config.allow_changes)
+    root, mode = out / "checkpoints", config.resume
+    if mode == "never" and root.is_dir() and any(root.iterdir()):
+        raise ValueError(
+            f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
+        )
+    notes = checkpoint.recover(root)
+    folder = checkpoint.newest_good(root)
+    if folder is None and checkpoint.folders(root):
+        # Starting anew would overwrite the metrics of a run whose checkpoints someone may still be able to repair.
+        raise checkpoint.CheckpointError(
+            f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
+            "choose another `out` to start anew."
+        )
+    if mode == "must" and folder is None:
+        raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
+    prints = identify(config, given)
+    found = Found("", prints, [], notes, None)
+    if folder is not None:
+        meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
+        changed = check(config, prints, meta, out)
+        notes += unsure(given)
+        done = int(meta["iteration"]) if int(meta["iteration"]) >= config.iterations and _is_final(out, meta) else None
+        found = replace(found, checkpoint=folder.name, changed=changed, finished=done)
+    return found
+
+
+def _is_final(out: Path, meta: dict[str, Any]) -> bool:
+    marker = out / FINISHED
+    return (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(meta["iteration"])

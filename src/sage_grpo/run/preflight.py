@@ -1,0 +1,218 @@
+"""Everything that can be refused without weights is refused before any are loaded or downloaded."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sage_grpo.callbacks.metrics import find_sink
+from sage_grpo.config.errors import did_you_mean
+from sage_grpo.data.prompts import Prompt, too_few
+from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.checkpoint import ORIGINS, detect_family, resolve
+from sage_grpo.models.checkpoints.files import check_lengths
+from sage_grpo.models.decoders import find_decoder
+from sage_grpo.models.devices import choose_device, slow_dtype
+from sage_grpo.models.spec import ModelSpec, find_family
+from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
+from sage_grpo.run.identity import stable
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import NAMES, Given, load_sources
+from sage_grpo.training.planner import Planner
+from sage_grpo.utils.imports import refuse_object
+from sage_grpo.workers import ray_pool
+
+
+def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -> list[str]:
+    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns sentences
+    on what may not be meant. What a program hands over in `given` is not looked for.
+
+    What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
+    """
+    given = given or Given()
+    objects = ["model"] * (given.model is not None) + [f"reward {name}" for name in given.rewards]
+    ray_pool.check(config, ranks, objects)
+    planner = check_plan(config, ranks)
+    device = choose_device(config.model.device)
+    for source, prompts_given in ((config.data.prompts, given.prompts), (config.data.eval_prompts, given.held_out)):
+        if prompts_given is None:
+            refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
+    check_files(config, given)
+    prompts, held_out = load_sources(config, given)  # prompts that cannot be read
+    if given.model is None:
+        check_model(config.model)
+    check_code(config, given)
+    few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
+    slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
+    remarks = [slow, *prompt_remarks(prompts, held_out), *objective_remarks(config), few, idle_workers(config, planner)]
+    return [text for text in remarks if text]
+
+
+def objective_remarks(config: TrainConfig) -> list[str]:
+    """Sentences on an nft whose old policy is always the policy itself, which is another method."""
+    objective, updates = config.objective, config.update.updates_per_rollout
+    if objective.kind != "nft" or any(objective.old_passes(updates)):
+        return []
+    return [
+        "objective.kind nft with objective.old_decay 0 and update.updates_per_rollout 1: the old policy is the policy in every update "
+        "(matching/moved stays 0), objective.beta does nothing, and what is learned is awm with a clipped advantage. Its authors let the old "
+        "policy lag: --objective.old_decay 0.5 --objective.old_ramp 500."
+    ]
+
+
+def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
+    """Sentences on held-out prompts that are trained on, and on prompts that are there more than once."""
+    trained = set(map(_meaning, prompts))
+    seen = sum(_meaning(prompt) in trained for prompt in held_out)
+    found = []
+    if seen:
+        found.append(
+            f"{seen} of {len(held_out)} held-out prompts are trained on as well: their scores say little about prompts that the model "
+            "has not seen. Keep data.eval_prompts apart from data.prompts."
+        )
+    for kind, rows in (("training", prompts), ("held-out", held_out)):
+        often = Counter((_meaning(one), one.seed, stable(dict(one.metadata))) for one in rows)
+        copies = len(rows) - len(often)
+        if copies:
+            most, times = often.most_common(1)[0]
+            text = most[0][0]
+            found.append(
+                f"{copies} of {len(rows)} {kind} prompts are copies of another ({text[:60]!r} is there {times} times): each counts as "
+                "often as it is there. Leave the copies out, unless that is meant."
+            )
+    return found
+
+
+def _meaning(prompt: Prompt) -> tuple[str, tuple[Path | int, ...]]:
+    """What makes a prompt the same for a model, but for blanks and capitals."""
+    places = (one.frame_index for one in prompt.conditions)
+    return " ".join(prompt.text.split()).casefold(), (*(file.resolve() for file in prompt.files), *places)
+
+
+def check_model(model: ModelSpec) -> None:
+    """A checkpoint that is on this machine: whether it is one, whole, and of which family. What is on the hub has to be fetched first."""
+    place = None if model.path in (None, "shapes") else Path(str(model.path)).expanduser()
+    if place is not None and place.exists() and not place.is_dir():
+        raise ModelError(
+            f'model.path "{model.path}" is a file: give the folder of a diffusers checkpoint (model_index.json).'
+        )
+    here = place is None or place.is_dir()
+    if model.family is None and here:
+        detect_family(model)
+    if here and model.own_family is None:  # the files of another are its own affair
+        check_lengths(resolve(model))
+
+
+def check_code(config: TrainConfig, given: Given) -> None:
+    """Rewards, sinks and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
+    for path in config.log.sinks:
+        find_sink(path)
+    if given.model is None and config.model.own_family is not None:
+        find_family(config.model.own_family)
+    if config.model.decoder is not None and ":" in config.model.decoder:
+        find_decoder(config.model.decoder)
+    for spec in config.rewards:
+        if spec.device:
+            choose_device(spec.device)
+        if spec.name not in BUILT_IN and spec.name not in given.rewards:
+            find_reward(spec)
+
+
+def idle_workers(config: TrainConfig, planner: Planner) -> str:
+    """A sentence on workers that would never have anything to do."""
+    workers = config.rollout.ray.workers
+    if config.rollout.on != "ray":
+        return ""
+    plan = planner.plan(0, [Prompt("")] * config.batch.prompts)
+    tasks = sum(len(plan.tasks(rank)) for rank in range(planner.ranks))
+    return (
+        f"rollout.ray.workers is {workers}, but an iteration has {tasks} task(s), so that {workers - tasks} of them have nothing to do: use more "
+        "batch.prompts, or a smaller batch.micro_batch that divides batch.group_size."
+        if tasks < workers
+        else ""
+    )
+
+
+def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
+    """Windows, steps and updates on an even grid, and rollouts against ranks."""
+    grid = Schedule.shifted(config.rollout.steps, 1.0)
+    kernel = config.kernel.build(grid)
+    asked = config.rollout.deterministic_last
+    # How much noise a step near the end may hold is a matter of the model's grid, which is not known yet.
+    last = kernel.leaves_noise if asked is None else asked
+    planner = Planner(
+        config=replace(config, rollout=replace(config.rollout, deterministic_last=last)),
+        grid=grid,
+        kernel=kernel,
+        trains=lambda sigma: True,
+        ranks=ranks,
+    )
+    planner.check()
+    return planner
+
+
+def check_files(config: TrainConfig, given: Given | None = None) -> None:
+    """One message with everything that is missing, and where each comes from."""
+    given = given or Given()
+    objects = {
+        "data.prompts": given.prompts,
+        "data.eval_prompts": given.held_out,
+        "model.path": given.model,
+        "model.lora.path": given.model,
+    }
+    absent = [need for need in needs(config) if objects.get(need.key) is None and not need.is_here]
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    fetched = [need for need in absent if need.is_hub_id and not offline]
+    missing = [need for need in absent if need not in fetched]
+    if not missing:
+        return
+    lines = [f"  {need.key} {need.value}\n      {need.source}" for need in missing]
+    lines += [f"Would be downloaded from the hub: {', '.join(need.value for need in fetched)}."] if fetched else []
+    many = f"{len(missing)} files or folders are" if len(missing) > 1 else "A file or folder is"
+    raise FileNotFoundError(f"{many} missing:\n" + "\n".join(lines))
+
+
+def needs(config: TrainConfig) -> Iterator[Need]:
+    """Every file that a configuration names."""
+    data, model = config.data, config.model
+    form = "one a line in a .txt, or a .csv, .json or .jsonl with a column prompt"
+    if data.clips is not None:
+        yield Need(
+            "data.clips", data.clips, "your clips: a .jsonl or .csv with prompt, win and lose, or prompt and clip"
+        )
+    elif data.prompts not in NAMES:
+        hint = did_you_mean(data.prompts, NAMES)
+        yield Need(
+            "data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}"
+        )
+    if data.held_out not in (None, *NAMES):
+        yield Need(
+            "data.eval_prompts",
+            str(data.held_out),
+            f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing."
+            + did_you_mean(str(data.held_out), NAMES),
+        )
+    if model.path not in (None, "shapes"):
+        yield Need(
+            "model.path",
+            str(model.path),
+            ORIGINS.get(
+                Path(str(model.path)).name,
+                "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)",
+            ),
+            hub="model_index.json",
+        )
+    if model.lora is not None and model.lora.path is not None:
+        yield Need(
+            "model.lora.path",
+            model.lora.path,
+            "a saved LoRA to start from: a folder, or owner/name@COMMIT on the hub; null starts at zero",
+            hub="pytorch_lora_weights.safetensors",
+            pinned=True,
+        )
+    for spec in config.rewards:
+        yield from reward_needs(spec)

@@ -1,0 +1,227 @@
+"""A run from start to end: what `sage-grpo train`, a Python program and the doctor open, watch and close in the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from sage_grpo.callbacks import journal
+from sage_grpo.callbacks.metrics import Metrics
+from sage_grpo.callbacks.observers import Checkpoints, Samples, export, note, observers_of
+from sage_grpo.callbacks.terminal import Terminal, outliving_output, plan_table
+from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import RankLost, World, start
+from sage_grpo.models.base import Explains, RunsCheaply
+from sage_grpo.plan.passes import evaluations_of
+from sage_grpo.plan.show import opening
+from sage_grpo.rewards.member import RewardFailure
+from sage_grpo.run import identity
+from sage_grpo.run.identity import FINISHED, Found, find_run
+from sage_grpo.run.lock import by_main, owned
+from sage_grpo.run.preflight import preflight
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.events import Ended, Hooks, StopRequest
+from sage_grpo.training.guard import Guard
+from sage_grpo.training.inputs import Given, build
+from sage_grpo.training.loop import Loop
+from sage_grpo.training.planner import foresee
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Diverged
+from sage_grpo.utils.clock import Clock
+from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.workers.messages import CrewError
+
+
+@contextmanager
+def session(
+    config: TrainConfig, given: Given | None = None, remark: Callable[[str], None] | None = None
+) -> Iterator[World]:
+    """Start the ranks, refuse what cannot work before anything heavy is loaded, and watch over the ranks while inside.
+
+    `remark` gets what preflight finds worth a sentence, in the main process; None leaves preflight out (the doctor runs it as a check).
+    """
+    world, lost = start(config.parallel, config.model.device), False
+    try:
+        if remark is not None:
+            for text in preflight(config, world.size, given):
+                if world.is_main:
+                    remark(text)
+        with world.watching():
+            yield world
+    except RankLost:
+        lost = True
+        raise
+    finally:
+        if not lost:  # else to close would be to wait for the rank that is gone
+            world.close()
+
+
+def run(
+    config: TrainConfig,
+    world: World | None = None,
+    given: Given | None = None,
+    hooks: Hooks | None = None,
+    stop: StopRequest | None = None,
+    *,
+    quiet: bool = False,
+) -> Ended:
+    """Train to the end, or from where the run in the folder stands; `given` takes the place of what the configuration names."""
+    world, given, out = world or World(), given or Given(), Path(config.out)
+    with outliving_output(), owned(out, world):
+        terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
+        found = Found(
+            **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, given, out)))))
+        )
+        for text in found.notes:
+            terminal.say(text, style="yellow")
+        if found.finished is not None:
+            terminal.say(
+                f"{out} is finished: {found.finished} iterations are done, weights in {out / 'final'}. Nothing was changed; raise "
+                "`iterations` to train on."
+            )
+            return Ended(found.finished, stopped=False)
+
+        def listen(phase: str, done: int, total: int) -> None:
+            world.note(f"{phase} {done}/{total}")
+            terminal.listen(phase, done, total)
+
+        if world.is_main and not quiet and given.model is None:
+            for line in opening(config, world.processes):
+                terminal.say(line)
+        trainer = Trainer(config, build(config, world, given), world, Clock(listen))
+        resumed = _resume(trainer, out, found, terminal)
+        metrics = _open_metrics(trainer, found, terminal, resumed)
+        saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)
+        stop = stop or StopRequest()
+        loop = _loop(trainer, terminal, metrics, hooks or Hooks(), saver, stop)
+        try:
+            with stop.listening(), terminal:
+                trainer.encode_prompts()
+                terminal.start_at(trainer.state.iteration)
+                stopped = loop.run()
+                trainer.writer.finish()
+                saver.prune()  # what was written in the background counts only now
+                if stopped:
+                    _say_why(trainer, terminal, by_sentinel=loop.guard.stops, by_signal=stop.signal is not None)
+                else:
+                    _finish(trainer, terminal)
+            return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
+        except (Diverged, RewardFailure, CrewError) as error:
+            # All ranks raise alike, so they can also finish together what is being written.
+            note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
+            trainer.writer.finish()
+            raise
+        finally:
+            trainer.close()
+            metrics.close()
+
+
+def _loop(
+    trainer: Trainer, terminal: Terminal, metrics: Metrics, hooks: Hooks, saver: Checkpoints, stop: StopRequest
+) -> Loop:
+    """The loop of a run of `sage-grpo train`, with its observers."""
+    config = trainer.config
+    samples = Samples(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
+    guard = Guard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
+    observers = observers_of(trainer, metrics, terminal, samples, hooks, saver)
+    return Loop(trainer, guard, saver, observers, config.evaluate.points(config.iterations), stop)
+
+
+def _say_why(trainer: Trainer, terminal: Terminal, *, by_sentinel: bool, by_signal: bool) -> None:
+    number = trainer.state.iteration
+    where = f"after iteration {number}; saved" if number else "before the first iteration"
+    cause = "by the sentinel" if by_sentinel else "by signal" if by_signal else "as asked"
+    note(trainer, "stop", cause)
+    terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
+
+
+def _finish(trainer: Trainer, terminal: Terminal) -> None:
+    out, number = Path(trainer.config.out), trainer.state.iteration
+    fault = export(trainer, out / "final")
+    if fault:
+        raise checkpoint.SaveFailed(
+            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: mend the cause, "
+            "and the same command writes them."
+        )
+    doubt = _doubt(trainer)
+    if trainer.world.is_main:
+        replace_text(out / FINISHED, f"{number}\n")
+        note(trainer, "finish", doubt)
+    terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
+    if doubt:
+        terminal.say(doubt, style="yellow")
+
+
+def _doubt(trainer: Trainer) -> str:
+    """What to know of the weights that a run ends with, where the sentinel doubts them: a sign that is first seen at the end is not acted on."""
+    signs, best = trainer.state.sentinel.doubts, trainer.state.best.get("iteration", 0)
+    if not signs:
+        return ""
+    advice = f"best/ has those after iteration {best}" if best else "look at their clips before you use them"
+    return f"The sentinel doubts the weights that this run ends with ({', '.join(signs)}): {advice}."
+
+
+def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:
+    """Continue a run that is there; returns the iteration it stands at."""
+    folder = out / "checkpoints" / found.checkpoint
+    if found.checkpoint:
+        trainer.state.load(folder, trainer.world)
+    plan = foresee(trainer.config, trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
+    terminal.console.print(
+        plan_table(
+            trainer.config,
+            plan,
+            dims=trainer.objective.dims,
+            clip=trainer.objective.clip,
+            device=str(trainer.model.device),
+            parameters=trainer.state.size,
+            evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),
+            choices=trainer.model.choices if isinstance(trainer.model, Explains) else None,
+        )
+    )
+    if not found.checkpoint:
+        return None
+    terminal.say(f"Resumed from {folder} at iteration {trainer.state.iteration}.")
+    wanted = trainer.config.profile
+    if wanted is not None and wanted < trainer.state.iteration:
+        terminal.say(
+            f"profile {wanted}: that iteration is over, so nothing is recorded. Use {trainer.state.iteration} or more.",
+            style="yellow",
+        )
+    if found.changed:
+        terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
+    return trainer.state.iteration
+
+
+def _branches(trainer: Trainer, sigma: float) -> int:
+    """Network evaluations that one velocity takes in training."""
+    model = trainer.model
+    return model.branches(sigma, trainer.config.model.training_guidance) if isinstance(model, RunsCheaply) else 1
+
+
+def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: int | None) -> Metrics:
+    """The files of the run's folder that are written at its start, the journal, and the loggers; the main process alone has any."""
+    config, out = trainer.config, Path(trainer.config.out)
+    if not trainer.world.is_main:
+        return Metrics()
+    coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
+    if trainer.examples is not None:
+        terminal.say(trainer.examples.summary)
+        trainer.examples.write_card(out, trainer.model.video)
+    replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
+    replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
+    copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows that belong to the checkpoint
+    rows, notice = journal.reopen(out / journal.METRICS, copy.read_bytes() if found.checkpoint else None)
+    if notice:
+        terminal.say(notice, style="yellow")
+    kind, texts = ("start" if resumed is None else "resume"), [notice, *found.notes]
+    texts += [f"changed: {', '.join(found.changed)}"] if found.changed else []
+    metrics = Metrics.open(out, config.log, dataclasses.asdict(config), journal=rows, resumed_at=resumed)
+    note(trainer, kind, " ".join(text for text in texts if text))
+    return metrics

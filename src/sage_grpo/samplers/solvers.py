@@ -1,0 +1,77 @@
+"""Deterministic solvers of the flow: how a sample goes from noise to data without exploration.
+
+Deterministic steps are never replayed, so a solver needs no log-probability. What a second-order method adds to the Euler step,
+which is the mean of the ODE's transition, is a correction from the velocity of the step before: a step still costs one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
+
+Velocity = Callable[..., Tensor]
+"""(x, sigma) -> v. A solver that a model brings may pass further keywords that this model understands."""
+Rule = Literal["euler", "ab2"]
+"""Rules for deterministic steps on any grid: Euler, and Adams-Bashforth of order two for uneven steps."""
+SolverName = Literal["euler", "ab2", "checkpoint"]
+"""What a configuration may name; `sage_grpo.models.policy.build_solver` makes them."""
+
+
+class Stepper:
+    """Deterministic steps one after another along one smooth path; a stochastic step starts a new path."""
+
+    def __init__(self, rule: Rule = "euler") -> None:
+        if rule not in ("euler", "ab2"):
+            raise ValueError(f"solver must be euler or ab2, got {rule!r}.")
+        self.rule = rule
+        self._before: tuple[Tensor, float] | None = None
+
+    def __call__(self, euler: Tensor, v: Tensor, sigma: float, sigma_next: float) -> Tensor:
+        """x at sigma_next, from the Euler step `euler` and the velocity v at sigma.
+
+        Adams-Bashforth: x + h v + h^2 / (2 h_before) (v - v_before). The first step of a path is an Euler step.
+        """
+        if self.rule == "euler":
+            return euler
+        h, before = sigma_next - sigma, self._before
+        self._before = v, h
+        if before is None:
+            return euler
+        v_before, h_before = before
+        return euler + (0.5 * h * h / h_before) * (v - v_before)
+
+
+class Solver(Protocol):
+    """Integrates dx/dsigma = v over a grid. One object serves one sampling: multistep solvers remember velocities."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps there are."""
+        ...
+
+    def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
+        """x after step `index`; steps come in order, from 0."""
+        ...
+
+
+class GridSolver:
+    """A rule on a schedule; with Euler it is the ODE kernel, to the bit."""
+
+    def __init__(self, schedule: Schedule, rule: Rule = "euler") -> None:
+        self.schedule, self._stepper = schedule, Stepper(rule)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the schedule."""
+        return self.schedule.num_steps
+
+    def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
+        """The Euler step x + (sigma_next - sigma) v, or what the rule makes of it."""
+        sigma, sigma_next = self.schedule.pair(index)
+        v = velocity(x, sigma)
+        return self._stepper(Ode()(sigma, sigma_next)(x, v).mean, v, float(sigma), float(sigma_next))

@@ -1,0 +1,103 @@
+"""Which steps of a rollout explore: all, a window that is fixed, random or sliding, or one that each prompt draws for itself.
+
+A window is a function of (number of steps, iteration, seed) and, where prompts draw, of the group's place alone, so every rank
+and every resumed run agrees on it. All members of a group share it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+from itertools import accumulate
+from typing import Literal
+
+from sage_grpo.config.ranges import Count, Natural, Positive, checked
+
+
+@checked
+class Window:
+    """The stochastic steps of a group; all other steps use the ODE."""
+
+    kind: Literal["all", "fixed", "random", "sliding", "drawn"] = "all"
+    """all steps; the same steps always; a place drawn anew every iteration; moving on (MixGRPO); or a place that every prompt
+    draws for itself, evenly spread over the prompts of an iteration (branching)."""
+    start: Natural = 0
+    """First step of a fixed or sliding window."""
+    length: Count | None = None
+    """Number of steps in the window; None is 4, and 1 for a drawn window."""
+    stop: Count | None = None
+    """Random and sliding windows end before this step; None allows the whole schedule."""
+    stride: Count = 1
+    """Steps by which a sliding window moves; at the end it returns to `start`."""
+    every: Count = 25
+    """Iterations between the moves of a sliding window."""
+    at: list[Natural] | None = None
+    """Drawn windows start at one of these steps; None allows every step that can be trained."""
+    weights: list[Positive] | None = None
+    """How often each step of `at` is drawn, in any unit; None is equally often. `sage-grpo probe` recommends some."""
+    branches: Count = 1
+    """Drawn windows: how many different steps a prompt draws; each makes a group of its own, from the same start noise."""
+
+    def __post_init__(self) -> None:
+        if self.kind != "drawn":
+            for name, unused in (("at", None), ("weights", None), ("branches", 1)):
+                if getattr(self, name) != unused:
+                    raise ValueError(f"window.{name} is for drawn windows: set window.kind to drawn, or leave it out.")
+            return
+        if self.at is not None and (not self.at or len(set(self.at)) < len(self.at)):
+            raise ValueError(f"window.at must name different steps, got {self.at}.")
+        if self.weights is not None and (self.at is None or len(self.weights) != len(self.at)):
+            raise ValueError(f"window.weights {self.weights} needs one weight for every step of window.at {self.at}.")
+        if self.at is not None and self.branches > len(self.at):
+            raise ValueError(f"window.branches {self.branches} needs as many steps in window.at, got {self.at}.")
+
+    @property
+    def size(self) -> int:
+        """Number of steps in a window that is not `all`."""
+        return self.length if self.length is not None else 1 if self.kind == "drawn" else 4
+
+    def steps(self, num_steps: int, iteration: int = 0, seed: int = 0) -> tuple[bool, ...]:
+        """One flag per step, for windows that all groups of an iteration share."""
+        if self.kind == "all":
+            return (True,) * num_steps
+        if self.kind == "drawn":
+            raise ValueError("A drawn window is a matter of each group: use `draw`.")
+        first = self.start
+        if self.kind != "fixed":
+            stop = num_steps if self.stop is None else min(self.stop, num_steps)
+            places = range(self.start, stop - self.size + 1, self.stride if self.kind == "sliding" else 1)
+            if not places:
+                raise ValueError(
+                    f"A window of {self.size} steps from step {self.start} does not fit before step {stop} "
+                    f"of {num_steps}: shorten window.length or take more steps."
+                )
+            if self.kind == "sliding":
+                first = places[(iteration // self.every) % len(places)]
+            else:
+                first = random.Random(f"window/{seed}/{iteration}").choice(places)
+        return self.flags(first, num_steps)
+
+    def flags(self, first: int, num_steps: int) -> tuple[bool, ...]:
+        """The window that starts at a step."""
+        last = num_steps - self.size
+        if not 0 <= first <= last:
+            places = f"may start at step 0 to {last}" if last >= 0 else "does not fit"
+            raise ValueError(f"A window that starts at step {first}: of {num_steps} steps one of {self.size} {places}.")
+        return tuple(first <= index < first + self.size for index in range(num_steps))
+
+    def draw(self, allowed: list[int], prompts: int, iteration: int, seed: int) -> list[list[int]]:
+        """First steps of the groups of every prompt, `branches` each, among the allowed ones (which are `at` where it is given).
+
+        Stratified: over the groups of an iteration every step is drawn as often as its weight says, to the nearest whole number;
+        which prompt gets which is random. A prompt's own steps are different as long as no step outweighs 1 / branches.
+        """
+        draw = random.Random(f"branch/{seed}/{iteration}")
+        weights = self.weights or [1.0] * len(allowed)
+        bounds = list(accumulate(weight / sum(weights) for weight in weights))
+        count = prompts * self.branches
+        offset = draw.random()
+        points = [(offset + number) / count for number in range(count)]
+        drawn = [allowed[min(bisect.bisect_right(bounds, point), len(allowed) - 1)] for point in points]
+        rows = [drawn[prompt::prompts] for prompt in range(prompts)]
+        draw.shuffle(rows)
+        return rows

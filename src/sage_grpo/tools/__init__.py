@@ -1,0 +1,1 @@
+"""Commands around training: plan, doctor, probe, inspect, compare, report and study. Nothing below imports them."""

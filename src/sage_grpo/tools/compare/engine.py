@@ -1,0 +1,115 @@
+"""What makes runs: the interface between the pool and an engine (`machine.py`, `cluster.py`), and the process in which every run is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from sage_grpo.utils.safe_io import alone
+
+if TYPE_CHECKING:  # a node of a cluster holds a process, and needs nothing of what that imports
+    from sage_grpo.training.config import TrainConfig
+
+COMMAND = (sys.executable, "-m", "sage_grpo.tools.compare.worker")
+
+
+class Lost(Exception):
+    """The place where a run was made is gone, by no fault of the run: it is made again elsewhere."""
+
+
+class Worker(Protocol):
+    """Makes one run after another; a thread of the pool waits for it."""
+
+    def ready(self) -> bool:
+        """Wait for a place where a run can be made; False when the worker was closed before there was one."""
+
+    def answer(self, line: str) -> Iterator[Mapping[str, Any]]:
+        """What is said of a job on the way; at the end its {"row": ...}, or how it ended without one, {"ended": sentence}. Raises `Lost`."""
+
+    def close(self, *, now: bool) -> None:
+        """No more jobs; `now` also ends the one under way."""
+
+
+class Engine(Protocol):
+    """Where runs are made."""
+
+    def open(
+        self, configs: Sequence[TrainConfig], out: Path, most: int | None
+    ) -> AbstractContextManager[tuple[Sequence[Worker], str]]:
+        """Workers for these runs while this lasts, at most so many (None: as many as it serves well), and in words where they are. Logs go
+        to `out`."""
+
+
+class Process:
+    """A worker that is a process of this machine."""
+
+    def __init__(
+        self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
+    ) -> None:
+        self.log = folder / "logs" / f"worker-{number:02d}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._environment, self._command = {**os.environ, **environment}, list(command)
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def ready(self) -> bool:
+        """It has its place."""
+        return True
+
+    def start(self) -> subprocess.Popen[str]:
+        """The process; a new one where there is none, or where the last one ended."""
+        if self._process is None or self._process.poll() is not None:
+            with alone(self.log).open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
+                    text=True,
+                    bufsize=1,
+                    start_new_session=True,  # Ctrl-C is for us: we end it, and then its end is no failure
+                )
+        if self._closed:  # between two looks of the thread
+            self._process.kill()
+        return self._process
+
+    def answer(self, line: str) -> Iterator[Mapping[str, Any]]:
+        """What the process says, to the row or to its end."""
+        process = self.start()
+        with suppress(BrokenPipeError):
+            _of(process.stdin).write(line + "\n")
+        for said in _of(process.stdout):
+            words = json.loads(said)
+            if "row" in words and words["row"]["status"] == "failed":  # it ends now; the next job is for another
+                self._let_go(process)
+            yield words
+            if "row" in words:
+                return
+        yield {"ended": f"The process ended with {process.wait()}; {self.log} has its last words."}
+
+    def close(self, *, now: bool) -> None:
+        """Let the process end after its job, or at once."""
+        self._closed = True
+        if self._process is None:
+            return
+        if now:
+            self._process.kill()
+        self._let_go(self._process)
+
+    def _let_go(self, process: subprocess.Popen[str]) -> None:
+        """Give it no more jobs, and wait for its end."""
+        with suppress(OSError):
+            _of(process.stdin).close()
+        process.wait()
+
+
+def _of(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream

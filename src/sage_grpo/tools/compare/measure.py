@@ -1,0 +1,507 @@
+"""One run, measured: train and evaluate (or only sample), and everything about it as one row; cut off, it goes on from its last point."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from sage_grpo.distributed import checkpoint
+from sage_grpo.plan.passes import references
+from sage_grpo.rewards.member import RewardFailure
+from sage_grpo.run.identity import identify, of_code, plain
+from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.store import KEPT_EVERY
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.evaluate import Evaluation
+from sage_grpo.training.events import SentinelEvent, StopRequest
+from sage_grpo.training.guard import Guard
+from sage_grpo.training.inputs import build
+from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Diverged
+from sage_grpo.utils.json_schema import finite, read_object
+from sage_grpo.version import ROOT, __version__
+
+BLOCKS = 30
+"""Points of a training curve, at most."""
+Scores = dict[str, float | None]
+Bases = dict[str, Evaluation]
+"""Evaluations of untrained models."""
+Progress = Callable[[int], None]
+RECORD = "metrics.jsonl"
+"""File of an unfinished run's checkpoint with what is known about it; the name is one of those that a checkpoint may have."""
+
+
+@dataclass
+class Record:
+    """What is known about a run so far; also one that diverges or fails leaves what it had."""
+
+    evaluations: dict[str, Scores] = field(default_factory=dict)
+    passes: dict[str, int] = field(default_factory=dict)
+    training: list[dict[str, float]] = field(default_factory=list)
+    clips: dict[str, int] = field(default_factory=dict)
+    budgets: dict[str, int] = field(default_factory=dict)
+    """By what is counted: the last iteration within its budget, once that is known."""
+    by_prompt: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
+    """By evaluated iteration and score: one value for every prompt, in the order of the prompts. At budgets and at the end."""
+    grid: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By step of the run's grid: what the kernel predicts."""
+    updates: int = 0
+    cost: int = 0
+    scored: int = 0
+    """Clips so far."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sentinel: list[list[Any]] = field(default_factory=list)
+    """What the sentinel said and did: iteration, name, action."""
+
+    def __post_init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def content(self) -> dict[str, Any]:
+        """The row's part that the run itself decides; the same for the same settings and seed."""
+        return {
+            "reached": len(self.training),
+            "evaluations": self.evaluations,
+            "passes": self.passes,
+            "clips": self.clips,
+            "budgets": self.budgets,
+            "by_prompt": self.by_prompt,
+            "updates": self.updates,
+            "training": blocks(self.training),
+            "steps": by_step(self.training, self.grid),
+            "sentinel": self.sentinel,
+        }
+
+    def times(self) -> dict[str, float]:
+        """Seconds of an iteration, of all evaluations, and of the run, with those before it was cut off."""
+        return {
+            "iteration": self.seconds["iterations"] / max(1, len(self.training)),
+            "evaluate": self.seconds["evaluate"],
+            "total": self._total(),
+        }
+
+    def _total(self) -> float:
+        return self.seconds["before"] + time.perf_counter() - self._began
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything; JSON."""
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**known, "seconds": {**self.seconds, "before": self._total()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, after a file: its keys are text."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.grid = {int(step): known for step, known in self.grid.items()}
+        self.seconds = defaultdict(float, self.seconds)
+
+
+def measure(
+    job: Job,
+    bases: Bases,
+    progress: Progress,
+    weights: Path | None = None,
+    unfinished: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Run a job; returns its row. `bases` remembers evaluations of untrained models, which many runs have in common. `unfinished` is
+    where the run is kept while it is under way, and goes on from where it was cut off."""
+    record = Record()
+    status, fault = "done", None
+    try:
+        with (
+            TemporaryDirectory() as folder,  # for a run that nobody will continue
+            # Clips that are given are encoded into the run's folder, which a run that is compared does not have.
+            closing(Trainer(replace(job.config, out=folder), build(job.config))) as trainer,
+        ):
+            if job.kind == "rollout":
+                sample(trainer, record, progress)
+            else:
+                place = Unfinished(unfinished or Path(folder) / "run", made_by(job), tell)
+                train(trainer, job, record, bases, progress, place)
+        if weights is not None:
+            trainer.export(weights)
+    except (Diverged, RewardFailure) as error:
+        status, fault = ("diverged" if isinstance(error, Diverged) else "failed"), f"{type(error).__name__}: {error}"
+    return {
+        **head(job, status, fault),
+        **record.content(),
+        "seconds": record.times(),
+        **surroundings(job.config),
+    }
+
+
+@dataclass(frozen=True)
+class Recording(Observer):
+    """Writes a run's record: every iteration's row and cost, and every evaluation's scores."""
+
+    trainer: Trainer
+    record: Record
+    bases: Bases
+    progress: Progress
+    budgets: Mapping[str, int]
+    points: set[int]
+    """Where evaluations stand; the last iteration within a budget is added as soon as the next one would leave it."""
+
+    def after(self, row: dict[str, float]) -> None:
+        """What the iteration gave and cost."""
+        trainer, record, plan = self.trainer, self.record, self.trainer.done
+        if plan is None:
+            raise RuntimeError("An iteration is complete, but there is no plan of it.")
+        passes = references(trainer.config, plan.iteration, plan.updates)
+        spent = {"passes": rollout_cost(plan) + update_cost(plan, passes), "clips": scored_clips(plan)}
+        record.cost += spent["passes"]
+        record.scored += spent["clips"]
+        for name, total in {"passes": record.cost, "clips": record.scored}.items():
+            limit = self.budgets.get(name)
+            if limit is not None and name not in record.budgets and total <= limit < total + spent[name]:
+                record.budgets[name] = trainer.state.iteration
+                self.points.add(trainer.state.iteration)
+        record.seconds["iterations"] += row["time/total"]
+        record.training.append(row)
+        record.updates = trainer.state.updates
+        for label, weight in plan.equalizer.items():
+            record.grid[label]["weight"] = weight
+        self.progress(trainer.state.iteration)
+
+    def evaluated(self, found: Evaluated) -> None:
+        """The scores at this point."""
+        self.keep(found.result, self.trainer.state.iteration)
+
+    def keep(self, found: Evaluation, number: int) -> None:
+        """Scores as those after so many iterations."""
+        self.record.evaluations[str(number)] = with_plain_names(_scores(found), self.trainer.config)
+        self.record.passes[str(number)] = self.record.cost
+        self.record.clips[str(number)] = self.record.scored
+        if number in (self.trainer.config.iterations, *self.record.budgets.values()):
+            self.record.by_prompt[str(number)] = by_prompt(found.rows)
+
+    def told(self, event: SentinelEvent) -> None:
+        """What the sentinel found and did."""
+        self.record.sentinel.append([event.iteration, event.name, event.action])
+
+    def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
+        """Evaluate, or remember: untrained models are the same in many runs."""
+        base = base_key(self.trainer.config) if self.trainer.state.iteration == 0 else ""
+        if base in self.bases:
+            return self.bases[base]
+        start = time.perf_counter()
+        found = self.trainer.evaluate(after_batch)
+        self.record.seconds["evaluate"] += time.perf_counter() - start
+        if base:
+            self.bases[base] = found
+        return found
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Keeps a run that is under way, at its points and once in a while."""
+
+    trainer: Trainer
+    record: Record
+    place: Unfinished
+    points: Collection[int]
+
+    def due(self, number: int, *, last: bool, stopping: bool) -> bool:
+        """At evaluated points, and where the last one was long ago; what is over needs no going on."""
+        return not (last or stopping) and (number in self.points or self.place.late)
+
+    def save(self, *, needed: bool) -> Path | None:
+        """Keep this moment."""
+        if self.trainer.state.iteration < self.trainer.config.iterations:
+            self.place.keep(self.trainer, self.record.state_dict(), needed=needed)
+        return None
+
+
+class Unfinished:
+    """The place of a run that is under way: a checkpoint of its last point, and the one that its sentinel may go back to."""
+
+    def __init__(self, root: Path, made_by: Mapping[str, Any], tell: Callable[[str], None] = lambda text: None) -> None:
+        """`made_by` is all that decides what the run computes, as JSON has it; `tell` gets sentences for people."""
+        self.root, self.made_by, self.tell = root, dict(made_by), tell
+        self._kept = time.monotonic()
+
+    @property
+    def late(self) -> bool:
+        """Whether the last point was long ago."""
+        return time.monotonic() - self._kept > KEPT_EVERY
+
+    def keep(self, trainer: Trainer, record: Mapping[str, Any], *, needed: bool) -> None:
+        """Save this moment. A full disk ends the run only where its sentinel needs to come back to here."""
+        try:
+            trainer.save(self.root, {"made_by": self.made_by}, {RECORD: json.dumps(record).encode()})
+            trainer.writer.finish()
+            checkpoint.prune(self.root, 1, trainer.state.iteration, spare=trainer.state.sentinel.good)
+        except (checkpoint.SaveFailed, OSError) as error:
+            if needed:
+                raise
+            self.tell(f"iteration {trainer.state.iteration} could not be kept ({error}). The run goes on.")
+        self._kept = time.monotonic()
+
+    def resume(self, trainer: Trainer) -> dict[str, Any] | None:
+        """Put the trainer at the last point, to the bit; returns what was known about the run there, None where it starts anew."""
+        if not self.root.is_dir():
+            return None
+        checkpoint.recover(self.root)
+        folder = checkpoint.newest_good(self.root)
+        fault = "its checkpoints are damaged" if folder is None else self._fault(folder)
+        if folder is None or fault:
+            self.tell(f"what was kept of it is not continued ({fault}): it is made anew.")
+            shutil.rmtree(self.root)
+            return None
+        trainer.state.load(folder, trainer.world)
+        self.tell(f"goes on after iteration {trainer.state.iteration}.")
+        return read_object(folder / RECORD)
+
+    def _fault(self, folder: Path) -> str:
+        """Why a checkpoint would not lead to what an uninterrupted run computes."""
+        meta = checkpoint.read_meta(folder)
+        known = meta.get("made_by", {})
+        other = [name for name in sorted({*known, *self.made_by}) if known.get(name) != self.made_by.get(name)]
+        if other:
+            return f"it was made by another {', '.join(other)}"
+        with checkpoint.continuing(folder):
+            good = meta["sentinel"]["good"]
+            good = None if good is None else int(good)
+        fault = None if good is None else checkpoint.find_fault(self.root / f"{good:06d}")
+        return f"the checkpoint that its sentinel may go back to is damaged: {fault}" if fault else ""
+
+
+def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Progress, place: Unfinished) -> None:
+    """Train to the end, from the start or from where the run was cut off; evaluate at the points and budgets."""
+    for step in range(trainer.planner.grid.num_steps):
+        record.grid[step] = predicted(trainer, step)
+    known = place.resume(trainer)
+    if known is not None:
+        record.load_state_dict(known)
+    trainer.encode_prompts()  # which ones goes by the iteration
+    points = {*job.points, *record.budgets.values()}
+    recording = Recording(trainer, record, bases, progress, job.budgets, points)
+    guard = Guard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
+    saver = Kept(trainer, record, place, points)
+    loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
+    if loop.run() and trainer.held_out:  # its end is what the weights are worth that it ends with
+        recording.keep(recording.evaluate(), trainer.config.iterations)
+    if job.unseen:
+        trainer.held_out = trainer.held_out[trainer.config.evaluate.prompts :]
+        found = with_plain_names(_scores(trainer.evaluate()), trainer.config)
+        record.evaluations[str(trainer.config.iterations)] |= {f"unseen/{name}": found[name] for name in found}
+
+
+def base_key(config: TrainConfig) -> str:
+    """Runs with equal keys have the same scores before training: those of the same model on the same prompts, whatever they learn with."""
+    parts: list[Any] = [config.model, *config.rewards, config.evaluate, config.data]
+    text = json.dumps([config.batch.micro_batch, *(plain(asdict(part)) for part in parts)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_plain_names(scores: Scores, config: TrainConfig) -> Scores:
+    """Parts have their reward's title where another reward has parts of the same names. A column asks for `TA`, and means the trained reward's."""
+    return unlabelled(scores, next(reward.title for reward in config.rewards if reward.counts)) | scores
+
+
+def unlabelled(scores: Scores, title: str) -> Scores:
+    """The parts of a reward without its title."""
+    start = f"{title}/"
+    return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)}
+
+
+def _scores(found: Evaluation) -> Scores:
+    return {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
+
+
+def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """The deciding scores of an evaluation, one value for every prompt (the mean of its clips), for intervals over prompts."""
+    known = rows[0]["scores"] if rows else {}
+    names = [name for name in ("Overall" if "Overall" in known else "total", "drift") if name in known]
+    clips: dict[str, dict[str, list[float | None]]] = {name: defaultdict(list) for name in names}
+    for row in rows:
+        for name in names:
+            clips[name][row["prompt"]].append(row["scores"][name])
+    return {
+        name: [None if None in values else round(sum(values) / len(values), 5) for values in prompts.values()]  # type: ignore[arg-type]
+        for name, prompts in clips.items()
+    }
+
+
+def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
+    """Only sample, with exploration, and score; the means stand where an evaluation's would."""
+    config, state = trainer.config, trainer.state
+    trainer.encode_prompts()
+    totals: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for step in range(trainer.planner.grid.num_steps):
+        record.grid[step] = predicted(trainer, step)
+    for number in range(config.iterations):
+        start = time.perf_counter()
+        plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
+        rollout = trainer.roll_out(plan)
+        scored = trainer.studio.score(trainer.studio.decode(rollout), plan, latents=trainer.studio.latents(rollout))
+        for name, values in {**scored.parts, "total": scored.total}.items():
+            totals[name].append(values)
+        record.cost += rollout_cost(plan)
+        record.seconds["iterations"] += time.perf_counter() - start
+        record.training.append({"reward/total": float(scored.total.nanmean())})
+        progress(number + 1)
+    found = {name: torch.cat(values) for name, values in totals.items()}
+    scores = with_plain_names({name: finite(float(values.nanmean())) for name, values in found.items()}, config)
+    scores["clips"] = float(len(found["total"]))
+    record.evaluations[str(config.iterations)] = scores
+    record.passes[str(config.iterations)] = record.cost
+
+
+def scored_clips(plan: Plan) -> int:
+    """Clips that a rollout has and rewards see."""
+    return (
+        0
+        if plan.examples
+        else sum(len(batch.members) for rank in range(len(plan.shares)) for batch in plan.batches(rank))
+    )
+
+
+def rollout_cost(plan: Plan) -> int:
+    """Samples through the network in a rollout; what a group shares counts once. Clips that are given cost none."""
+    if plan.examples:
+        return 0
+    shared = len({key for group in plan.groups for key in plan.trunk(group)})
+    apart = [
+        len(batch.members) * (plan.group_of(batch).schedule.num_steps - plan.group_of(batch).branch)
+        for rank in range(len(plan.shares))
+        for batch in plan.batches(rank)
+    ]
+    return shared + sum(apart)
+
+
+def update_cost(plan: Plan, references: Sequence[int]) -> int:
+    """Samples through the network in the updates: forward and backward 3, a reference's forward pass (anchor, old policy; so many in each
+    update) 1, measuring the step 1."""
+    ranks = range(len(plan.shares))
+    updates = range(plan.updates)
+    replayed = sum(
+        (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
+    )
+    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank))
+
+
+def predicted(trainer: Trainer, step: int) -> dict[str, float]:
+    """What the kernel says about a step of the run's grid: sensitivity |b| / std (where there is noise) and std."""
+    transition = trainer.planner.kernel(*trainer.planner.grid.pair(step))
+    std = float(transition.std)
+    return {"std": std, **({"sensitivity": float(transition.sensitivity)} if std > 0 else {})}
+
+
+def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str, list[float | None]]:
+    """Training metrics as means over blocks of iterations; `iteration` is the last of each block."""
+    size = max(1, math.ceil(len(rows) / most))
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    names = sorted({name for row in rows for name in row if _in_curves(name)})
+    curve: dict[str, list[float | None]] = {
+        "iteration": [float(min((n + 1) * size, len(rows))) for n in range(len(parts))]
+    }
+    for name in names:
+        columns = [[row[name] for row in part if name in row] for part in parts]
+        curve[name] = [finite(sum(column) / len(column)) if column else None for column in columns]
+    return curve
+
+
+def _in_curves(name: str) -> bool:
+    """Not seconds, nor what has a value for every step."""
+    return not name.startswith("time/") and (name.count("/") < 2 or name.startswith("reward/"))
+
+
+def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str, float]]) -> dict[str, Scores]:
+    """Mean gradient norms of every step that was trained, beside what the kernel predicts."""
+    steps: dict[str, Scores] = {}
+    for step, known in sorted(grid.items()):
+        found = {kind: [row[name] for row in rows if (name := f"gradient/{kind}/{step:03d}") in row] for kind in KINDS}
+        norms = {kind: finite(sum(values) / len(values)) for kind, values in found.items() if values}
+        steps[str(step)] = {**{name: finite(value) for name, value in known.items()}, **norms}
+    return steps
+
+
+KINDS = ("raw", "equalized", "sent")
+"""Gradient norms that the trainer logs by step."""
+
+
+def made_by(job: Job) -> dict[str, Any]:
+    """All that decides what a run computes: a run that is cut off goes on only where it is the same."""
+    around = surroundings(job.config)
+    return {
+        **identify(job.config),
+        "configuration": job.key,
+        "lab": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "device": around["machine"]["device"],
+        "versions": around["versions"],
+    }
+
+
+def surroundings(config: TrainConfig) -> dict[str, Any]:
+    """Hardware, versions and code: what may explain that another machine's figures differ."""
+    cuda = torch.cuda.is_available() and config.model.device != "cpu"
+    return {
+        "machine": {
+            "device": torch.cuda.get_device_name() if cuda else _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "sage-grpo": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: found for name in ("diffusers", "transformers", "peft") if (found := _version(name))},
+        },
+        "commit": commit(),
+        "code": _code(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@cache
+def _code() -> str:
+    return of_code()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+@cache
+def commit() -> str:
+    """The commit of the source, "+changes" where it was edited; empty where it is no checkout."""
+    folder = ROOT
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    try:
+        number = git("rev-parse", "--short=12", "HEAD")
+        return f"{number}+changes" if number and git("status", "--porcelain", "--", ".") else number
+    except OSError:  # no git
+        return ""

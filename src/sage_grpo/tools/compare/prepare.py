@@ -1,0 +1,181 @@
+"""From a suite to jobs: every arm's whole configuration is built and checked before any run starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sage_grpo.config.metadata import COMPARED, affects
+from sage_grpo.config.parsing import ConfigError, parse
+from sage_grpo.run.identity import differences, plain
+from sage_grpo.tools.compare.design import Arm, Suite
+from sage_grpo.tools.compare.leaderboard import EVALUATION
+from sage_grpo.tools.compare.store import FORMAT
+from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.worlds.world import world_of_model
+
+SET_ELSEWHERE = {
+    "seed": "the seeds are the suite's (--seeds, --first_seed)",
+    "out": "rows go to the comparison's folder (--out)",
+    "parallel": "each run is one process",
+    "keep": "runs that are compared write no folders of their own",
+}
+"""What an arm cannot set, and why; for other fields about the start of a run the reason is the last one."""
+MINIATURE = {
+    "model.vae_slicing": False,
+    "model.cache": None,
+    "model.options": {"pad_text": 20},
+    "batch.micro_batch": 128,
+}
+"""For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "shapes": MINIATURE,
+    # Wan pads every prompt to the same length itself. What 32 clips keep for their gradient is up to 4 GB, and 16 runs share a GPU. What has a
+    # fixed order is not compiled (docs/speed.md).
+    "scenes": {
+        "model.vae_slicing": False,
+        "model.cache": None,
+        "model.deterministic": False,
+        "batch.micro_batch": 32,
+    },
+}
+"""By world: how its model, which is small, is run quickly."""
+BUDGETS = ("passes", "clips")
+"""What a suite may limit: samples through the network, and clips that were scored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run."""
+
+    arm: str
+    recipe: str
+    seed: int
+    key: str
+    """Digest of everything that decides what it computes."""
+    config: TrainConfig
+    settings: dict[str, Any]
+    """What differs from the recipe, and how it is evaluated."""
+    points: tuple[int, ...]
+    """Iterations that are evaluated."""
+    kind: str
+    budgets: dict[str, int] = field(default_factory=dict)
+    """By what is counted (`passes`, `clips`): evaluated after the last iteration within so many, too."""
+    unseen: bool = False
+    """Whether its end is also evaluated on other prompts."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.arm}, seed {self.seed}"
+
+    @property
+    def file(self) -> str:
+        """Name of the file with the arm's configuration."""
+        return f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', self.arm)}-{self.key[:8]}.yaml"
+
+
+def prepare(
+    suite: Suite, recipe: Callable[..., TrainConfig], check: Callable[[TrainConfig], object] = lambda config: None
+) -> list[Job]:
+    """All jobs, seed by seed, long runs first; `check` is what a configuration has to pass before anything starts."""
+    arms = []
+    for arm in suite.arms:
+        try:
+            start, steps = recipe(arm.recipe), {**suite.options, **arm.options}.get("rollout.steps")
+            config = configured(suite, arm, recipe(arm.recipe, steps))
+            check(config)
+        except (ValueError, FileNotFoundError) as error:
+            how = f"\n{suite.notes}" if isinstance(error, FileNotFoundError) and suite.notes else ""
+            raise ConfigError(f"Arm {arm.name!r}: {error}{how}") from error
+        arms.append((arm, start, config))
+    # Runs that learn at fresh noise levels take the longest (see SHARES in suites/common.py).
+    arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].objective.kind == "surrogate" else 3))
+    return [_job(suite, arm, start, replace(config, seed=seed)) for seed in suite.seeds for arm, start, config in arms]
+
+
+def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
+    """The recipe with the suite's and the arm's settings; unknown fields and values out of range are refused by name."""
+    world = world_of_model(start.model.path)
+    options = {} if world is None else dict(SMALL[world.name])
+    if suite.iterations is not None:
+        options["iterations"] = suite.iterations
+    options |= {**suite.options, **arm.options}
+    if arm.iterations is not None:
+        options["iterations"] = arm.iterations
+    for key in options:
+        reason = SET_ELSEWHERE.get(key.partition(".")[0])
+        if reason is None and affects(TrainConfig, key) == "start":
+            reason = SET_ELSEWHERE["keep"]
+        if reason is not None:
+            raise ConfigError(f"{key} cannot be compared: {reason}.")
+    words = [f"--{key}={_word(value)}" for key, value in options.items()]
+    return parse(TrainConfig, words, prog="sage-grpo compare", defaults=start)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job:
+    points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
+    changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
+    budgets = {name: most for name in BUDGETS if (most := getattr(suite, name)) is not None}
+    # What the benchmark's rules ask for is told also where it is the recipe's own.
+    rules = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in EVALUATION}
+    return Job(
+        arm=arm.name,
+        recipe=arm.recipe,
+        seed=config.seed,
+        key=key_of(config, points, suite.kind, {**budgets, **({"unseen": True} if suite.unseen else {})}),
+        config=config,
+        settings={key: value for key, value in {**changed, **rules}.items() if key not in ("seed", "out", *MINIATURE)},
+        points=points,
+        budgets=budgets,
+        unseen=suite.unseen,
+        kind=suite.kind,
+    )
+
+
+def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -> list[int]:
+    """Iterations that are evaluated: the first, the last, and what was asked for between them."""
+    between = spec.points(iterations) if points is None else points
+    return sorted({0, iterations, *(point for point in between if 0 < point < iterations)})
+
+
+def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[str, int] | None = None) -> str:
+    """Digest of what a run computes; `more` is what else is evaluated. Defaults do not count, so that a field that is added later changes no key."""
+    changed = differences(_plain(TrainConfig()), _plain(config))
+    counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
+    text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def head(job: Job, status: str, fault: str | None) -> dict[str, Any]:
+    """What a row says about its job."""
+    return {
+        "format": FORMAT,
+        "arm": job.arm,
+        "recipe": job.recipe,
+        "seed": job.seed,
+        "key": job.key,
+        "kind": job.kind,
+        "status": status,
+        "error": fault,
+        "iterations": job.config.iterations,
+        "settings": job.settings,
+    }
+
+
+def _plain(config: TrainConfig) -> Mapping[str, Any]:
+    found = plain(asdict(config))
+    for reward in found["rewards"]:
+        if not reward[
+            "judges"
+        ]:  # rows are older than this field; in a list, which is compared whole, it would change their keys
+            del reward["judges"]
+    return found

@@ -1,0 +1,252 @@
+"""Tables, figures and the report of a comparison, all from its rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.tools.compare import leaderboard, store
+from sage_grpo.tools.compare.design import Suite
+from sage_grpo.tools.compare.figures import draw
+from sage_grpo.tools.compare.summary import ArmSummary, Summary, summarize
+from sage_grpo.utils import text as printing
+from sage_grpo.utils.json_schema import finite
+from sage_grpo.utils.safe_io import printable, replace_text
+from sage_grpo.utils.statistics import Interval
+from sage_grpo.utils.text import NONE, fixed, markdown, number
+
+TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
+
+
+def render(folder: Path, out: Path | None = None) -> Summary:
+    """Write table.md, table.json (neither has times: the same rows give the same files), report.md and the figures of a comparison; beside its
+    rows, or in a folder of their own."""
+    suite, keys, command = store.load_suite(folder)
+    rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
+    order = {key: place for place, key in enumerate(keys)}
+    rows.sort(key=lambda row: order[row["key"]])
+    summary = summarize(suite, rows)
+    place = out or folder
+    # Names come from the folder, which may be somebody else's, and these are read in terminals.
+    replace_text(place / TABLE, printable(tables(summary)) + "\n")
+    replace_text(place / leaderboard.FILE, json.dumps(leaderboard.board([(suite, rows)]), indent=1) + "\n")
+    replace_text(place / NUMBERS, json.dumps(numbers(summary), indent=1) + "\n")
+    figures = draw(summary, place)
+    replace_text(place / REPORT, printable(text(summary, rows, figures, command)) + "\n")
+    return summary
+
+
+def tables(summary: Summary) -> str:
+    """Scores and paired differences as Markdown."""
+    return "\n".join([*_scores(summary), "", *_differences(summary)]).strip()
+
+
+def _scores(summary: Summary) -> list[str]:
+    suite, first = summary.suite, summary.suite.columns[0]
+    has_way = any(arm.way is not None for arm in summary.arms.values())
+    has_equal, has_clips = any(arm.equal for arm in summary.arms.values()), suite.clips is not None
+    heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
+    heads += (
+        ["way to the ceiling"] * has_way
+        + [f"{first.title} at {_whole(summary.budget)} passes"] * has_equal
+        + [f"{first.title} at {_whole(suite.clips or 0)} clips"] * has_clips
+        + ["passes", "updates"]
+    )
+    rows = []
+    for names, base in _bases(summary):
+        cells = [f"base{names}", "", "0", *(base.get(column.key, NONE) for column in suite.columns)]
+        rows.append([*cells, *["0%"] * has_way, *[""] * (has_equal + has_clips), "0", "0"])
+    for arm in summary.arms.values():
+        cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
+        cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal.get(first.key))] * has_equal
+        cells += [plus_minus(arm.clips.get(first.key))] * has_clips
+        rows.append([*cells, _whole(arm.passes), _whole(arm.updates)])
+    return markdown(heads, rows)
+
+
+def _differences(summary: Summary) -> list[str]:
+    suite, first = summary.suite, summary.suite.columns[0]
+    arms = [arm for arm in summary.arms.values() if arm.difference]
+    if not arms:
+        return []
+    # A score that is bought with drift is no gain: both, where all have cost the same.
+    both = [column for column in suite.columns if column.key in (first.key, "drift")]
+    at_equal = both if any(arm.equal_difference for arm in arms) else []
+    at_clips = both if suite.clips is not None else []
+    heads = [
+        f"minus {suite.baseline}",
+        "pairs",
+        *(column.title for column in suite.columns),
+        f"p ({first.title}, Holm)",
+    ]
+    heads += [f"{column.title} at equal passes" for column in at_equal]
+    heads += [f"{column.title} at equal clips" for column in at_clips]
+    rows = []
+    for arm in arms:
+        cells = [arm.name, str(arm.difference[first.key].count if first.key in arm.difference else 0)]
+        cells += [plus_minus(arm.difference.get(column.key), signed=True) for column in suite.columns]
+        cells += [_p(summary.adjusted.get(arm.name))]
+        cells += [plus_minus(arm.equal_difference.get(column.key), signed=True) for column in at_equal]
+        cells += [plus_minus(arm.clips_difference.get(column.key), signed=True) for column in at_clips]
+        rows.append(cells)
+    return markdown(heads, rows)
+
+
+def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
+    """Scores before training as they are printed, and of which arms; those whose runs began alike share a row, which is true for all of them."""
+    groups: list[list[ArmSummary]] = []
+    for arm in summary.arms.values():
+        if not arm.base:
+            continue
+        for group in groups:
+            if _alike(_ranges([arm]), _ranges(group)):
+                group.append(arm)
+                break
+        else:
+            groups.append([arm])
+    alone = len(groups) == 1
+    mark = "; " if any("," in name for name in summary.arms) else ", "
+    return [
+        (
+            "" if alone else f" of {mark.join(arm.name for arm in group)}",
+            {key: " to ".join(dict.fromkeys(map(number, ends))) for key, ends in _ranges(group).items()},
+        )
+        for group in groups
+    ]
+
+
+def _ranges(arms: Sequence[ArmSummary]) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest base of these arms' runs, by column."""
+    return {
+        key: (min(arm.base_range[key][0] for arm in arms), max(arm.base_range[key][1] for arm in arms))
+        for key in arms[0].base_range
+    }
+
+
+def _alike(one: Mapping[str, tuple[float, float]], other: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether what is printed of two ranges has something in common, in every column."""
+    if one.keys() != other.keys():
+        return False
+    gaps = [(max(one[key][0], other[key][0]), min(one[key][1], other[key][1])) for key in one]
+    return all(low <= high or number(low) == number(high) for low, high in gaps)
+
+
+def numbers(summary: Summary) -> dict[str, Any]:
+    """What the tables show, with all digits, for programs."""
+
+    def plain(value: Interval | None) -> dict[str, float | int] | None:
+        if value is None:
+            return None
+        return {"mean": value.mean, "low": value.low, "high": value.high, "count": value.count}
+
+    arms = {
+        name: {
+            "counts": arm.counts,
+            "iterations": arm.iterations,
+            "base": arm.base,
+            "final": {key: plain(value) for key, value in arm.final.items()},
+            "way": plain(arm.way),
+            "equal_passes": {key: plain(value) for key, value in arm.equal.items()},
+            "equal_clips": {key: plain(value) for key, value in arm.clips.items()},
+            "difference": {key: plain(value) for key, value in arm.difference.items()},
+            "equal_passes_difference": {key: plain(value) for key, value in arm.equal_difference.items()},
+            "equal_clips_difference": {key: plain(value) for key, value in arm.clips_difference.items()},
+            "p_holm": summary.adjusted.get(name),
+            "passes": arm.passes,
+            "updates": arm.updates,
+        }
+        for name, arm in summary.arms.items()
+    }
+    found = {
+        "suite": summary.suite.name,
+        "baseline": summary.suite.baseline,
+        "budget": summary.budget,
+        "arms": arms,
+    }
+    return dict(finite(found))
+
+
+def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:
+    """The report."""
+    suite = summary.suite
+    parts = [f"# {suite.title}", suite.question, f"    {command}", "## Results", tables(summary), READING]
+    if suite.notes:
+        parts.append(suite.notes)
+    parts += [f"![{file.stem}]({file.name})" for file in figures]
+    faults = [f"- {row['arm']}, seed {row['seed']}: {row['status']}. {row['error']}" for row in rows if row["error"]]
+    if faults:
+        parts += ["## Runs that did not end", "\n".join(faults)]
+    parts += ["## Settings", "\n".join(_settings(suite, rows)), "## Time and machine", "\n".join(_times(summary, rows))]
+    return "\n\n".join(parts)
+
+
+READING = (
+    "Mean ± half of the 95% interval: over seeds and prompts where rows have scores by prompt (a bootstrap's variance over both, Student's t by the seeds), "
+    "else over seeds. Differences are taken seed by seed, and prompt by prompt, where both arms ended; their intervals are plain (each for itself), the p "
+    "values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. Passes are samples through the network in "
+    "training: 1 forward, 3 forward and backward; clips are those that were scored. At a budget of the suite a score is measured after the last iteration "
+    "within it; elsewhere, at equal passes, it lies on the line between the evaluations before and after."
+)
+
+
+def _settings(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"Seeds {', '.join(map(str, suite.seeds))}. What differs from the recipe:", ""]
+    for arm in suite.arms:
+        own = next((row["settings"] for row in rows if row["arm"] == arm.name), dict(arm.options))
+        changes = ", ".join(f"`{key}` {json.dumps(value)}" for key, value in sorted(own.items())) or "nothing"
+        lines.append(f"- {arm.name}: {arm.recipe}; {changes}")
+    return lines
+
+
+def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    arms = summary.arms.values()
+    seconds = [(arm.name, number(arm.seconds["iteration"]), _whole(arm.seconds["total"])) for arm in arms]
+    lines = markdown(["arm", "s / iteration", "s / run"], seconds)
+    lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
+    known = [row for row in rows if "machine" in row]
+    for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):
+        # Rows that were kept for a page may lack some of it.
+        values = sorted({json.dumps(row[part], sort_keys=True) for row in known if part in row})
+        shown = "; ".join(_words(json.loads(value)) for value in values)
+        mixed = " (runs differ in this: take care)" if len(values) > 1 else ""
+        lines.append(f"- {title}: {shown or 'unknown'}{mixed}")
+    return lines
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return str(value)[:60] or "unknown"
+
+
+def _seeds(arm: ArmSummary) -> str:
+    others = [f"{count} {state}" for state, count in arm.counts.items() if count and state != "done"]
+    return f"{arm.counts['done']}" + (f" ({', '.join(others)})" if others else "")
+
+
+def plus_minus(value: Interval | None, *, signed: bool = False) -> str:
+    """Mean ± half."""
+    if value is None or value.count == 0:
+        return NONE
+    return printing.plus_minus(value.mean, value.half, signed=signed)
+
+
+def percent(value: Interval | None) -> str:
+    """A share as per cent."""
+    if value is None:
+        return NONE
+    mean = printing.percent(value.mean)
+    return mean if math.isnan(value.half) else f"{mean} ± {printing.percent(value.half)}"
+
+
+def _p(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return NONE
+    return fixed(value, 3) if value >= 0.001 else "< 0.001"
+
+
+def _whole(value: float) -> str:
+    return NONE if math.isnan(value) else fixed(value, 0, grouped=True)

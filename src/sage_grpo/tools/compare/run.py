@@ -1,0 +1,242 @@
+"""Comparisons from start to end: what their folders lack is run by one pool of workers, rows are written as they come."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sage_grpo.run.identity import of_code
+from sage_grpo.run.lock import FolderLock
+from sage_grpo.tools.compare import store
+from sage_grpo.tools.compare.design import Suite
+from sage_grpo.tools.compare.engine import Engine
+from sage_grpo.tools.compare.pool import Pool
+from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.worker import request, weights_of, write_config
+from sage_grpo.utils.text import fixed, minutes
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a call ended; a run that several suites have in common counts once."""
+
+    finished: int
+    """Runs that are done or diverged, from this call and from before."""
+    failed: int
+    missing: int
+    """Runs that were not made, for lack of time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One suite of a call."""
+
+    folder: Path
+    suite: Suite
+    jobs: Sequence[Job]
+    """All its runs."""
+    arms: Collection[str] | None = None
+    """Arms whose runs are made; None is all."""
+
+
+class Book:
+    """The folder of a suite: which rows it has, which it lacks."""
+
+    def __init__(self, part: Part, command: str, say: Callable[[str], None]) -> None:
+        self.folder, self.suite, self.rows = part.folder, part.suite, part.folder / store.ROWS
+        if store.repair(self.rows):
+            say(f"The last line of {self.rows} was cut off and is removed; its run is made again.")
+        keys = [job.key for job in part.jobs]
+        found = store.latest(store.read_rows(self.rows), keys)
+        self.done = {key: row for key, row in found.items() if row["status"] in store.FINISHED}
+        self.asked = {job.key: job for job in part.jobs if part.arms is None or job.arm in part.arms}
+        store.save_suite(self.folder, self.suite, keys, command)
+        for key in store.kept(self.folder, self.done):  # cut off between the two
+            store.forget(self.folder, key)
+        for job in self.missing.values():
+            write_config(job, self.folder)
+
+    @property
+    def missing(self) -> dict[str, Job]:
+        """Runs that are to be made."""
+        return {key: job for key, job in self.asked.items() if key not in self.done}
+
+    def write(self, row: Row, weights: Path | None = None) -> None:
+        """Write down a run that was made, here or for another suite, under the name that it has here; with its weights."""
+        job = self.missing[row["key"]]
+        if weights is not None and weights != weights_of(job, self.folder):
+            shutil.copytree(weights, weights_of(job, self.folder), dirs_exist_ok=True)
+        own = {"suite": self.suite.name} | row | head(job, row["status"], row["error"]) | {"suite": self.suite.name}
+        store.append(self.rows, own)
+        if row["status"] in store.FINISHED:
+            self.done[job.key] = own
+            store.forget(self.folder, job.key)
+
+
+def run(
+    parts: Sequence[Part],
+    *,
+    out: Path,
+    command: str,
+    engine: Engine,
+    side_by_side: int | None = None,
+    budget: float | None = None,
+    weights: bool = False,
+) -> Ended:
+    """Make the runs that the folders lack, where the engine says; the workers' logs go to `out`."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(FolderLock(part.folder))
+        stack.enter_context(_stoppable())
+        teller = Teller()
+        books = [Book(part, command, teller.say) for part in parts]
+        _share(books)
+        teller.look_back(books)
+        missing, homes, kept = _missing(books)
+        failed: set[str] = set()
+
+        def keep(job: Job, row: Row) -> None:
+            made = weights_of(job, homes[job.key].folder) if weights and row["status"] == "done" else None
+            for book in [book for book in books if job.key in book.missing]:
+                book.write(row, made)
+            if row["status"] == "failed":
+                failed.add(job.key)
+            teller.ended(homes[job.key], job, row, pool)
+
+        if missing:
+            opened = engine.open([job.config for job in missing], out, side_by_side)
+            workers, where = stack.enter_context(opened)
+            teller.say(f"{len(missing)} runs to make, {len(workers)} side by side on {where}")
+            pool = Pool(
+                missing,
+                workers,
+                keep,
+                lambda job: request(job, homes[job.key].folder, weights=weights),
+                on_note=teller.note,
+                kept=kept,
+                budget=None if budget is None else budget - (time.monotonic() - began),
+            )
+            with teller.watching():
+                pool.run(teller.look)
+        asked = {key for book in books for key in book.asked}
+        done = asked & {key for book in books for key in book.done}
+        return Ended(finished=len(done), failed=len(failed), missing=len(asked - done - failed))
+
+
+def _share(books: Sequence[Book]) -> None:
+    """What one suite has from before, the others need not make."""
+    known = {key: row for book in books for key, row in book.done.items()}
+    for book in books:
+        for key in [key for key in book.missing if key in known]:
+            book.write(known[key])
+
+
+def _missing(books: Sequence[Book]) -> tuple[list[Job], dict[str, Book], dict[str, int]]:
+    """The runs to make, suite by suite, those first that were cut off; the book in whose folder each is kept; and how far those were."""
+    jobs: dict[str, Job] = {}
+    homes: dict[str, Book] = {}
+    kept: dict[str, int] = {}
+    for book in books:
+        for key, number in store.kept(book.folder, book.missing).items():
+            kept[key] = number
+            homes[key] = book
+    for book in books:
+        for job in sorted(book.missing.values(), key=lambda job: job.key not in kept):
+            homes.setdefault(job.key, book)
+            jobs.setdefault(job.key, homes[job.key].asked[job.key])
+    return list(jobs.values()), homes, kept
+
+
+class Teller:
+    """Says how far a call is: a bar where a person looks, a line per run where not."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, stderr=True)
+        self.total = self._done = 0
+        self._many = False
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("runs", total=None, note="")
+
+    def say(self, text: str) -> None:
+        """A line."""
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def look_back(self, books: Sequence[Book]) -> None:
+        """Runs that are there already; a warning where other code made them."""
+        asked = {key for book in books for key in book.asked}
+        rows = {key: row for book in books for key, row in book.done.items() if key in asked}
+        self.total, self._done, self._many = len(asked), len(rows), len(books) > 1
+        code = of_code()
+        others = sorted({row["code"][:24] for row in rows.values() if row.get("code") and row["code"] != code})
+        if rows:
+            self.say(f"{len(rows)} of {self.total} runs are there already.")
+        if others:
+            self.say(
+                f"Warning: some of them were made by other code ({', '.join(others)}...). Choose another --out to make all of them anew."
+            )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While runs are made."""
+        self._bar.update(self._task, completed=self._done, total=self.total)
+        with self._bar:
+            yield
+
+    def note(self, job: Job, text: str) -> None:
+        """A worker has something to say about a run."""
+        self.say(f"{job.name}: {text}")
+
+    def ended(self, book: Book, job: Job, row: Mapping[str, Any], pool: Pool) -> None:
+        """A run ended."""
+        self._done += 1
+        column = book.suite.columns[0]
+        last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
+        result = row["status"] if last is None else f"{column.title} {fixed(last, 4)}"
+        fault = f": {row['error']}" if row["error"] else ""
+        name = f"{book.suite.name}: {job.name}" if self._many else job.name
+        self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")
+
+    def look(self, pool: Pool) -> None:
+        """Now and then."""
+        note = f"{len(pool.running)} under way, {minutes(pool.left())} left"
+        self._bar.update(self._task, completed=self._done, note=note)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a comparison as Ctrl-C does: workers end, rows stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        sys.stderr.flush()

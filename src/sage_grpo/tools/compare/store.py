@@ -1,0 +1,178 @@
+"""runs.jsonl: one row a run, the only data; and suite.json, what was asked for. Tables and figures derive from the two. And unfinished/,
+where runs are kept that are under way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.tools.compare.design import Arm, Column, Suite
+from sage_grpo.utils.json_schema import DocumentError, demand, misfit, parse_json, read_object, shown
+from sage_grpo.utils.safe_io import inside, replace_text
+
+ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
+KEPT = (ROWS, SUITE, UNFINISHED, "configs", "logs", "weights")
+"""What a comparison writes into and deletes from its folder, besides files that it replaces. None of it may lead out."""
+FORMAT = 1
+KEPT_EVERY = 60.0
+"""Seconds after which a run under way is kept between two evaluated points, too."""
+FINISHED = ("done", "diverged")
+"""States that a run does not leave: to diverge is a result. One that failed is tried again by the next call."""
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line that was cut off is left out, any other damage is an error."""
+    inside(file.parent, file.name)
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ConfigError(
+                f"{file}: line {number} is no JSON. Remove it (its run is then done again), or restore the file from a copy."
+            ) from error
+        if not isinstance(row, dict) or row.get("format") != FORMAT:
+            raise ConfigError(f"{file}: line {number} is no row of format {FORMAT} that `sage-grpo compare` writes.")
+        fault = _fault(row)
+        if fault:
+            raise ConfigError(
+                f"{file}, line {number}: {fault} Remove the line (its run is then done again), or restore the file from a copy."
+            )
+        rows.append(row)
+    return rows
+
+
+HEAD = {
+    "arm": str, "recipe": str, "seed": int, "key": str, "kind": str, "status": str, "error": str | None, "iterations": int,
+    "settings": dict[str, Any],
+}  # fmt: skip
+"""What every row says, with the types."""
+MEASURED = {
+    "evaluations": dict[int, dict[str, float | None]], "passes": dict[int, float], "updates": int, "seconds": dict[str, float],
+    "clips": dict[int, float], "budgets": dict[str, int], "by_prompt": dict[int, dict[str, list[float | None]]],
+    "steps": dict[int, dict[str, float | None]], "training": dict[str, list[float | None]], "reached": int, "commit": str | None,
+    "code": str | None,
+}  # fmt: skip
+"""What rows of runs that got somewhere may say."""
+
+
+def _fault(row: Mapping[str, Any]) -> str:
+    """What is wrong with a row, in a sentence: a folder may come from somebody else, and tables believe what they read."""
+    lacking = [name for name in HEAD if name not in row]
+    needed = ("evaluations", "passes", "updates", "seconds") if row.get("status") in FINISHED else ()
+    lacking += [name for name in needed if name not in row]
+    if lacking:
+        return f"it lacks {lacking[0]!r}."
+    for name, hint in (HEAD | MEASURED).items():
+        if name in row and (fault := misfit(row[name], hint, name)):
+            return fault
+    if row["status"] in FINISHED and not row["evaluations"].keys() <= row["passes"].keys():
+        return "it has evaluations without the passes that they took."
+    if row["status"] in FINISHED and not {"iteration", "evaluate", "total"} <= row["seconds"].keys():
+        return "seconds must be those of an iteration, of an evaluation and in total."
+    rewards = row["settings"].get("rewards", [])
+    return misfit(rewards, list[dict[str, Any]], "settings.rewards") or next(
+        (
+            f"a reward among its settings has no name: {shown(one)}."
+            for one in rewards
+            if not isinstance(one.get("name"), str)
+        ),
+        "",
+    )
+
+
+def repair(file: Path) -> bool:
+    """Cut off a last line that was half written; returns whether there was one."""
+    content = file.read_bytes() if file.is_file() else b""
+    rows = read_rows(file)
+    if content.count(b"\n") == len(rows) and content[-1:] in (b"", b"\n"):
+        return False
+    replace_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+    return True
+
+
+def append(file: Path, row: Mapping[str, Any]) -> None:
+    """Add a row; it is on disk when this returns."""
+    with file.open("ab") as stream:
+        stream.write(json.dumps(row).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The row that counts for every key: the last one that is finished, else the last."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = found.get(row["key"])
+        if row["key"] in keys and (known is None or row["status"] in FINISHED or known["status"] not in FINISHED):
+            found[row["key"]] = dict(row)
+    return found
+
+
+def save_suite(folder: Path, suite: Suite, keys: Sequence[str], command: str) -> None:
+    """Write down what was asked for, with the keys of its runs."""
+    content = {"format": FORMAT, "suite": asdict(suite), "keys": list(keys), "command": command}
+    replace_text(folder / SUITE, json.dumps(content, indent=1) + "\n")
+
+
+def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
+    """What was asked for in a folder, the keys of its runs, and the command."""
+    file = inside(folder, SUITE)
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a comparison: it has no {SUITE}.")
+    try:
+        content = read_object(file)
+        demand(content, {"suite": dict, "keys": list, "command": str}, str(file))
+        fault = misfit(content["suite"], Suite, "suite") or misfit(content["keys"], list[str], "keys")
+        if fault:
+            raise DocumentError(fault)
+        suite = dict(content["suite"])
+        suite["arms"] = tuple(Arm(**arm) for arm in suite["arms"])
+        suite["columns"] = tuple(Column(**column) for column in suite["columns"])
+        suite |= {name: None if suite[name] is None else tuple(suite[name]) for name in ("seeds", "points", "figures")}
+        return Suite(**suite), list(content["keys"]), str(content["command"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file} is damaged ({error}): run the comparison's command again, finished runs are kept."
+        ) from error
+
+
+def place(folder: Path, key: str) -> Path:
+    """Where a run is kept while it is under way: checkpoints by the number of their iteration (see `Unfinished` in tools/compare/measure.py)."""
+    return inside(folder, UNFINISHED, key)
+
+
+def kept(folder: Path, keys: Iterable[str]) -> dict[str, int]:
+    """By key: the iteration after which an unfinished run was kept last."""
+    found = {key: [int(point.name) for point in place(folder, key).glob("*") if point.name.isdigit()] for key in keys}
+    return {key: max(numbers) for key, numbers in found.items() if numbers}
+
+
+def forget(folder: Path, key: str) -> None:
+    """A run is over: its row says all."""
+    shutil.rmtree(place(folder, key), ignore_errors=True)
+    with suppress(OSError):  # there are others
+        (folder / UNFINISHED).rmdir()
+
+
+def unfinished(folder: Path) -> str:
+    """The unfinished runs of a comparison, in a sentence; empty where there are none."""
+    keys = load_suite(folder)[1]
+    over = {key for key, row in latest(read_rows(folder / ROWS), keys).items() if row["status"] in FINISHED}
+    at = sorted(kept(folder, set(keys) - over).values())
+    if not at:
+        return ""
+    where = f"iteration {at[0]}" if at[0] == at[-1] else f"iterations {at[0]} to {at[-1]}"
+    return f"{len(at)} run(s) are unfinished, kept after {where}. The same command continues them."

@@ -1,0 +1,266 @@
+"""The numbers of an experiment from its rows: means over seeds, differences seed by seed, shares of the way, equal passes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from sage_grpo.tools.compare.design import Column, Suite
+from sage_grpo.utils.statistics import Interval, Paired, crossed_interval, holm, mean_interval, paired_interval
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSummary:
+    """An arm over its seeds."""
+
+    name: str
+    iterations: int
+    counts: dict[str, int]
+    """Runs by how they ended: done, diverged, failed, missing."""
+    base: dict[str, float]
+    """Columns before training, where they were measured."""
+    base_range: dict[str, tuple[float, float]]
+    """The lowest and the highest of its runs: the same model may score a little differently in another process."""
+    final: dict[str, Interval]
+    """Columns after the last iteration, over the seeds that got there."""
+    way: Interval | None
+    """Share of the way from base to ceiling, in the first column."""
+    equal: dict[str, Interval]
+    """Columns at equal network passes: within the suite's budget, or where the cheapest arm ends."""
+    clips: dict[str, Interval]
+    """Columns within the suite's budget of scored clips; empty where it has none."""
+    difference: dict[str, Paired]
+    """Final columns minus the baseline's."""
+    equal_difference: dict[str, Paired]
+    """Columns minus the baseline's, at equal passes."""
+    clips_difference: dict[str, Paired]
+    """Columns minus the baseline's, at equal clips."""
+    passes: float
+    """Samples through the network in a whole run, mean over seeds."""
+    updates: float
+    seconds: dict[str, float]
+    """Means over runs: an iteration, all evaluations, the run."""
+    curves: dict[str, dict[int, Interval]] = field(repr=False)
+    """Columns by iteration."""
+    passes_at: dict[int, float] = field(repr=False)
+    """Passes by iteration."""
+    steps: dict[int, dict[str, float]] = field(repr=False)
+    """Gradient norms and predictions by denoising step, means over runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """An experiment."""
+
+    suite: Suite
+    arms: dict[str, ArmSummary]
+    """In the suite's order; arms without a finished run are there too."""
+    budget: float
+    """Passes of the comparison at equal cost; NaN where there is none."""
+    adjusted: dict[str, float]
+    """p of every arm's difference in the first column after Holm's adjustment over all arms."""
+
+
+def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
+    """From the rows that count, one per arm and seed at most (see `store.latest`)."""
+    by_arm = {arm.name: {row["seed"]: row for row in rows if row["arm"] == arm.name} for arm in suite.arms}
+    ended = {name: {s: row for s, row in runs.items() if reached(row)} for name, runs in by_arm.items()}
+    costs = [_mean([cost(row) for row in runs.values()]) for runs in ended.values() if runs]
+    budget = min(costs) if costs and suite.kind == "train" and min(costs) > 0 else math.nan
+    if costs and suite.passes is None and math.isclose(min(costs), max(costs)):
+        budget = math.nan  # all have cost the same: their ends are the comparison
+    budget = budget if suite.passes is None or math.isnan(budget) else suite.passes
+    baseline = ended[suite.baseline]
+    arms = {name: _arm(suite, name, by_arm[name], ended[name], baseline, budget) for name in by_arm}
+    first = suite.columns[0].key
+    tests = {name: arm.difference[first].p for name, arm in arms.items() if first in arm.difference}
+    return Summary(suite=suite, arms=arms, budget=budget, adjusted=holm(tests))
+
+
+def reached(row: Row) -> bool:
+    """Whether a run got to its end."""
+    return row["status"] == "done" and str(row["iterations"]) in row["evaluations"]
+
+
+def cost(row: Row) -> float:
+    """Passes of a whole run."""
+    return row["passes"][str(row["iterations"])]
+
+
+def _arm(
+    suite: Suite,
+    name: str,
+    runs: Mapping[int, Row],
+    ended: Mapping[int, Row],
+    baseline: Mapping[int, Row],
+    budget: float,
+) -> ArmSummary:
+    keys = [column.key for column in suite.columns]
+    at_end = {key: (cells(ended, key, end), cells(baseline, key, end)) for key in keys}
+    at_passes = {key: (_at_budget(suite, ended, key, budget), _at_budget(suite, baseline, key, budget)) for key in keys}
+    at_clips = {key: (cells(ended, key, within("clips")), cells(baseline, key, within("clips"))) for key in keys}
+    if math.isnan(budget):
+        at_passes = {}
+    if suite.clips is None:
+        at_clips = {}
+
+    def minus(places: Mapping[str, tuple[Cells, Cells]]) -> dict[str, Paired]:
+        return {} if name == suite.baseline else {key: difference(*pair) for key, pair in places.items()}
+
+    points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
+    measured = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
+    bases = {key: known for key, values in measured.items() if (known := _known(values))}
+    return ArmSummary(
+        name=name,
+        iterations=max((row["iterations"] for row in runs.values()), default=0),
+        counts=_counts(suite, runs),
+        base={key: _mean(known) for key, known in bases.items()},
+        base_range={key: (min(known), max(known)) for key, known in bases.items()},
+        final={key: interval(own) for key, (own, _) in at_end.items()},
+        way=_way(suite.columns[0], ended),
+        equal={key: interval(own) for key, (own, _) in at_passes.items()},
+        clips={key: interval(own) for key, (own, _) in at_clips.items()},
+        difference={key: gap for key, gap in minus(at_end).items() if gap.count},
+        equal_difference=minus(at_passes),
+        clips_difference=minus(at_clips),
+        passes=_mean([cost(row) for row in ended.values()]),
+        updates=_mean([row["updates"] for row in ended.values()]),
+        seconds={
+            part: _mean([row["seconds"][part] for row in ended.values()]) for part in ("iteration", "evaluate", "total")
+        },
+        curves={key: {p: mean_interval(_at(ended, key, p)) for p in points if _at(ended, key, p)} for key in keys},
+        passes_at={
+            p: _mean([row["passes"][str(p)] for row in ended.values() if str(p) in row["passes"]]) for p in points
+        },
+        steps=_steps(ended),
+    )
+
+
+def _counts(suite: Suite, runs: Mapping[int, Row]) -> dict[str, int]:
+    states = [runs[seed]["status"] if seed in runs else "missing" for seed in suite.seeds]
+    return {state: states.count(state) for state in ("done", "diverged", "failed", "missing")}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column of one run at one evaluation."""
+
+    mean: float
+    by_prompt: tuple[float | None, ...] = ()
+    """Its value for every prompt, where the row has them."""
+
+
+Cells = Mapping[int, Cell]
+"""By seed."""
+
+
+def cells(runs: Mapping[int, Row], key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
+    """A column of every seed that has one at its point."""
+    found = {}
+    for seed, row in runs.items():
+        at = point(row)
+        value = None if at is None else row["evaluations"].get(at, {}).get(key)
+        if value is not None:
+            found[seed] = Cell(value, tuple(row.get("by_prompt", {}).get(at, {}).get(key, ())))
+    return found
+
+
+def end(row: Row) -> str:
+    """The last iteration."""
+    return str(row["iterations"])
+
+
+def within(name: str) -> Callable[[Row], str | None]:
+    """The last iteration within a budget, which the run has found."""
+
+    def point(row: Row) -> str | None:
+        at = row.get("budgets", {}).get(name)
+        return None if at is None else str(at)
+
+    return point
+
+
+def _at_budget(suite: Suite, runs: Mapping[int, Row], key: str, budget: float) -> dict[int, Cell]:
+    """A column of every seed where it had made so many passes: measured there where the suite has a budget, else on a line."""
+    if suite.passes is not None:
+        return cells(runs, key, within("passes"))
+    values = {seed: at_passes(row, key, budget) for seed, row in runs.items()}
+    return {seed: Cell(value) for seed, value in values.items() if value is not None}
+
+
+def interval(scores: Cells) -> Interval:
+    """Over seeds and prompts where all rows have scores by prompt, else over seeds."""
+    found = crossed_interval(_table([cell.by_prompt for cell in scores.values()]))
+    return found if found.count else mean_interval([cell.mean for cell in scores.values()])
+
+
+def difference(ours: Cells, theirs: Cells) -> Paired:
+    """Ours minus theirs over the seeds that both have; prompt by prompt where both have those."""
+    seeds = sorted(set(ours) & set(theirs))
+    tables = [_table([cells[seed].by_prompt for seed in seeds]) for cells in (ours, theirs)]
+    if all(tables) and len(tables[0][0]) == len(tables[1][0]):
+        return crossed_interval([[a - b for a, b in zip(*rows)] for rows in zip(*tables)])
+    return paired_interval({seed: ours[seed].mean for seed in seeds}, {seed: theirs[seed].mean for seed in seeds})
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Seeds by prompts; empty where a seed has no scores by prompt, a clip of one failed, or they are not of the same prompts."""
+    table = [[value for value in row if value is not None] for row in rows]
+    lengths = {len(row) for row in (*rows, *table)}
+    return table if len(lengths) == 1 and lengths != {0} else []
+
+
+def _at(runs: Mapping[int, Row], key: str, point: int) -> list[float]:
+    return _known(row["evaluations"].get(str(point), {}).get(key) for row in runs.values())
+
+
+def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
+    """Each run by its own base."""
+    if column.ceiling is None:
+        return None
+    shares = []
+    for row in runs.values():
+        base, last = (
+            row["evaluations"].get("0", {}).get(column.key),
+            row["evaluations"][str(row["iterations"])].get(column.key),
+        )
+        if base is not None and last is not None and base != column.ceiling:
+            shares.append((last - base) / (column.ceiling - base))
+    return mean_interval(shares) if shares else None
+
+
+def at_passes(row: Row, key: str, budget: float) -> float | None:
+    """A column where a run had made so many passes: on the line between the evaluations before and after; None past its end."""
+    found = [
+        (row["passes"][point], scores[key])
+        for point, scores in sorted(row["evaluations"].items(), key=lambda one: int(one[0]))
+        if scores.get(key) is not None
+    ]
+    for (low, before), (high, after) in pairwise(found):
+        if low <= budget <= high:
+            return before + (after - before) * (budget - low) / (high - low) if high > low else before
+    return found[-1][1] if found and math.isclose(found[-1][0], budget, rel_tol=1e-9) else None
+
+
+def _steps(runs: Mapping[int, Row]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in runs.values():
+        for step, values in row.get("steps", {}).items():
+            for name, value in values.items():
+                if value is not None:
+                    found.setdefault(int(step), {}).setdefault(name, []).append(value)
+    return {step: {name: _mean(values) for name, values in kinds.items()} for step, kinds in sorted(found.items())}
+
+
+def _known(values: Any) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan

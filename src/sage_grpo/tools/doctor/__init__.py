@@ -1,0 +1,19 @@
+"""The check-up of `sage-grpo doctor`: every check is a small function that returns a Check; `examine.py` makes them in order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sage_grpo.config.ranges import Range, checked
+
+
+@checked
+class DoctorSpec:
+    """How much to sample."""
+
+    prompts: Annotated[int, Range(2)] = 4
+    """Prompts of the one small rollout that all checks share."""
+    members: Annotated[int, Range(2)] = 4
+    """Clips per prompt."""
+    probe: bool | None = None
+    """Estimate the gradient's signal-to-noise ratio with a small probe; null does so where it takes two minutes or less."""

@@ -1,0 +1,181 @@
+"""What a check found, why each check matters and what to do about it; as lines for people, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from sage_grpo.samplers.kernels import EXACT
+from sage_grpo.utils.json_schema import finite
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Status = Literal["pass", "skip", "warn", "fail"]
+ORDER: tuple[Status, ...] = ("pass", "skip", "warn", "fail")
+"""From good to bad."""
+STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold red"}
+
+WHY = {
+    "versions": "the model families are written against these libraries' own modules: older ones compute something else, or crash",
+    "device": "bfloat16 is hundreds of times slower on a CPU, and a GPU that is shared runs out of memory after an hour",
+    "plan": "steps that cannot explore or that nobody trains are found here in a second, and in a run after the model is loaded",
+    "files": "a weight that is missing gets random values, and a tokenizer without its files an empty vocabulary: both look plausible",
+    "prompts": "scores of prompts that are trained on say nothing about others, and a prompt that is there twice counts twice",
+    "distilled": "a distilled network has its guidance and its few steps inside: with guidance on top, or many steps, it burns its pictures",
+    "trainable": "an adapter that binds to no module trains nothing, and says nothing",
+    "variance": "a step with a negative variance has no log-probability: its samples and gradients are NaN",
+    "last step": "the reward judges that noise, and the policy learns about it instead of about the clip",
+    "stability": "a sampler that overshoots makes clips that the reward can only call bad",
+    "tokenizer": "an empty vocabulary makes all prompts alike: the reward then teaches the model to ignore them",
+    "encodings": "with an encoding of other text or of another encoder the model is trained on prompts that nobody wrote",
+    "prompt": "a network that does not read its prompt cannot learn to follow it",
+    "padding": "padding that is attended changes the velocity, by how much depends on the batch: rollout and replay then disagree",
+    "pipeline": "what is trained must be what users of the checkpoint run: the same grid, guidance, text and network",
+    "vae": "latents that are scaled twice, or not at all, decode to washed-out or burnt clips that no reward can rank",
+    "noise": "clips with the same noise do not differ, so no advantage tells them apart; with one noise for all prompts a run sees one draw",
+    "guidance": "a ratio between a guided and an unguided velocity compares two models: its gradient teaches guidance, not the reward",
+    "reward valid": "a clip without a score is left out: too many of them leave nothing to compare",
+    "reward spread": "advantages are differences within a group: without any, or with noise instead, there is nothing to learn",
+    "reward repeats": "noise in a reward is noise in the gradient, and a run cannot be repeated",
+    "reward batch": "a score that depends on its batch depends on ranks and micro-batches: advantages compare what cannot be compared",
+    "reward prompt": "a reward that ignores the prompt, or sees another clip's, teaches the model to ignore it too",
+    "reward statistics": "a reward that is brightness or motion in disguise is maxed out by a white or a frozen clip",
+    "signal": "with the same reward, a gradient that is mostly noise needs more clips, another step or another eta",
+    "ratio": "before the first update both policies are one: a ratio other than 1 is an error of replay that the clip takes for learning",
+    "gradients": "modules without a gradient are dead weight, and one below AdamW's epsilon moves nothing",
+    "update": "a bfloat16 weight has three digits: steps of a learning rate are rounded away, and the run stands still",
+    "step size": "a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
+    "ranks": "a rank whose gradients were not added up trains another model, and the average of both is neither",
+    "trust region": "a KL without a gradient holds nothing back, whatever its coefficient: the policy drifts until the reward is hacked",
+    "old policy": "where the old policy is the policy, its positive and negative velocities are one: beta does nothing, and nft is awm",
+    "workers": "a worker with another checkpoint, dtype or card stores log-probabilities that are not the trainer's: the clip takes that for learning",
+    "save": "weights that do not survive saving are a run for nothing",
+}
+"""Check -> why it matters."""
+REMEDY = {
+    "versions": "pip install -U the libraries that are too old",
+    "device": "end what else runs on the GPU (nvidia-smi), or take another with model.device",
+    "plan": "set what is named; `sage-grpo inspect` shows the steps of a schedule",
+    "files": "get what is named, or give the right path",
+    "prompts": "keep data.eval_prompts apart from data.prompts, and every prompt once in its file",
+    "distilled": "set what is named, here and wherever the model is sampled",
+    "trainable": "leave model.lora.targets empty for the family's own, or name modules of the transformer",
+    "variance": "lower kernel.eta or rollout.shift, take more rollout.steps, or kernel.name sage_exact, which needs no clamp",
+    "last step": f"leave rollout.deterministic_last out (or true), or take kernel.name {EXACT}",
+    "stability": "look at `sage-grpo inspect` with this kernel and schedule",
+    "tokenizer": "download the checkpoint's tokenizer folders again in full",
+    "encodings": "delete the cache of encodings, or set model.cache to another folder",
+    "prompt": "compare what the pipeline makes of the two prompts; a user's family must hand the encoding to the network",
+    "padding": "a family's encode must return valid tokens only, and batches must mask or avoid padding (docs/extending.md)",
+    "pipeline": "compare model.shift, model.guidance_scale and model.negative_prompt with the checkpoint; else report it",
+    "vae": "a family's _to_vae applies the VAE's scaling exactly once; compare vae/config.json with the published one",
+    "noise": "noise is keyed by (seed, iteration, group, member) in training/rollout.py: check rollout.same_noise and the prompts' own seeds",
+    "guidance": "sample and replay with the guidance of model.guidance_scale and model.guidance_in_training",
+    "reward valid": "score one of the clips with `sage-grpo evaluate` and read the reason",
+    "reward spread": "take a reward that tells clips of one prompt apart, or raise batch.group_size",
+    "reward repeats": "put the reward in eval mode, fix its seed, and let it sample frames by time",
+    "reward batch": "normalise nothing over the batch inside a reward, and mask its padding; the trainer normalises within groups",
+    "reward prompt": "check which prompt the reward gets for which clip; a reward without prompts needs one with them beside it",
+    "reward statistics": "add a reward that guards against it (video_stats with a negative weight), or another judge",
+    "signal": "`sage-grpo probe` compares steps and etas; raise batch.group_size or batch.prompts",
+    "ratio": "try model.compile false, model.attention native, rollout.storage float32; then report it",
+    "gradients": "choose other model.lora.targets, or lower optimizer.eps",
+    "update": "keep trained weights in float32 (the default), or raise optimizer.lr",
+    "step size": "lower optimizer.lr, by as much as this is above 0.1, or set optimizer.target_kl and max_kl",
+    "ranks": "restart all processes from one checkpoint; the same code, seed and libraries on every machine",
+    "trust region": "the reference pass must use the anchor's weights, and the KL must depend on the velocity",
+    "old policy": "the old pass must use the old policy's weights; a learning rate whose steps are rounded away moves nothing",
+    "workers": "the same checkpoint, model.dtype and sage-grpo on every node; for another kind of card raise rollout.ray.limit with care",
+    "save": "look at the exported folder with diffusers; a disk that is full writes half of a file",
+}
+"""Check -> what to do when it warns or fails."""
+STOPPED = ("what cannot be checked cannot be trained", "mend this first; the checks after it were left out")
+"""Both for a stage of the check-up that an error ended."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a check-up."""
+
+    name: str
+    """What was checked."""
+    status: Status
+    """pass, warn (look at it), fail (the run would not learn, or not what you think), or skip (not checked; `value` says why)."""
+    value: str
+    """What was measured."""
+    number: float | None = None
+    """The measured value as a number, where it is one."""
+    why: str = ""
+    """Why it matters, where WHY does not say it."""
+    remedy: str = ""
+    """What to do when it is not well, where REMEDY does not say it."""
+
+    def __post_init__(self) -> None:
+        remedy = self.remedy or REMEDY.get(self.name, STOPPED[1])
+        object.__setattr__(self, "why", self.why or WHY.get(self.name, STOPPED[0]))
+        object.__setattr__(self, "remedy", "" if self.status == "skip" else remedy)
+
+
+def worst(found: Iterable[Check]) -> Status:
+    """The worst verdict; "pass" for none."""
+    return max((one.status for one in found), key=ORDER.index, default="pass")
+
+
+def graded(value: float, *, warn: float, fail: float) -> Status:
+    """The verdict on an error: anything above a limit, or not a number, is worse."""
+    if not math.isfinite(value) or value > fail:
+        return "fail"
+    return "warn" if value > warn else "pass"
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """|found - wanted| / |wanted|; infinite where the shapes differ."""
+    if found.shape != wanted.shape:
+        return math.inf
+    found, wanted = found.double().cpu(), wanted.double().cpu()
+    size = float(wanted.norm())
+    gap = float((found - wanted).norm())
+    return gap / size if size > 0 else (0.0 if gap == 0 else math.inf)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """A relative error that order of operations explains in this precision, after a whole network."""
+    return 2e-4 if dtype == torch.float32 else 5e-2
+
+
+def show(found: Check, console: Console) -> None:
+    """Print the verdict with what was measured; where it warns or fails, also why that matters and what to do."""
+    from rich.table import Table
+    from rich.text import Text
+
+    text = Text(found.value)
+    if found.status in ("warn", "fail"):
+        text.append(f"\n{found.why}", style="dim")
+        text.append(f"\n-> {found.remedy}", style=STYLE[found.status])
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=4)
+    row.add_column(width=17)
+    row.add_column(overflow="fold")  # a path must not lose its end
+    row.add_row(Text(found.status, style=STYLE[found.status]), Text(found.name, style="bold"), text)
+    console.print(row)
+
+
+def show_summary(found: Sequence[Check], console: Console) -> None:
+    """Print how many checks have each verdict."""
+    count = Counter(one.status for one in found)
+    text = ", ".join(f"{count[status]} {status}" for status in ORDER if count[status])
+    console.print(text, style=STYLE[worst(found)])
+
+
+def document(found: Sequence[Check]) -> dict[str, Any]:
+    """The check-up as JSON."""
+    rows = [finite(dataclasses.asdict(one)) for one in found]  # of an infinite number `value` tells
+    return {"status": worst(found), "findings": rows}

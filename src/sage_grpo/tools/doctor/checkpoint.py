@@ -1,0 +1,150 @@
+"""Checks of a checkpoint, as it is loaded: what the network is told (tokens, encodings, prompts, padding), the stock pipeline, the VAE, saving."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.checkpoints.stock import fresh_encoding, our_latents, stock_decode, stock_latents, token_ids
+from sage_grpo.models.distilled import find_distilled
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.tools.doctor.check import Check, Status, graded, relative, rounding
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.types import Conditioning
+
+SHORT = "a cat"
+LONG = "a small grey cat walks slowly over a wooden bridge while rain falls on the quiet river below it"
+MIDDLE = torch.tensor(0.7)
+"""A noise level at which the prompt matters."""
+MOST_UNKNOWN = 0.2
+"""A larger share of unknown tokens in a plain prompt means another model's vocabulary."""
+STEPS = 2
+"""Steps of the clip that is compared with the pipeline's: the first and the last are where grids differ."""
+SMALL = 4 << 30
+"""Bytes of a network that is loaded a second time without asking."""
+
+
+def start(model: VelocityModel) -> Tensor:
+    """A noise to try a model on."""
+    return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
+
+
+def distilled(model: FamilyModel, steps: int, evaluated: int) -> Check | None:
+    """Guidance and steps against those of the authors, where the checkpoint is a distilled one; None where it is not."""
+    found = find_distilled(model.spec, model.folder)
+    if found is None:
+        return None
+    advice = found.advice(1.0 if model.guidance.embedded else model.guidance_scale, steps, evaluated)
+    value = advice or f"distilled ({found.evidence}), and sampled as its authors do"
+    return Check("distilled", "pass" if advice is None else "warn", value)
+
+
+def tokenizer(model: FamilyModel, prompts: Sequence[str]) -> Check:
+    """Every tokenizer turns different prompts into different tokens that it knows."""
+    rows = {name: [token_ids(model, text)[name] for text in prompts] for name in token_ids(model, SHORT)}
+    faults, counts = [], []
+    for name, found in rows.items():
+        ids = [row[0] for row in found]
+        total = sum(map(len, ids))
+        unknown = sum(row[0].count(row[1]) for row in found if row[1] is not None)
+        counts.append(f"{name} {total / len(prompts):.0f} tokens a prompt, {unknown} unknown")
+        if not all(ids):
+            faults.append(f"{name} finds no token in {prompts[ids.index([])]!r}")
+        elif unknown > MOST_UNKNOWN * total:
+            faults.append(f"{name} does not know {unknown} of {total} tokens")
+        elif len({tuple(row) for row in ids}) < len(set(prompts)):
+            faults.append(f"{name} gives different prompts the same tokens")
+    return Check("tokenizer", "fail" if faults else "pass", "; ".join(faults or counts))
+
+
+def encodings(model: FamilyModel, texts: Sequence[str], images: Sequence[Tensor | None]) -> Check:
+    """What the cache holds of prompts against a fresh encoding."""
+    cached = zip(texts, images, model.encode(texts, images))
+    largest = max(_gap(one.tensors, fresh_encoding(model, text, image)) for text, image, one in cached)
+    limit = rounding(model.dtype)
+    return Check(
+        "encodings",
+        graded(largest, warn=limit, fail=10 * limit),
+        f"cached and fresh encodings of {len(texts)} prompts differ by {largest:.2g}",
+        largest,
+        remedy=f"delete {model._cache.folder}, or set model.cache to another folder",
+    )
+
+
+def _gap(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    if found.keys() != wanted.keys():
+        return math.inf
+    return max(relative(found[name], wanted[name]) for name in wanted)
+
+
+@torch.no_grad()
+def prompt(model: VelocityModel, x: Tensor, conditions: Sequence[Conditioning]) -> Check:
+    """Two prompts give two velocities at one x."""
+    first, second = (model.velocity(x[:1], MIDDLE, [one]) for one in conditions[:2])
+    gap = relative(second, first)
+    status: Status = "pass" if 1e-5 < gap < math.inf else "fail"
+    return Check("prompt", status, f"velocities of two prompts differ by {gap:.2g}", gap)
+
+
+@torch.no_grad()
+def padding(model: VelocityModel, x: Tensor, images: Sequence[Tensor | None]) -> Check:
+    """A short prompt has its own velocity also beside a long one, and its encoding carries no padding."""
+    short, long = model.encode([SHORT, LONG], [images[0]] * 2)
+    lengths = [[len(tensor) for tensor in one.tensors.values()] for one in (short, long)]
+    pair = x[:1].expand(2, *x.shape[1:]).contiguous()
+    alone = model.velocity(pair[:1], MIDDLE, [short])
+    beside = model.velocity(pair, MIDDLE, [short, long])[:1]
+    gap, limit = relative(beside, alone), rounding(getattr(torch, model.spec.dtype))
+    if isinstance(model, FamilyModel) and not model.traits.padded and lengths[0] == lengths[1]:
+        letters = f"prompts of {len(SHORT)} and {len(LONG)} letters"
+        return Check("padding", "fail", f"{letters} have encodings of one length, {lengths[0]}", gap)
+    value = f"alone and beside a longer prompt the velocity differs by {gap:.2g}"
+    return Check("padding", graded(gap, warn=limit, fail=10 * limit), value, gap)
+
+
+def pipeline(model: FamilyModel, text: str, image: Tensor | None) -> tuple[Check, Tensor]:
+    """A rollout without noise against the checkpoint's own pipeline; also returns the pipeline's latents."""
+    x = start(model)
+    wanted = stock_latents(model, text, image, x, STEPS)
+    (condition,) = model.encode([text], [image])
+    gap, limit = relative(our_latents(model, condition, x, STEPS), wanted), rounding(model.dtype)
+    value = f"after {STEPS} steps at eta = 0 latents differ from the diffusers pipeline's by {gap:.2g}"
+    return Check("pipeline", graded(gap, warn=limit, fail=4 * limit), value, gap), wanted
+
+
+def vae(model: FamilyModel, latents: Tensor) -> Check:
+    """Our decoding against one with the scaling that the VAE's own configuration states."""
+    ours, wanted = model.decode(latents).double(), stock_decode(model, latents).double()
+    error = float((ours - wanted).square().mean()) if ours.shape == wanted.shape else math.inf
+    psnr = math.inf if error == 0 else -math.inf if not math.isfinite(error) else 10 * math.log10(255**2 / error)
+    status: Status = "pass" if psnr >= 45 else "warn" if psnr >= 35 else "fail"
+    value = f"decoded clips differ from the VAE's own by {math.sqrt(error):.2g} of 255"
+    return Check("vae", status, value, math.sqrt(error))
+
+
+def save(trainer: Trainer, x: Tensor, conditions: Sequence[Conditioning]) -> Check:
+    """What a run exports, loaded again, has the same velocities."""
+    model = trainer.model
+    size = sum(p.numel() * p.element_size() for p in model.network.parameters())
+    if not isinstance(model, FamilyModel) or trainer.world.control is not None:
+        return Check("save", "skip", "needs a diffusers checkpoint and one process")
+    if size > SMALL:
+        return Check("save", "skip", f"the network has {size / 2**30:.0f} GiB: not loaded a second time")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.export(Path(folder))
+        spec, lora = model.spec, model.spec.lora
+        spec = replace(spec, path=folder) if lora is None else replace(spec, lora=replace(lora, path=folder))
+        again = replace(spec, compile=False).load(model.device)
+        with torch.no_grad():
+            now, then = (one.velocity(x[:1], MIDDLE, conditions[:1], guidance=1.0) for one in (again, model))
+    gap, limit = relative(now, then), rounding(model.dtype)
+    value = f"after saving and loading {'the LoRA' if lora else 'the weights'} velocities differ by {gap:.2g}"
+    return Check("save", graded(gap, warn=limit / 4, fail=limit), value, gap)

@@ -1,0 +1,276 @@
+"""The check-up from end to end: cheap checks first, one small rollout that all later ones share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.world import World
+from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
+from sage_grpo.models.family import FamilyModel
+from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling, workers
+from sage_grpo.tools.doctor.check import ORDER, Check
+from sage_grpo.tools.doctor.sampling import Sample
+from sage_grpo.tools.inspect import instabilities
+from sage_grpo.tools.probe.probe import Prober, passes
+from sage_grpo.tools.probe.spec import ProbeSpec
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import Inputs, build, load_sources, pictures_of
+from sage_grpo.training.scoring import metadata_of
+from sage_grpo.training.trainer import Trainer
+from sage_grpo.workers.dispatcher import Foreman
+
+Checks = Iterator[Check]
+BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
+"""What stages raise where something cannot be loaded or computed: a failed check, not the end of the check-up."""
+
+
+def examine(
+    config: TrainConfig,
+    spec: DoctorSpec,
+    tell: Callable[[Check], None] = lambda check: None,
+    *,
+    world: World | None = None,
+) -> list[Check]:
+    """All checks in order; `tell` hears of each at once. What needs something that failed is left out."""
+    found: list[Check] = []
+    for check in _checks(config, spec, world or World()):
+        tell(check)
+        found.append(check)
+    return found
+
+
+def over_ranks(found: list[Check], world: World) -> list[Check]:
+    """What other processes found worse than this one: the same list on all of them."""
+    worse, own = {}, {one.name: ORDER.index(one.status) for one in found}
+    for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
+        for check in [Check(**row) for row in json.loads(text)]:
+            if check.status in ("warn", "fail") and own.get(check.name, -1) < ORDER.index(check.status):
+                worse[check.name] = replace(check, value=f"rank {number}: {check.value}")
+    return list(worse.values())
+
+
+def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
+    """The list. A stage that cannot go on says so in a check of its own name, and those that need it are not reached."""
+    yield machine.versions()
+    yield machine.device(config.model, world.device)
+    plan = machine.plan(config, world.size)
+    yield plan
+    if plan.status == "fail":
+        return
+    files = machine.files(config, world.size)
+    yield files
+    if files.status == "fail":
+        return
+    yield machine.prompts(*load_sources(config))
+    try:
+        parts = build(config, world)
+    except BROKEN as error:
+        yield _stopped("loading", error)
+        return
+    if isinstance(parts.model, FamilyModel):
+        distilled = checkpoint.distilled(parts.model, config.rollout.steps, config.evaluate.steps_for(config.model))
+        if distilled is not None:
+            yield distilled
+    yield learning.trainable(parts.model)
+    if not parts.model.trainable():
+        return
+    try:
+        trainer = Trainer(small(config, spec), parts, world)
+    except BROKEN as error:
+        yield _stopped("plan", error)
+        return
+    sample = prepare(trainer)
+    yield from _guarded("schedule", of_schedule(trainer, sample))
+    yield from _guarded("conditioning", of_conditioning(trainer, sample))
+    yield from _guarded("sampling", of_sampling(config, spec, parts, sample))
+    yield from _guarded("learning", of_learning(sample))
+    if isinstance(trainer.crew, Foreman):
+        yield from _guarded("workers", of_workers(trainer, trainer.crew))
+
+
+def _guarded(name: str, stage: Checks) -> Checks:
+    """A stage; an error in it is a failed check, and the stages after it still have their turn."""
+    try:
+        yield from stage
+    except BROKEN as error:
+        yield _stopped(name, error)
+
+
+def _stopped(name: str, error: Exception) -> Check:
+    return Check(name, "fail", f"{type(error).__name__}: {error}")
+
+
+def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
+    """The run's own configuration with few clips and no more prompts than they need, and with every exploring step trained."""
+    micro = min(config.batch.micro_batch, spec.members)
+    batch = replace(config.batch, prompts=spec.prompts, group_size=spec.members, micro_batch=micro)
+    update, data = replace(config.update, step_fraction=1.0), replace(config.data, encode_ahead=1)
+    return replace(config, batch=batch, update=update, data=data, evaluate=replace(config.evaluate, prompts=1))
+
+
+def prepare(trainer: Trainer) -> Sample:
+    """The plan of the shared rollout, which is not sampled yet."""
+    prompts = trainer.state.stream.peek(trainer.config.batch.prompts)
+    plan = trainer.planner.plan(0, prompts)
+    return Sample(trainer, plan)
+
+
+def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
+    """What the kernel does on the grid of the first group."""
+    kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
+    if objective.fresh:
+        yield Check("variance", "skip", f"objective.kind {objective.kind}: no step explores")
+        return
+    variance = machine.variance(kernel, schedule)
+    yield variance
+    if variance.status != "fail":
+        yield machine.last_step(kernel, schedule, trainer.planner.unexplored())
+        yield machine.stability(kernel, schedule)
+
+
+def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
+    """What the network is told, and the stock pipeline on the same prompt; text encoders are loaded here only."""
+    model = trainer.model
+    prompts = _different(sample.plan.prompts)
+    texts, images = [prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts]
+    if isinstance(model, FamilyModel):
+        yield checkpoint.tokenizer(model, [*texts, checkpoint.SHORT, checkpoint.LONG])
+        yield checkpoint.encodings(model, texts, images)
+    conditions = model.encode(texts, images)
+    x = checkpoint.start(model)
+    if len(texts) > 1:
+        yield checkpoint.prompt(model, x, conditions)
+    yield checkpoint.padding(model, x, images)
+    yield from _of_pipeline(trainer, texts[0], images[0])
+    model.unload_text()
+
+
+def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Checks:
+    model = trainer.model
+    if not isinstance(model, FamilyModel):
+        for name in ("pipeline", "vae"):
+            yield Check(name, "skip", f"{type(model).__name__} has no diffusers pipeline")
+        return
+    latents, reason = checkpoint.start(model), why_not_stock(model)
+    if trainer.world.control is not None:
+        reason = "run the check-up in one process for this"
+    if reason is None:
+        check, latents = checkpoint.pipeline(model, text, image)
+        yield check
+    else:
+        yield Check("pipeline", "skip", reason)
+    unknown = why_unknown(model)
+    if unknown is not None:
+        yield Check("vae", "skip", unknown)
+        return
+    with trainer.vae.decoding():
+        yield checkpoint.vae(model, latents)
+
+
+def _different(prompts: list[Prompt]) -> list[Prompt]:
+    """Two prompts of different text where there are any."""
+    first = prompts[0]
+    return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
+
+
+def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sample) -> Checks:
+    """The shared rollout: noise and guidance, then its clips and the reward, then the probe."""
+    trainer, world = sample.trainer, sample.trainer.world
+    trainer.encode_prompts()
+    yield sampling.noise(sample)
+    began = time.monotonic()
+    rollout = sample.rollout
+    per_pass = (time.monotonic() - began) / max(1, sample.plan.rollout_passes(world.rank).total())
+    yield sampling.guidance(sample, sample.items())
+    began = time.monotonic()
+    videos = trainer.studio.decode(rollout)
+    yield from of_reward(sample, videos)
+    per_clip = (time.monotonic() - began) / max(1, len(videos))
+    if config.objective.fresh:
+        yield Check("signal", "skip", f"objective.kind {config.objective.kind}: no step explores")
+    elif trainer.reward.compares:
+        yield Check("signal", "skip", "the reward compares clips of one group")
+    elif world.control is None:
+        prompts = list(dict.fromkeys(sample.plan.prompts))
+        conditions, few = [trainer.encoded[prompt] for prompt in prompts], ProbeSpec(prompts=max(2, len(prompts)))
+        prober = Prober(config, few, parts.model, parts.reward, prompts, conditions)
+        plans = sampling.plan_probe(prober, sample.plan)
+        expected = passes(plans) * per_pass + sum(len(plan.groups) * plan.group_size for plan in plans) * per_clip
+        with trainer.vae.decoding():
+            yield sampling.signal(prober, plans, asked=spec.probe, forecast=expected)
+
+
+def of_reward(sample: Sample, videos: Tensor) -> Checks:
+    """The rewards of the shared clips, scored in several ways."""
+    trainer, plan = sample.trainer, sample.plan
+    members, latents = trainer.studio.scored(plan), trainer.studio.latents(sample.rollout)
+    prompts = {group.number: group.prompt for group in plan.groups}
+    places = torch.tensor([plan.groups[member.group].number for member in members])
+
+    def score(which: Tensor, asked: Sequence[int]) -> Tensor:
+        shown = [prompts[place] for place in asked]
+        rows = [metadata_of(prompt) for prompt in shown]
+        asked_of = None if latents is None else latents[which.to(latents.device)]
+        texts, fps = [prompt.text for prompt in shown], trainer.model.video.fps
+        scores, _ = trainer.reward.score(videos[which], texts, fps, metadata=rows, latents=asked_of)
+        return scores.total.double().cpu()
+
+    if trainer.reward.compares:
+        yield reward.valid(trainer.studio.score(videos, plan).total, trainer.config.max_failed_fraction)
+        yield Check(
+            "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
+        )
+        return
+    first = score(torch.arange(len(members)), places.tolist())
+    valid = reward.valid(first, trainer.config.max_failed_fraction)
+    yield valid
+    if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
+        return
+    scored = trainer.studio.score(videos, plan, latents=latents)
+    rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
+    scoring = reward.measure(score, places, scored.total[rows].double()).finite()
+    eta = None if trainer.config.objective.fresh else trainer.config.kernel.eta
+    wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
+    yield reward.spread(scoring, eta=eta, overshoots=wild)
+    yield reward.repeats(scoring)
+    yield reward.batch(scoring)
+    yield reward.prompts(scoring)
+    yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
+
+
+def of_workers(trainer: Trainer, crew: Foreman) -> Checks:
+    """Every worker makes some clips, and the trainer replays a step of each."""
+    asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
+    try:
+        for number in range(2 * asked):  # the cluster may not have room for all
+            crew.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
+            if len(crew.gaps) >= asked:
+                break
+        yield workers.honest(crew.gaps, crew.limit, asked, refused=crew.row["crew/refused"])
+    finally:
+        trainer.close()
+
+
+def of_learning(sample: Sample) -> Checks:
+    """One update: the first ratio, gradients, weights, ranks, the trust region, and what is saved."""
+    trainer, items = sample.trainer, sample.items()
+    yield learning.ratio(sample, items)
+    yield learning.gradients(trainer, {item.network for item in items})
+    before = learning.velocities(trainer, items)
+    yield learning.update_moves(trainer)
+    yield learning.step_size(trainer, items, before)
+    yield learning.ranks(trainer.state.params, trainer.world)
+    yield learning.trust_region(sample, items)
+    if trainer.config.objective.kind == "nft":
+        yield learning.old_policy(trainer, items)
+    prompt = sample.plan.prompts[0]
+    conditions = trainer.model.encode([prompt.text], [pictures_of(prompt)])
+    yield checkpoint.save(trainer, checkpoint.start(trainer.model), conditions)

@@ -1,0 +1,339 @@
+"""Where and how much to explore: the clips of `sage-grpo probe`, sampled by the planner and the sampler of training without any gradient, their
+scores, and what follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from sage_grpo.data.groups import Member, share_out
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.world import World
+from sage_grpo.models.base import VelocityModel, network_of
+from sage_grpo.models.policy import Policy
+from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.run.saved import Choice
+from sage_grpo.samplers.kernels import LARGE_ETA, unfit_eta
+from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.windows import Window
+from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
+from sage_grpo.tools.probe.spec import ProbeSpec
+from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
+from sage_grpo.training.plan import Group, Plan
+from sage_grpo.training.planner import Planner
+from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
+from sage_grpo.training.scoring import gathered, score_here
+from sage_grpo.types import Conditioning
+
+
+@dataclass(frozen=True)
+class ProbeScores:
+    """Scores of clips, of shape (prompts, starts, members)."""
+
+    reward: Tensor
+    drift: Tensor | None
+    """The reward part named drift, where there is one."""
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Scores of one prompt's clips, of shape (starts, members)."""
+
+    reward: Tensor
+    drift: Tensor | None
+    seconds: float
+    """That their sampling took, without decoding and rewards."""
+
+
+@dataclass(frozen=True)
+class ProbeKeys(NoiseKeys):
+    """A group is a start noise here. All settings see the same noises, members in the quadruples of `tools/probe/estimate.py`."""
+
+    prompt: int = 0
+    """Number of the prompt."""
+
+    def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
+        """Start noise of a group, the same for all its members."""
+        own = group.prompt.seed
+        key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
+        return keyed_noise(shape, "start", *key, group.number)
+
+    def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
+        """Exploration noise of a step: e, -e, f, -f."""
+        rows = []
+        for member in members:
+            quadruple, place = divmod(member.index, QUADRUPLE)
+            key = (kind, self.seed, self.prompt, member.group, quadruple, step)
+            noise = keyed_noise(shape, *key, "first")
+            if place >= 2:
+                other = keyed_noise(shape, *key, "second")
+                noise = CORRELATION * noise + math.sqrt(1 - CORRELATION**2) * other
+            rows.append(-noise if place % 2 else noise)
+        return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Plans and samples settings: no exploration, exploration at one step, exploration at all steps."""
+
+    config: TrainConfig
+    spec: ProbeSpec
+    model: VelocityModel
+    reward: CompositeReward
+    prompts: list[Prompt]
+    conditions: Sequence[Conditioning]
+    """One per prompt."""
+    progress: Callable[[], None] = lambda: None
+    failures: list[str] = field(default_factory=list)
+    """What rewards said about clips that they could not score."""
+
+    @property
+    def grid(self) -> Schedule:
+        """The run's own grid."""
+        return Schedule(self.model.sigmas(self.config.rollout.steps, self.config.rollout.shift))
+
+    def steps(self) -> list[int]:
+        """The steps to branch at; ValueError for one that cannot be trained."""
+        window = Window(kind="drawn", at=self.spec.steps)
+        return self.planner(window, self.config.kernel.eta).candidates()
+
+    def still(self) -> list[Plan]:
+        """Plans, one per prompt, of deterministic clips from every start noise."""
+        schedule = self.grid.exploring([False] * self.config.rollout.steps)
+        members = [Member(start, 0) for start in range(self.spec.starts)]
+        shares = share_out(members, self.config.batch.micro_batch)
+        return [
+            Plan(
+                iteration=number,
+                groups=tuple(Group(m.group, m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
+                group_size=1,
+                equalizer={},
+                shares=shares,
+                network=network_of(self.model),
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+    def exploring(self, eta: float, step: int | None) -> list[Plan]:
+        """Plans, one per prompt, of branches at a step from every start noise; None explores at all steps."""
+        return self.plans(Window() if step is None else Window(kind="drawn", at=[step]), eta)
+
+    def plans(self, window: Window, eta: float) -> list[Plan]:
+        """Plans, one per prompt, of clips from every start noise that explore in a window."""
+        planner = self.planner(window, eta)
+        plans = [planner.plan(number, [prompt] * self.spec.starts) for number, prompt in enumerate(self.prompts)]
+        # Nothing is replayed, so nothing needs to be kept.
+        return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
+
+    def planner(self, window: Window, eta: float) -> Planner:
+        """The planner of a run whose prompts are start noises."""
+        config, rollout = self.config, self.config.rollout
+        rollout = replace(rollout, same_noise=True, share=True)
+        if window.kind == "all":
+            exact = RolloutConfig().cheap
+            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=exact)
+        batch = BatchConfig(
+            prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
+        )
+        kernel = replace(config.kernel, eta=eta)
+        config = replace(
+            config,
+            batch=batch,
+            kernel=kernel,
+            rollout=replace(rollout, window=window),
+            update=UpdateConfig(updates_per_rollout=1),
+        )
+        law, trains = kernel.build(self.grid), self.model.trains
+        return Planner(config=config, grid=self.grid, kernel=law, trains=trains, network=network_of(self.model))
+
+    def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
+        """Sample, decode and score, prompt by prompt."""
+        keys = partial(ProbeKeys, self.config.seed, 0, same_start=True)
+        rows = [self.clips(plan, eta, keys(prompt=plan.iteration)) for plan in plans]
+        drifts = [row.drift for row in rows if row.drift is not None]
+        return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
+
+    def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> Clips:
+        """The clips of one prompt; `known` are velocities of other plans that begin alike."""
+        kernel = replace(self.config.kernel, eta=eta).build(self.grid)
+        guidance = self.config.model.training_guidance
+        condition = self.conditions[plan.iteration]
+        began = perf_counter()
+        rollout = Sampler(
+            plan,
+            0,
+            lambda group: Policy(self.model, kernel, group.schedule, guidance),
+            {group.index: condition for group in plan.groups},
+            keys=keys,
+            storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
+            solver=self.config.rollout.solver,
+            cheap=self.config.rollout.cheap,
+            known=known,
+            progress=self.progress,
+        ).run()
+        seconds = perf_counter() - began
+        latents = torch.cat([rows for _, rows in rollout.latents])
+        videos = torch.cat([self.model.decode(rows) for _, rows in rollout.latents])
+        members = [Member(0, index) for index in range(len(videos))]
+        shown = [plan.prompts[0]] * len(videos)
+        fps = self.model.video.fps
+        sheet = score_here(self.reward, videos, members, shown, fps, latents=latents)
+        table = gathered(self.reward, sheet, World())
+        if table.report:
+            self.failures.append(table.report)
+        shape = (self.spec.starts, plan.group_size)
+        drift = next((values for name, values in table.parts.items() if name.rsplit("/", 1)[-1] == "drift"), None)
+        return Clips(table.total.view(shape), None if drift is None else drift.view(shape), seconds)
+
+
+def passes(plans: Sequence[Plan]) -> int:
+    """Passes of the network that plans take."""
+    return sum(plan.rollout_passes(0).total() for plan in plans)
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """Everything that a probe found out."""
+
+    eta: float
+    """At which steps were compared."""
+    steps: list[tuple[int, Effect]]
+    every: Effect
+    """Exploration at all steps."""
+    best: int
+    """The step at which etas were compared."""
+    etas: list[tuple[float, Effect]]
+    still: ProbeScores
+    advice: Advice
+    passes: int
+
+
+TOLERANCE = 0.1
+"""Changes of reward and drift below this part of their standard deviation over start noises do not speak against an eta."""
+Counting = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Shows that so many passes begin under a name; inside, what it gives is called after each."""
+
+
+def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
+    """Load what is probed; everything that can be refused before a model is loaded is refused first."""
+    prompts = prompts_from(config.data.prompts, split="train")
+    if len(prompts) < spec.prompts:
+        raise ValueError(f"probe.prompts is {spec.prompts}, but {config.data.prompts} has only {len(prompts)} prompts.")
+    prompts = prompts[: spec.prompts]
+    for eta in chosen_etas(config, spec):
+        dataclasses.replace(config.kernel, eta=eta).build()  # an eta that the kernel does not take fails here
+    found = choice.find(config.model)
+    reward = load_rewards(config, prompts, World())
+    reward.refuse_comparing(
+        "what it says of clips of different settings cannot be compared. Probe with another reward."
+    )
+    model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
+    Prober(config, spec, model, reward, prompts, []).steps()
+    conditions = conditions_of(model, prompts)
+    model.unload_text()  # the network needs their memory
+    return Prober(config, spec, model, reward, prompts, conditions)
+
+
+def chosen_etas(config: TrainConfig, spec: ProbeSpec) -> list[float]:
+    """Values of eta besides the configuration's; none that the kernel refuses or warns of, unless it was asked for."""
+    eta, given = config.kernel.eta, spec.etas
+    if given is None:
+        more = 1.5 * eta
+        given = [eta / 2, *([more] if more <= LARGE_ETA and not unfit_eta(config.kernel.name, more) else [])]
+    return [value for value in sorted(given) if value != eta]
+
+
+def probe(prober: Prober, say: Callable[[str], None], counting: Counting) -> ProbeResult:
+    """Sample every setting, estimate and advise. `say` gets the forecast; `counting` shows how many passes of a stretch are done."""
+    eta, others = prober.config.kernel.eta, chosen_etas(prober.config, prober.spec)
+    steps = prober.steps()
+    still, every = prober.still(), prober.exploring(eta, None)
+    branches = {step: prober.exploring(eta, step) for step in steps}
+    first = passes(still) + passes(every) + sum(map(passes, branches.values()))
+    later = [len(others) * passes(plans) for plans in branches.values()]
+    say(_forecast(prober, len(steps), first, later))
+    with counting("steps", first) as advance:
+        prober = dataclasses.replace(prober, progress=advance)
+        base = prober.run(still, eta)
+        whole = _effect(prober.run(every, eta), base)
+        rows = [(step, _effect(prober.run(plans, eta), base)) for step, plans in branches.items()]
+    best = best_step(rows)
+    second = len(others) * passes(branches[best])
+    with counting(f"eta at step {best}", second) as advance:
+        prober = dataclasses.replace(prober, progress=advance)
+        etas = [(value, _effect(prober.run(prober.exploring(value, best), value), base)) for value in others]
+    etas = sorted([*etas, (eta, dict(rows)[best])], key=lambda row: row[0])
+    drift = 0.0 if base.drift is None else TOLERANCE * spread(base.drift[..., 0])
+    advice = advise(rows, etas, loss=TOLERANCE * spread(base.reward[..., 0]), drift=drift)
+    return ProbeResult(eta, rows, whole, best, etas, base, advice, first + second)
+
+
+def _forecast(prober: Prober, steps: int, first: int, later: Sequence[int]) -> str:
+    spec, least, most = prober.spec, min(later), max(later)
+    span = f"{most}" if least == most else f"{least} to {most}"
+    return (
+        f"{spec.prompts} prompts x {spec.starts} start noises x {spec.members} clips, for each of {steps} steps and for all at once, in "
+        f"micro-batches of {prober.config.batch.micro_batch}: {first} passes of the network, then {span} to compare eta at the best step."
+    )
+
+
+def _effect(clips: ProbeScores, still: ProbeScores) -> Effect:
+    drift = None if still.drift is None else still.drift[..., 0]
+    return effect(clips.reward, still.reward[..., 0], clips.drift, drift)
+
+
+def snippet(finding: ProbeResult, config: TrainConfig) -> str | None:
+    """The recommendation as YAML for `sage-grpo train --config`; None where no step can be recommended."""
+    advice = finding.advice
+    if not advice.steps:
+        return None
+    window = {"kind": "drawn", "length": 1, "at": advice.steps, "weights": advice.weights, "branches": 1}
+    document = {
+        "kernel": {"name": config.kernel.name, "eta": advice.eta},
+        "rollout": {"steps": config.rollout.steps, "same_noise": True, "share": True, "window": window},
+        "update": {"updates_per_rollout": 1, "step_fraction": 1.0},
+        "objective": {"kind": "surrogate", "weight": "uniform"},  # others do not explore
+    }
+    return "# What `sage-grpo probe` recommends.\n" + yaml.safe_dump(document, sort_keys=False)
+
+
+def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
+    """What probe.json holds."""
+    spec, grid, kernel = prober.spec, prober.grid, prober.config.kernel.build(prober.grid)
+    steps = [
+        {
+            "step": step,
+            "sigma": float(grid.sigmas[step]),
+            "sigma_next": float(grid.sigmas[step + 1]),
+            "sensitivity": float(kernel(*grid.pair(step)).sensitivity),
+            **dataclasses.asdict(row),
+        }
+        for step, row in finding.steps
+    ]
+    still = finding.still
+    return {
+        "kernel": {"name": prober.config.kernel.name, "eta": finding.eta},
+        "sampled": {"prompts": spec.prompts, "starts": spec.starts, "members": spec.members, "passes": finding.passes},
+        "deterministic": {
+            "reward": float(still.reward.nanmean()),
+            "start_std": spread(still.reward[..., 0]),
+            "drift": None if still.drift is None else float(still.drift.nanmean()),
+        },
+        "steps": steps,
+        "all_steps": dataclasses.asdict(finding.every),
+        "eta_step": finding.best,
+        "etas": [{"eta": eta, **dataclasses.asdict(row)} for eta, row in finding.etas],
+        "recommended": dataclasses.asdict(finding.advice),
+    }

@@ -1,0 +1,292 @@
+"""The web application: pages for raters and for results, and the few requests that they make.
+
+Who may ask for what is decided by a token in the Authorization header. It comes from the part of the link behind `#`, which browsers
+do not send: it is in no log and no Referer, and without cookies there is nothing that another site could abuse. Videos have
+names of their own for every task and side, which only the rater who has the task is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sage_grpo.config.ranges import Count, Positive, Seconds, checked
+from sage_grpo.tools.study.making import clip_file
+from sage_grpo.tools.study.results import results, to_csv
+from sage_grpo.tools.study.store import ANSWERS, NoSuchTask, OtherVote, Store
+from sage_grpo.utils.http_server import Refused, check_installed
+from sage_grpo.utils.json_schema import parse_json
+from sage_grpo.utils.video import has_sound
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+PAGES = Path(__file__).parent / "pages"
+ASSETS = {
+    "/rate": ("rate.html", "text/html"),
+    "/results": ("results.html", "text/html"),
+    "/study.css": ("study.css", "text/css"),
+    "/rate.js": ("rate.js", "text/javascript"),
+    "/results.js": ("results.js", "text/javascript"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
+NONCE = re.compile(r"[0-9a-f]{32}")
+OPAQUE = re.compile(r"[\w-]{16,64}", re.ASCII)
+
+
+@checked
+class StudyLimits:
+    """How much the server takes on."""
+
+    max_body: Count = 4096
+    """Bytes of a vote."""
+    body_timeout_s: Seconds = 10.0
+    """How long a vote may take to arrive."""
+    header_timeout_s: Seconds = 30.0
+    """How long a connection may be without a request."""
+    max_connections: Count = 1024
+    """Connections at a time."""
+    rate: Positive = 20.0
+    """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
+    burst: Count = 60
+    """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
+
+
+class Buckets:
+    """A bucket of requests for each name, filled at a rate; the names used longest ago are forgotten."""
+
+    def __init__(self, rate: float, burst: int, most: int = 10_000) -> None:
+        self._rate, self._burst, self._most = rate, burst, most
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, name: str) -> bool:
+        """Take one; False when there is none left."""
+        now = time.monotonic()
+        left, since = self._left.pop(name, (float(self._burst), now))
+        left = min(self._burst, left + (now - since) * self._rate)
+        self._left[name] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > self._most:
+            self._left.popitem(last=False)
+        return left >= 1
+
+
+class StudyServer:
+    """What stands behind the routes."""
+
+    def __init__(self, store: Store, clips: Path, limits: StudyLimits) -> None:
+        self.store, self.clips, self.limits = store, clips, limits
+        self._buckets = Buckets(limits.rate, limits.burst)
+
+    async def task(self, request: Request) -> Response:
+        """GET /api/task: what the rater sees next."""
+        return await self._state(await self._rater(request))
+
+    async def vote(self, request: Request) -> Response:
+        """POST /api/vote: store a vote, answer with what comes next. The same vote again gets the same answer."""
+        rater = await self._rater(request)
+        name, nonce, answers = self._read_vote(await self._body(request))
+        try:
+            await asyncio.to_thread(self.store.vote, rater, name, nonce, answers)
+        except NoSuchTask as error:
+            raise Refused(404, str(error)) from error
+        except OtherVote as error:
+            raise Refused(409, str(error)) from error
+        return await self._state(rater)
+
+    async def clip(self, request: Request) -> Response:
+        """GET /clip/NAME: a video, whole or in ranges."""
+        from starlette.responses import FileResponse
+
+        name = request.path_params["name"]
+        file = await asyncio.to_thread(self.store.clip, name) if OPAQUE.fullmatch(name) else None
+        path = None if file is None else clip_file(self.clips, file)
+        if path is None:
+            self._count_failure(request)
+            raise Refused(404, "There is no such video.")
+        kind = {".mp4": "video/mp4", ".webm": "video/webm"}[path.suffix]
+        return FileResponse(path, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
+
+    async def results(self, request: Request) -> Response:
+        """GET /api/results[?exclude_flagged=1]: the figures, for whoever has the admin token."""
+        from starlette.responses import JSONResponse
+
+        await self._admin(request)
+        exclude = request.query_params.get("exclude_flagged") == "1"
+        return JSONResponse(await asyncio.to_thread(results, self.store, exclude_flagged=exclude))
+
+    async def votes(self, request: Request) -> Response:
+        """GET /api/votes.csv: every vote, for whoever has the admin token."""
+        from starlette.responses import Response
+
+        await self._admin(request)
+        return Response(await asyncio.to_thread(to_csv, self.store), media_type="text/csv")
+
+    async def _state(self, rater: int) -> Response:
+        from starlette.responses import JSONResponse
+
+        asked = await asyncio.to_thread(self.store.ask, rater)
+        done, total = (await asyncio.to_thread(self.store.progress))[rater]
+        study = self.store.study
+        return JSONResponse(
+            {
+                "title": study.title,
+                "dimensions": [{"name": name, "question": text} for name, text in study.dimensions.items()],
+                "done": done,
+                "total": total,
+                "task": asdict(asked[0]) if asked else None,
+                "sound": bool(asked) and await asyncio.to_thread(self._sounds, asked[0].left),
+                "next": [one for later in asked[1:] for one in (later.left, later.right)],
+            }
+        )
+
+    def _sounds(self, clip: str) -> bool:
+        """Whether there is something to hear: of both clips of a comparison or of none."""
+        file = self.store.clip(clip)
+        path = None if file is None else clip_file(self.clips, file)
+        return path is not None and has_sound(path)
+
+    def _token(self, request: Request) -> str:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        return token if scheme == "Bearer" and OPAQUE.fullmatch(token) else ""
+
+    async def _rater(self, request: Request) -> int:
+        token = self._token(request)
+        rater = await asyncio.to_thread(self.store.rater_of, token) if token else None
+        if rater is None:
+            self._count_failure(request)
+            raise Refused(401, "This link is not valid.")
+        if not self._buckets.take(f"rater {rater}"):
+            raise Refused(429, "Too many requests: wait a moment.")
+        return rater
+
+    async def _admin(self, request: Request) -> None:
+        token = self._token(request)
+        if not token or not await asyncio.to_thread(self.store.is_admin, token):
+            self._count_failure(request)
+            raise Refused(401, "This link is not valid.")
+
+    def _count_failure(self, request: Request) -> None:
+        """Whoever guesses is slowed down; whoever has a valid token is not, also behind the same address."""
+        address = request.client.host if request.client else ""
+        if not self._buckets.take(f"address {address}"):
+            raise Refused(429, "Too many requests: wait a moment.")
+
+    async def _body(self, request: Request) -> bytes:
+        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise Refused(415, "A vote is application/json.")
+        from starlette.requests import ClientDisconnect
+
+        received = bytearray()
+
+        async def read() -> None:
+            async for chunk in request.stream():
+                received.extend(chunk)
+                if len(received) > self.limits.max_body:
+                    raise Refused(413, f"A vote has at most {self.limits.max_body} bytes.")
+
+        try:
+            await asyncio.wait_for(read(), self.limits.body_timeout_s)
+        except TimeoutError as error:
+            raise Refused(408, "The vote took too long to arrive.") from error
+        except ClientDisconnect as error:
+            raise Refused(400, "The connection broke before the vote was complete.") from error
+        return bytes(received)
+
+    def _read_vote(self, body: bytes) -> tuple[str, str, Mapping[str, str]]:
+        """Task, nonce and an answer to every question; nothing else is let through."""
+        try:
+            vote = parse_json(body)
+        except ValueError as error:
+            raise Refused(400, "The vote is not JSON.") from error
+        if not isinstance(vote, dict) or vote.keys() != {"task", "nonce", "answers"}:
+            raise Refused(400, "A vote has task, nonce and answers.")
+        task, nonce, answers = vote["task"], vote["nonce"], vote["answers"]
+        if not isinstance(task, str) or not OPAQUE.fullmatch(task):
+            raise Refused(400, "The task has no such name.")
+        if not isinstance(nonce, str) or not NONCE.fullmatch(nonce):
+            raise Refused(400, "The nonce is 32 hexadecimal digits.")
+        dimensions = self.store.study.dimensions
+        if not isinstance(answers, dict) or answers.keys() != dimensions.keys():
+            raise Refused(400, f"Answer each of: {', '.join(dimensions)}.")
+        if not all(isinstance(answer, str) and answer in ANSWERS for answer in answers.values()):
+            raise Refused(400, f"An answer is one of {', '.join(ANSWERS)}.")
+        return task, nonce, answers
+
+
+def _answered(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """Refusals as JSON."""
+
+    async def answer(request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        try:
+            return await handler(request)
+        except Refused as refused:
+            headers = {"Retry-After": "1"} if refused.status == 429 else {}
+            if refused.status in (408, 413, 415):  # the body was not read to its end
+                headers["Connection"] = "close"
+            return JSONResponse({"error": str(refused)}, refused.status, headers=headers)
+
+    return answer
+
+
+class _Guarded:
+    """Security headers on every answer, also on those that no handler of ours wrote."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                there = {name.lower() for name, _ in message["headers"]}
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in there)]
+            await send(message)
+
+        await self.app(scope, receive, guarded)
+
+
+def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) -> Starlette:
+    """The ASGI application of a study whose videos lie in the folder `clips`."""
+    check_installed()
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.responses import RedirectResponse, Response
+    from starlette.routing import Route
+
+    server = StudyServer(store, clips, limits or StudyLimits())
+
+    def page(file: str, kind: str) -> Callable[[Any], Any]:
+        content = (PAGES / file).read_bytes()
+        return lambda _request: Response(content, media_type=kind)
+
+    routes = [Route(path, page(*asset), methods=["GET"]) for path, asset in ASSETS.items()]
+    routes += [
+        Route("/", lambda _request: RedirectResponse("rate"), methods=["GET"]),
+        Route("/health", lambda _request: Response("ok", media_type="text/plain"), methods=["GET"]),
+        Route("/api/task", _answered(server.task), methods=["GET"]),
+        Route("/api/vote", _answered(server.vote), methods=["POST"]),
+        Route("/api/results", _answered(server.results), methods=["GET"]),
+        Route("/api/votes.csv", _answered(server.votes), methods=["GET"]),
+        Route("/clip/{name}", _answered(server.clip), methods=["GET"]),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(_Guarded)])

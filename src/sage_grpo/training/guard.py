@@ -1,0 +1,113 @@
+"""What a run does about the sentinel's findings: tell, then by choice stop, lower the step size, or go back to a good checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sage_grpo.distributed import checkpoint
+from sage_grpo.health.sentinel import Finding
+from sage_grpo.training.adaptive_lr import LEAST
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.events import SentinelEvent
+from sage_grpo.training.state import TrainState
+
+
+@dataclass
+class Guard:
+    """Sees every iteration and evaluation, and acts between iterations. All ranks call it alike and do the same."""
+
+    config: TrainConfig
+    state: TrainState
+    writer: checkpoint.Writer
+    root: Path
+    """Folder of the run's checkpoints."""
+    held_out: bool
+    """Whether there are prompts to evaluate on."""
+    tell: Callable[[SentinelEvent], None] = lambda event: None
+    """Hears what it says and does: the loop's observers."""
+    stops: bool = False
+    """Whether the run is to end here."""
+    _found: list[Finding] = field(default_factory=list)
+
+    def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
+        """Look at an iteration that is done; returns the sentinel's own metrics."""
+        return self._see(self.state.sentinel.observe(self.state.iteration, row))
+
+    def see_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Look at an evaluation (`Evaluation.rows`)."""
+        scores = {name: [row["scores"][name] for row in rows] for name in (rows[0]["scores"] if rows else ())}
+        per_prompt = self.config.evaluate.per_prompt
+        return self._see(self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt) if scores else [])
+
+    def _see(self, found: Sequence[Finding]) -> dict[str, float]:
+        self._found += found
+        sentinel = self.state.sentinel
+        metrics = {"sentinel/open": float(len(sentinel.open)), "sentinel/lr_factor": sentinel.brake}
+        return {} if self.config.sentinel.action == "off" else metrics
+
+    def act(self) -> bool:
+        """Tell what was found since the last time, and do what was chosen; returns whether the weights are others now."""
+        config, sentinel, found = self.config.sentinel, self.state.sentinel, self._found
+        self._found = []
+        for finding in found:
+            if finding.new or config.action == "warn":  # where nothing is done about it, it is told again
+                self._say(finding.name, finding.text, "warn")
+        names = " and ".join(finding.name for finding in found if finding.act)
+        if names and config.action == "rollback":
+            return self.roll_back(names)
+        if names and config.action == "lower_lr":
+            sentinel.brake = max(sentinel.brake * config.lr_factor, LEAST)
+            self.state.optimizer.pace.slow_to(sentinel.brake)
+            self._say(names, f"{names}: steps are {sentinel.brake:g} times as long from now on.", "lower_lr")
+        elif names and config.action == "stop":
+            self._stop(names, "sentinel.action is stop.")
+        return False
+
+    def mark(self, *, saving: bool) -> bool:
+        """Note this moment as the good one, where it is; returns whether it has to be saved.
+
+        Weights are good that have just been evaluated; where nothing is, those of a checkpoint that is saved anyway.
+        """
+        state, sentinel = self.state, self.state.sentinel
+        evaluates = self.held_out and (self.config.evaluate.every > 0 or bool(self.config.evaluate.early))
+        judged = state.evaluated == state.iteration if evaluates else saving
+        wanted = self.config.sentinel.action == "rollback" and sentinel.good != state.iteration
+        if not (wanted and judged and sentinel.sound):
+            return saving
+        if state.iteration == 0:
+            state.optimizer.materialize()  # a checkpoint has the optimizer's tensors, which the first update would make
+        sentinel.good = state.iteration
+        return True
+
+    def roll_back(self, why: str) -> bool:
+        """Go back to the good checkpoint, with shorter steps; one time too often, the run ends there. Returns whether it went back."""
+        sentinel, world = self.state.sentinel, self.writer.world
+        self.writer.finish()
+        if sentinel.good is None:
+            return self._stop(why, "There is no good checkpoint to go back to.")
+        folder = self.root / f"{sentinel.good:06d}"
+        fault = world.from_main((checkpoint.find_fault(folder) if world.is_main else None) or "")
+        if fault:
+            return self._stop(why, f"The good checkpoint {folder} cannot be used: {fault}.")
+        often = sentinel.rollbacks >= self.config.sentinel.rollbacks
+        if not often:
+            sentinel.rollbacks += 1
+            sentinel.brake *= self.config.sentinel.lr_factor
+        self.state.go_back(folder, world)
+        text = f"{why}: back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
+        self._say(why, text, "rollback")
+        if often:
+            times = f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks)"
+            self._stop(why, f"{times}, and shorter steps did not help.")
+        return True
+
+    def _stop(self, why: str, reason: str) -> bool:
+        self.stops = True
+        self._say(why, f"{why}: the run stops. {reason}", "stop")
+        return False
+
+    def _say(self, name: str, text: str, action: str) -> None:
+        self.tell(SentinelEvent(self.state.iteration, name, text, action))

@@ -1,0 +1,176 @@
+"""Where things lie and how they get there: weights over ranks, tensors between GPU and CPU, the VAE between decodings; and gradients
+that are the same bits every time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import deterministic as _deterministic
+
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.distributed.context import SequenceParallel
+from sage_grpo.distributed.fsdp import Engine, shard
+from sage_grpo.distributed.spec import ParallelError, ParallelSpec
+from sage_grpo.distributed.world import World
+from sage_grpo.models.base import SplitsSequence, VelocityModel
+from sage_grpo.models.spec import ModelSpec
+
+
+def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine:
+    """Split clips over sequence-parallel ranks and weights over all; nothing changes in a run of one process."""
+    if world.control is not None and not model.spec.packed:
+        raise ParallelError("model.packed: false is for comparisons in one process; leave it out.")
+    if world.sequence_group is not None:
+        if not isinstance(model, SplitsSequence):
+            raise ParallelError(f"{type(model).__name__} cannot split a clip over ranks: set parallel.sp to 1.")
+        model.split_sequence(SequenceParallel(world.sequence_group))
+    blocks = model.blocks()
+    kinds = {type(block) for block in blocks}
+    networks = [(model.network, blocks)]
+    networks += [(other, [module for module in other.modules() if type(module) in kinds]) for other in model.others]
+    full = model.spec.lora is None
+    dtype = getattr(torch, model.spec.dtype)
+    # A LoRA's base is frozen and large, so it is sharded too. Without one, what is frozen are a few parameters that nothing
+    # reads; they stay whole, so that an export finds them.
+    trained = (
+        [network for network, _ in networks if any(one.requires_grad for one in network.parameters())] if full else []
+    )
+    frozen = [one for network in trained for one in network.parameters() if not one.requires_grad]
+    return shard(networks, spec, world, compute=dtype if full and dtype != torch.float32 else None, keep=frozen)
+
+
+def to_device(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """x where it is computed with. From pinned memory: the copy waits in line with the GPU's work, this process goes on."""
+    if device.type == "cuda" and x.device.type == "cpu" and not x.is_pinned():
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True).to(dtype or x.dtype)
+
+
+def to_storage(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """x where it is kept. Call `settle` before the CPU reads it; `to_device` needs no waiting."""
+    return x.to(dtype or x.dtype).to(device, non_blocking=True)  # PyTorch makes this copy a pinned one
+
+
+def settle(device: torch.device) -> None:
+    """Wait until everything that was sent from this device has arrived."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+GIB = 2**30
+SHARE = 0.9
+"""Of the memory that this process can have; the rest is for what falls between the allocator's blocks."""
+
+
+class VaeMover:
+    """Moves the VAE. It leaves after the first decoding, and stays once an iteration has shown that all its phases have room for it."""
+
+    def __init__(self, model: VelocityModel, spec: ModelSpec | None = None) -> None:
+        self.model, self.spec = model, spec or ModelSpec()
+        self.stays = False
+        self.bytes = 0
+        """What the VAE takes on the accelerator, known after it left once."""
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Inside, the VAE is where the model computes."""
+        device = self.model.device
+        self.model.place("vae", device)
+        yield
+        if device.type != "cpu" and not self.stays:
+            held = self._held()
+            self.model.place("vae", "cpu")
+            self.bytes = max(self.bytes, held - self._held())
+
+    def observe(self, times: Mapping[str, float]) -> None:
+        """Decide from what the clock says of one iteration: the peaks of its phases, in GiB."""
+        peaks = [gib * 2**30 for name, gib in times.items() if name.startswith("time/peak_gib_")]
+        if not peaks or not self.bytes:
+            return
+        away = 0 if self.stays else self.bytes
+        self.stays = max(peaks) + away <= SHARE * self._available()
+
+    def _held(self) -> int:
+        return torch.cuda.memory_allocated(self.model.device) if self.model.device.type == "cuda" else 0
+
+    def _available(self) -> int:
+        """Bytes that are free and that this process holds already, as far as its budget goes; other processes on the device have the rest."""
+        free, total = torch.cuda.mem_get_info(self.model.device)
+        return min(free + torch.cuda.memory_reserved(self.model.device), int(self.spec.budget(total / GIB) * GIB))
+
+
+_held: set[torch.device] = set()
+"""Devices on which this process is held to a budget: a later run of it may have all again."""
+
+
+def _indexed(device: torch.device) -> int:
+    """The number of a GPU: PyTorch sets no limit on `cuda` alone, which is what a run on one GPU is on."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def hold_to_budget(spec: ModelSpec, device: torch.device) -> None:
+    """Let PyTorch refuse this process more than `model.memory`, so that a peak beyond it is an error and not somebody else's loss."""
+    spec.check_budget(device.type)
+    if spec.memory is not None:
+        gib = torch.cuda.get_device_properties(device).total_memory / GIB
+        torch.cuda.set_per_process_memory_fraction(spec.budget(gib) / gib, _indexed(device))
+        _held.add(device)
+    elif device in _held:
+        torch.cuda.set_per_process_memory_fraction(1.0, _indexed(device))
+        _held.discard(device)
+
+
+DEVICES = ("cuda",)
+"""A CPU adds in one order anyway."""
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""How PyTorch divides a GPU's memory; the second is its newer name. What a user has set there counts."""
+deterministic: Any = _deterministic
+"""Its one setting is made when it is imported, which type checkers do not see."""
+_turned_off: list[bool] = []
+"""Whether cuDNN's attention is off because of us: a later run of this process may have it again."""
+
+
+def get_ready(*, wanted: bool) -> None:
+    """Before the first allocation and the first matrix product of a process, because PyTorch and cuBLAS look once at what they are told about
+    memory. PyTorch must not choose cuDNN's attention where an order is `wanted`: it has none and does not say so."""
+    if torch.cuda.is_available() and not any(os.environ.get(name) for name in ALLOCATOR):
+        # Blocks keep what fits by the sizes of tensors. In segments of fixed sizes 3.7 of 24 GiB were lost between them (Wan 1.3B, one H200).
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+    if wanted:
+        os.environ.setdefault(WORKSPACE, ":4096:8")
+    if wanted and torch.backends.cuda.cudnn_sdp_enabled():
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        _turned_off.append(True)
+    elif not wanted and _turned_off:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        _turned_off.clear()
+
+
+@contextmanager
+def same_bits(device: torch.device, *, wanted: bool) -> Iterator[None]:
+    """Backward passes in here add up in a fixed order; one that cannot is refused by its name."""
+    if not wanted or device.type not in DEVICES:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = False  # would write all memory twice
+    try:
+        yield
+    except RuntimeError as error:
+        if "determinis" not in str(error):
+            raise
+        raise ConfigError(
+            f"model.deterministic cannot be kept, because the backward pass of this model has a part without a fixed order: {error} "
+            "Use --model.deterministic false; runs of one seed may then differ in the last digits."
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        deterministic.fill_uninitialized_memory = filled

@@ -1,0 +1,196 @@
+"""Where clips are made: sampled, decoded and scored. A trainer has one, and so has every worker: both run this code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sage_grpo.data.groups import Member, MicroBatch
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.world import World
+from sage_grpo.health.statistics import thumbnails
+from sage_grpo.models.base import VelocityModel, in_format, network_of
+from sage_grpo.models.decoders import load_decoder
+from sage_grpo.models.parts import Sounds, sound_of
+from sage_grpo.models.policy import Policy
+from sage_grpo.rewards.base import CompositeReward, Early
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.decoding import LATENTS, Clips, Encoder, frames_needed
+from sage_grpo.training.inputs import conditions_of
+from sage_grpo.training.offload import VaeMover
+from sage_grpo.training.plan import Group, Plan, Replay
+from sage_grpo.training.planner import Planner, check_cheap, parts_of
+from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
+from sage_grpo.training.scoring import Judged, Scored, Sheet, gathered, metadata_of, score_here
+from sage_grpo.training.update import Objective
+from sage_grpo.types import Conditioning, Sound
+from sage_grpo.utils.clock import Clock
+
+Conditions = Mapping[int, Conditioning]
+"""What groups are conditioned on, by their index."""
+
+
+class Studio:
+    """Makes the clips of a plan with the weights that are in its model."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: VelocityModel,
+        reward: CompositeReward,
+        *,
+        world: World | None = None,
+        clock: Clock | None = None,
+        examples: bool = False,
+    ) -> None:
+        """examples: clips are given, and encoded."""
+        self.config, self.model, self.reward = config, model, reward
+        self.world, self.clock = world or World(), clock or Clock()
+        self.parts = parts_of(config, model)
+        """Parts of a clip that are learned each for itself; mostly none."""
+        grid = Schedule(model.sigmas(config.rollout.steps, config.rollout.shift))
+        self.planner = Planner(
+            config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
+        )
+        self.planner.check()
+        check_cheap(config, model, self.planner, split=self.world.sequence_group is not None)
+        self.vae = VaeMover(model, config.model)
+        self.encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
+        """What makes latents of clips that are given."""
+        self.small = None if config.model.decoder is None else load_decoder(config.model.decoder, model)
+        """What decodes in the VAE's place."""
+
+    @property
+    def storage(self) -> Storage:
+        """Where and how trajectories are kept."""
+        config = self.config
+        return Storage(
+            dtype=getattr(torch, config.rollout.storage),
+            device=torch.device("cpu") if config.rollout.offload else self.model.device,
+            velocities=Objective(config.surrogate, config.trust_region, 1, config.objective).needs_v_old,
+        )
+
+    def conditions(self, plan: Plan) -> dict[int, Conditioning]:
+        """What this rank's groups are conditioned on."""
+        groups = [plan.groups[index] for index in plan.members(self.world.rank)]
+        found = conditions_of(self.model, [group.prompt for group in groups])
+        return {group.index: condition for group, condition in zip(groups, found)}
+
+    def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:
+        """What samples this rank's clips."""
+        config, rank = self.config.rollout, self.world.rank
+        passes = plan.rollout_passes(rank) + plan.idle_passes(rank)
+        return Sampler(
+            plan,
+            rank,
+            self.policy,
+            self.conditions(plan) if conditions is None else conditions,
+            keys=NoiseKeys(
+                self.config.seed,
+                plan.iteration,
+                same_start=config.same_noise,
+                same_fresh=self.config.objective.kind == "dpo",
+            ),
+            storage=self.storage,
+            solver=config.solver,
+            cheap=config.cheap,
+            examples=partial(self.example, plan) if plan.examples else None,
+            progress=self.clock.ticker(passes.total()),
+        )
+
+    def example(self, plan: Plan, member: Member) -> Tensor:
+        """The latents of a clip that is given."""
+        assert self.encoder is not None
+        prompt = plan.groups[member.group].prompt
+        return self.encoder(prompt.clips[member.index], prompt.format)
+
+    def policy(self, group: Group) -> Policy:
+        """The policy that samples a group."""
+        places, model = tuple(part.place for part in self.parts), in_format(self.model, group.prompt.format)
+        return Policy(model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
+
+    def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
+        """The policy of a replay, and what its rows are conditioned on."""
+        groups = [member.group for member in replay.members]
+        first = plan.groups[groups[0]]
+        policy = self.policy(first)
+        if first.levels is not None:
+            policy = replace(policy, kernel=first.levels.kernel, schedule=first.levels.schedule)
+        rows = dict.fromkeys(groups) if replay.shared else groups
+        return policy, tuple(conditions[group] for group in rows)
+
+    def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> Judged:
+        """This process's clips, decoded and scored; `whole`: somebody else than rewards and sentinel looks at them."""
+        with self.reward.early(self.model.video.fps) as early:
+            with self.clock("decode"):
+                videos = self.decode(rollout, early, plan.prompts, whole=whole)
+                sound = self.listen(rollout, whole=whole)
+                small = thumbnails(videos) if whole or self.reward.reads_clips else None
+            with self.clock("reward"):
+                sheet = self.sheet(videos, plan, early, self.latents(rollout), sound)
+        return Judged(videos, sheet, small, sound)
+
+    def decode(
+        self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
+    ) -> Tensor:
+        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel look at. Rewards that compute
+        elsewhere (`early`) get each micro-batch's as soon as they are there, with the prompts of their groups."""
+        mine = self._mine(rollout)
+        tick = self.clock.ticker(len(mine))
+        frames = None if whole else frames_needed(self.model, self.reward)
+        frames = None if frames and self.small is not None else frames  # another decoder makes whole clips
+        clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
+        with self.vae.decoding() if self.small is None and frames != [] else nullcontext():
+            for batch, latents in mine:
+                decoded = clips.add(latents, self.small)
+                if early is not None:
+                    shown = [prompts[member.group] for member in batch.members]
+                    texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
+                    early.add(decoded, texts, metadata, latents)
+                tick()
+        return clips.videos
+
+    def latents(self, rollout: Rollout) -> Tensor | None:
+        """What the clips that this process scores are decoded from."""
+        mine = self._mine(rollout)
+        return torch.cat([latents for _, latents in mine]) if mine else None
+
+    def _mine(self, rollout: Rollout) -> list[tuple[MicroBatch, Tensor]]:
+        return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+
+    def listen(self, rollout: Rollout, *, whole: bool = True) -> Sound | None:
+        """What the clips that this process scores sound like, where they do and somebody listens."""
+        latents = self.latents(rollout) if whole or self.reward.hears else None
+        with self.vae.decoding() if isinstance(self.model, Sounds) else nullcontext():
+            return None if latents is None else sound_of(self.model, latents)
+
+    def sheet(
+        self,
+        videos: Tensor,
+        plan: Plan,
+        early: Early | None = None,
+        latents: Tensor | None = None,
+        sound: Sound | None = None,
+    ) -> Sheet:
+        """Rewards of this process's clips."""
+        members = self.scored(plan)
+        shown = [plan.groups[member.group].prompt for member in members]
+        return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
+
+    def score(self, videos: Tensor, plan: Plan, early: Early | None = None, latents: Tensor | None = None) -> Scored:
+        """Rewards of all ranks' clips."""
+        return gathered(self.reward, self.sheet(videos, plan, early, latents), self.world, torch.float32)
+
+    def scored(self, plan: Plan) -> list[Member]:
+        """The rollouts that this process decodes and scores: ranks that share clips share that work too. Given clips nobody does."""
+        if plan.examples:
+            return []
+        batches = plan.batches(self.world.rank)
+        return [member for place in self.world.mine(len(batches)) for member in batches[place].members]

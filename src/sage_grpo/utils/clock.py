@@ -1,0 +1,187 @@
+"""Seconds and memory per phase, the ticks that progress bars are made of, and one iteration under torch's profiler.
+
+A profile is a trace per phase, and a table of phases and of what took the time. A full-size iteration launches millions of kernels, and its passes
+are all alike: of every phase the first passes are recorded, and their seconds stand beside those of the whole phase. Recording reads clocks and
+nothing else: the run's numbers stay the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from sage_grpo.callbacks.metrics import attempt
+from sage_grpo.utils.safe_io import replace_text, replacing
+
+PASSES = 8
+"""Passes (or decoded clips) of a phase that are recorded."""
+TOP = 12
+"""Kernels of a phase that the table names."""
+FOLDER, TABLE = "profile", "table.txt"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one kernel (on a CPU: one operator, without those inside it) took."""
+
+    name: str
+    seconds: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The recorded part of a phase."""
+
+    phase: str
+    seconds: float
+    """By the clock on the wall."""
+    passes: int
+    """Passes in it; 0 for a phase that has none."""
+    kernels: tuple[Kernel, ...]
+    """The longest first."""
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which kernels ran; on one stream they do not overlap."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+
+class Recorder:
+    """Records the phases that a clock tells it of, into a folder."""
+
+    def __init__(self, folder: Path, passes: int = PASSES) -> None:
+        self.folder, self.passes = folder, passes
+        self.recorded: list[Recorded] = []
+        self._running: profile | None = None
+        self._phase, self._began, self._ticks = "", 0.0, 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record a phase, or its first passes."""
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._running = profile(activities=activities)
+        self._running.start()
+        self._phase, self._began, self._ticks = name, time.perf_counter(), 0
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def tick(self) -> None:
+        """A pass of the phase is over."""
+        self._ticks += 1
+        if self._ticks == self.passes:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._began
+        running.stop()
+        self.recorded.append(Recorded(self._phase, seconds, self._ticks, kernels_of(running)))
+        attempt(f"Writing a trace to {self.folder}", lambda: self._export(running))
+
+    def _export(self, recording: profile) -> None:
+        with replacing(self.folder / f"{self._phase}.json.gz", suffix=".partial.json.gz") as fresh:
+            recording.export_chrome_trace(str(fresh))
+
+    def write_table(self, iteration: int, row: Mapping[str, float]) -> str:
+        """Write the table beside the traces; returns it."""
+        text = table(self.recorded, iteration, row)
+        replace_text(self.folder / TABLE, text)
+        return text
+
+
+def kernels_of(recording: profile) -> tuple[Kernel, ...]:
+    """What ran on the GPU, or without one on the CPU, by name."""
+    averages = [event for event in recording.key_averages() if not event.is_user_annotation]
+    on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
+    if on_gpu:
+        kernels = [Kernel(event.key, event.self_device_time_total / 1e6, event.count) for event in on_gpu]
+    else:
+        kernels = [Kernel(event.key, event.self_cpu_time_total / 1e6, event.count) for event in averages]
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds))
+
+
+def table(recorded: list[Recorded], iteration: int, row: Mapping[str, float]) -> str:
+    """Phases and the longest kernels of each as text; `row` has the seconds of whole phases as they are logged."""
+    whole = sum(row.get(f"time/{part.phase}", part.seconds) for part in recorded)
+    lines = [
+        f"Iteration {iteration} to {iteration + 1}, recording included. A phase's first {PASSES} passes are recorded; kernels are of that part.",
+        "",
+        f"{'phase':<10}{'seconds':>10}{'share':>8}{'recorded':>10}{'passes':>8}{'busy':>7}{'launches':>10}",
+    ]
+    for part in recorded:
+        seconds = row.get(f"time/{part.phase}", part.seconds)
+        launches = sum(kernel.calls for kernel in part.kernels)
+        busy = part.busy / part.seconds if part.seconds else 0.0
+        lines.append(
+            f"{part.phase:<10}{seconds:>10.3f}{seconds / whole:>8.0%}{part.seconds:>10.3f}{part.passes:>8}{busy:>7.0%}{launches:>10}"
+        )
+    for part in recorded:
+        lines += ["", f"{part.phase}: share of its kernels' time, seconds, calls"]
+        for kernel in part.kernels[:TOP]:
+            share = kernel.seconds / part.busy if part.busy else 0.0
+            lines.append(f"{share:>6.1%}{kernel.seconds:>10.4f}{kernel.calls:>8}  {kernel.name[:110]}")
+    return "\n".join(lines) + "\n"
+
+
+class Clock:
+    """Measures phases; a listener (a progress bar) is told about phases and ticks."""
+
+    def __init__(self, listen: Callable[[str, int, int], None] = lambda phase, done, total: None) -> None:
+        self.listen = listen
+        self.phase = ""
+        self.recorder: Recorder | None = None
+        """Records phases while it is here."""
+        self._seconds: dict[str, float] = {}
+        self._memory: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time a phase."""
+        cuda = torch.cuda.is_available()
+        with nullcontext() if self.recorder is None else self.recorder.phase(phase):
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            self.phase, start = phase, time.perf_counter()
+            self.listen(phase, 0, 1)
+            yield
+            if cuda:
+                torch.cuda.synchronize()
+                self._memory[phase] = torch.cuda.max_memory_allocated() / 2**30
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def ticker(self, total: int) -> Callable[[], None]:
+        """A function to call `total` times in this phase."""
+        phase, done = self.phase, 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self.listen(phase, done, total)
+            if self.recorder is not None:
+                self.recorder.tick()
+
+        return tick
+
+    def report(self) -> dict[str, float]:
+        """Seconds (and GiB on a GPU) of every phase since the last report."""
+        metrics = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
+        metrics["time/total"] = sum(self._seconds.values())
+        metrics |= {f"time/peak_gib_{phase}": gib for phase, gib in self._memory.items()}
+        self._seconds, self._memory = {}, {}
+        return metrics

@@ -1,0 +1,181 @@
+"""JSON that somebody else may have written: the one place where it is read, so that nothing behind it meets what no program writes.
+
+A file that is damaged or made to do harm ends in a DocumentError of one line: no JSON, nested so deeply that whoever walks through it
+runs out of stack, or numbers with more digits than anything holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from sage_grpo.config.ranges import LARGEST
+from sage_grpo.utils.safe_io import regular
+
+MAX_DEPTH = 100
+"""Objects inside objects. The files of this package and of checkpoints have ten; Python's own limit depends on who calls."""
+
+
+MAX_BYTES = 1 << 26
+"""No JSON file of this package or of a checkpoint comes near it."""
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used; the message says what is wrong with it."""
+
+
+def parse_json(text: str | bytes | bytearray, what: str = "the document") -> Any:
+    """What a JSON text holds; `what` is what errors call it."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise DocumentError(f"{what} is nested deeper than {MAX_DEPTH} levels.") from None
+    except ValueError as error:  # no JSON, no UTF-8, or a number of more digits than Python converts
+        raise DocumentError(f"{what} is not JSON: {' '.join(str(error).split())}.") from error
+    # Brackets are counted first, because few of them cannot be deep: this is done for every row of a journal.
+    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if opened > MAX_DEPTH and _is_deep(content):
+        raise DocumentError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
+    return content
+
+
+def finite(value: Any) -> Any:
+    """A value as JSON can hold it: None in the place of NaN and infinity, also inside lists and objects; a path is its text."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file; a pipe, which would be waited for, and a file beyond MAX_BYTES are refused."""
+    size = regular(file).stat().st_size
+    if size > MAX_BYTES:
+        raise DocumentError(f"{file} has {size:,} bytes; a JSON file of at most {MAX_BYTES:,} bytes is read.")
+    return parse_json(file.read_bytes(), str(file))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """What a JSON file holds that must hold an object."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise DocumentError(f"{file} must hold an object ({{...}}), it holds {shown(content)}.")
+    return content
+
+
+def demand(document: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
+    """Refuse an object that lacks one of these keys, or has something of another kind there.
+
+    True and false are no numbers; neither are NaN, infinity, and more than 64 bits hold.
+    """
+    for key, kind in kinds.items():
+        if key not in document:
+            raise DocumentError(f"{what} lacks {key!r}.")
+        value = document[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not _is_usable(value):
+            wanted = " or ".join(NAMES.get(one, one.__name__) for one in (kind if isinstance(kind, tuple) else (kind,)))
+            raise DocumentError(f"{what}: {key!r} must be {wanted}, got {shown(value)}.")
+
+
+def misfit(value: Any, hint: Any, where: str) -> str:
+    """What is not of its type in plain data, as a sentence; empty where all fits.
+
+    Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelt as texts), unions, Literal,
+    Any, and dataclasses, whose fields may be left out where they have defaults.
+    """
+    if hint is Any or (value is None and hint in (None, type(None))):
+        return ""
+    origin, inner = _taken_apart(hint)
+    if origin in (Union, types.UnionType):
+        first = misfit(value, inner[0], where)
+        return "" if not first or any(not misfit(value, one, where) for one in inner[1:]) else first
+    if origin is Literal:
+        return "" if value in inner else f"{where} must be one of {', '.join(map(str, inner))}, got {shown(value)}."
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _misfit_of_fields(value, hint, where)
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        for key, item in value.items():
+            if inner[0] is int and not (key.isascii() and key.isdigit() and len(key) < 16):
+                return f"{where} must be by whole numbers, got {shown(key)}."
+            if found := misfit(item, inner[1], f"{where}.{key}"):
+                return found
+        return ""
+    if origin in (list, tuple, Sequence) and isinstance(value, (list, tuple)):
+        return next((found for item in value if (found := misfit(item, inner[0], f"{where}[]"))), "")
+    kind = origin or hint
+    if kind in (int, float):
+        fits = is_number(value) and (kind is float or isinstance(value, int))
+    else:
+        fits = isinstance(value, kind) if isinstance(kind, type) else value is None
+    return "" if fits else f"{where} must be {NAMES.get(kind, str(kind))}, got {shown(value)}."
+
+
+@cache
+def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A comparison has millions of values and a handful of types."""
+    return get_origin(hint), get_args(hint)
+
+
+def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:
+    if not isinstance(value, dict):
+        return f"{where} must be an object, got {shown(value)}."
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    strange = value.keys() - {field.name for field in fields}
+    if strange:
+        return f"{where} has {shown(sorted(strange)[0])}, which this version does not know."
+    for field in fields:
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.name not in value and needed:
+            return f"{where} lacks {field.name!r}."
+        if field.name in value and (found := misfit(value[field.name], hints[field.name], f"{where}.{field.name}")):
+            return found
+    return ""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that can be computed with."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_usable(value)
+
+
+def _is_usable(value: Any) -> bool:
+    return (
+        -LARGEST < value < LARGEST if isinstance(value, int) else not isinstance(value, float) or math.isfinite(value)
+    )
+
+
+NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value as an error shows it: short, and in one line."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _is_deep(content: Any) -> bool:
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    return iter(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())

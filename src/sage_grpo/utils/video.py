@@ -1,0 +1,387 @@
+"""Clips as files: mp4 through PyAV, contact sheets as PNG with captions in any script. Clips are uint8 tensors F x H x W x 3.
+
+matplotlib's own face (DejaVu Sans) knows Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean: other fonts of this
+machine stand in. A letter that no font has would become an empty box that looks like an error of the model's; it becomes a dot here, and
+whoever draws says so.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sage_grpo.types import Sound
+from sage_grpo.utils.safe_io import replacing
+
+Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
+OPTIONS: dict[Codec, dict[str, str]] = {
+    "libx264": {"qp": "{quality}", "preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"},
+    "libvpx-vp9": {"crf": "{quality}", "b": "0", "deadline": "good", "cpu-used": "5"},
+}
+"""Codecs that browsers play, the best first, with options by which nothing but the clip decides on the bytes. x264's lookahead reads memory
+that it never wrote, so all that asks it is off: CRF with its macroblock tree, B-frames, weights and scene cuts. VP9's "realtime" asks the clock."""
+LARGEST = 4 << 30
+"""Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
+GUTTER, CAPTION = 3, 24
+"""Pixels between frames of a contact sheet, and for a line above them."""
+DOT = "·"
+LIKELY = (
+    *("Noto Sans", "Source Han", "CJK", "WenQuanYi", "Droid Sans Fallback", "Unifont"),
+    *("PingFang", "YaHei", "Gothic", "Emoji", "Symbola"),
+)
+"""Parts of the names of faces that are worth a look first."""
+
+
+def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
+    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; the same clip gives the same bytes.
+
+    `quality` is x264's quantiser (VP9's CRF): lower is better, 0 is lossless. The sound becomes AAC.
+    """
+    import av
+
+    path = Path(path)
+    check_clip(clip)
+    frames, height, width, _ = clip.shape
+    codec: Codec = next((name for name in OPTIONS if name in av.codecs_available), "mpeg4")
+    # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
+    even = height % 2 == 0 and width % 2 == 0
+    with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:
+        stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
+        stream.width, stream.height = width, height
+        stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
+        stream.options = {key: value.format(quality=quality) for key, value in OPTIONS.get(codec, {}).items()}
+        # The number of threads depends on the machine, and what x264 writes on their number.
+        stream.codec_context.thread_count = 1
+        heard = (
+            None if sound is None else container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
+        )
+        for index in range(frames):
+            frame = av.VideoFrame.from_ndarray(clip[index].cpu().contiguous().numpy(), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+        if sound is not None and heard is not None:
+            _mux(container, heard, sound)
+    return path
+
+
+LAYOUTS = {1: "mono", 2: "stereo"}
+"""By the number of channels."""
+
+
+def _mux(container: Any, stream: Any, sound: Sound) -> None:
+    import av
+
+    samples = sound.waves.to(torch.float32).clamp(-1, 1).contiguous().numpy()
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=LAYOUTS[len(samples)])
+    frame.sample_rate, frame.pts, frame.time_base = sound.rate, 0, Fraction(1, sound.rate)
+    container.mux(stream.encode(frame))
+    container.mux(stream.encode())
+
+
+@cache
+def has_sound(path: Path) -> bool:
+    """Whether a video file can be read and has a sound."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            return bool(container.streams.audio)
+    except av.error.FFmpegError:
+        return False
+
+
+def resampled(sound: Sound, rate: int) -> Sound:
+    """The sound of one clip at another rate."""
+    import av
+
+    if sound.rate == rate:
+        return sound
+    samples = sound.waves.to(torch.float32).contiguous().numpy()
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=LAYOUTS[len(samples)])
+    frame.sample_rate, frame.pts = sound.rate, 0
+    resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[len(samples)], rate=rate)
+    pieces = [*resampler.resample(frame), *resampler.resample(None)]
+    return Sound(torch.cat([torch.from_numpy(piece.to_ndarray()) for piece in pieces], dim=1), rate)
+
+
+def read_sound(path: str | Path) -> Sound | None:
+    """The sound of a video file, of one clip; None where it has none."""
+    import av
+
+    with av.open(str(path)) as container:
+        if not container.streams.audio:
+            return None
+        stream = container.streams.audio[0]
+        channels = 2 if stream.channels > 1 else 1
+        resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[channels], rate=stream.rate)
+        frames, size = [], 0
+        for frame in chain(container.decode(stream), [None]):
+            for piece in resampler.resample(frame):
+                size += 4 * channels * piece.samples
+                _refuse_large(path, size)
+                frames.append(piece)
+    waves = torch.cat([torch.from_numpy(frame.to_ndarray()) for frame in frames], dim=1)
+    return Sound(waves.clamp(-1, 1), int(stream.rate))
+
+
+def _refuse_large(path: str | Path, size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(
+            f"{path} takes more than {LARGEST / 2**30:g} GB of memory when it is decoded: cut it or scale it down "
+            "(ffmpeg -i LARGE -t SECONDS -vf scale=WIDTH:-2 SMALL)."
+        )
+
+
+def read_video(path: str | Path) -> tuple[Tensor, float]:
+    """All frames of a video file as one clip, and its frame rate."""
+    import av
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no video {path}.")
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ValueError(f"{path} holds no video stream.")
+            stream = container.streams.video[0]
+            fps = float(stream.average_rate or stream.guessed_rate or 24)
+            # By the header, before anything is decoded; then by what comes, for a header may be wrong.
+            _refuse_large(path, 3 * stream.frames * stream.height * stream.width)
+            frames, size = [], 0
+            for frame in container.decode(stream):
+                size += 3 * frame.height * frame.width
+                _refuse_large(path, size)
+                frames.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
+    except av.error.FFmpegError as error:
+        raise ValueError(f"{path} cannot be read as a video: {error}.") from error
+    if not frames:
+        raise ValueError(f"{path} holds no frame.")
+    return torch.stack(frames), fps
+
+
+def video_length(path: str | Path) -> tuple[int, float]:
+    """Frames and frame rate, by the header where it says how many; ValueError where it cannot be read."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0] if container.streams.video else None
+            if stream is not None and stream.frames and stream.average_rate:
+                return stream.frames, float(stream.average_rate)
+    except av.error.FFmpegError as error:
+        raise ValueError(f"{path} cannot be read as a video: {error}.") from error
+    clip, fps = read_video(path)
+    return len(clip), fps
+
+
+def video_size(path: str | Path) -> tuple[int, int, int] | None:
+    """Frames, height and width by the header of a file, which is written last; None where it cannot be read."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                return None
+            stream = container.streams.video[0]
+            return stream.frames, stream.height, stream.width
+    except av.error.FFmpegError:
+        return None
+
+
+def read_image(path: str | Path) -> Tensor:
+    """A picture as uint8 H x W x 3."""
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no image {path}.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            picture = Image.open(path)  # reads the header alone
+        with picture:
+            return torch.from_numpy(np.array(picture.convert("RGB")))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is too large a picture: {error} Scale it down.") from error
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not an image that Pillow can read.") from error
+
+
+def read_pictures(first: Path | None, last: Path | None = None) -> Tensor | None:
+    """A first frame, uint8 H x W x 3; with a last one both, 2 x H x W x 3, which are then of one size."""
+    if first is None or last is None:
+        return None if first is None else read_image(first)
+    pair = read_image(first), read_image(last)
+    if pair[0].shape != pair[1].shape:
+        sizes = " and ".join(f"{one.shape[1]} x {one.shape[0]}" for one in pair)
+        raise ValueError(
+            f"{first} and {last} are the first and the last frame of one clip, but their sizes are {sizes}: make them equal."
+        )
+    return torch.stack(pair)
+
+
+def contact_sheet(
+    path: str | Path,
+    clips: Sequence[Tensor],
+    captions: Sequence[str] = (),
+    *,
+    columns: int = 6,
+    cell: int = 160,
+) -> Path:
+    """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption.
+
+    White gutters keep frames apart: without them motion cannot be told from a wide picture.
+    """
+    from PIL import Image, ImageDraw
+
+    if not clips:
+        raise ValueError("A contact sheet needs at least one clip.")
+    rows = []
+    for clip in clips:
+        check_clip(clip)
+        picks = torch.linspace(0, len(clip) - 1, min(columns, len(clip))).round().long()
+        frames = clip[picks].cpu()
+        zoom = max(1, round(cell / frames.shape[1]))
+        frames = frames.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2)
+        gap = torch.full((frames.shape[1], GUTTER, 3), 255, dtype=torch.uint8)
+        strip = torch.cat([piece for frame in frames for piece in (frame, gap)][:-1], dim=1)
+        rows.append(Image.fromarray(strip.contiguous().numpy()))
+    text = CAPTION if captions else 0
+    size = max(row.width for row in rows), sum(row.height + text for row in rows) + GUTTER * (len(rows) - 1)
+    sheet = Image.new("RGB", size, "white")
+    draw, top = ImageDraw.Draw(sheet), 0
+    write = _writer(captions, size[0]) if captions else None
+    for index, row in enumerate(rows):
+        if write is not None and index < len(captions):
+            write(draw, top + 3, captions[index])
+        sheet.paste(row, (0, top + text))
+        top += row.height + text + GUTTER
+    path = Path(path)
+    with replacing(path) as fresh:
+        sheet.save(fresh, format="PNG")
+    return path
+
+
+def _writer(captions: Sequence[str], width: int) -> Callable[[Any, int, str], None]:
+    """Writes captions in any script that a font of this machine has; one that is too long ends in an ellipsis."""
+    from PIL import ImageFont
+
+    letters = lettering(captions)
+    if letters.remark:
+        warnings.warn(f"Contact sheet: {letters.remark}", stacklevel=3)
+    faces = {file: ImageFont.truetype(str(file), CAPTION - 8) for file in letters.files}
+
+    def pieces(caption: str) -> tuple[list[tuple[str, Any]], float]:
+        found = [(text, faces[file]) for file, text in letters.pieces(caption)]
+        return found, sum(face.getlength(text) for text, face in found)
+
+    def write(draw: Any, top: int, caption: str) -> None:
+        whole = letters.show(caption)
+        kept, shown = len(whole), whole
+        while kept > 0 and pieces(shown)[1] > width - 8:
+            kept -= 1
+            shown = whole[:kept].rstrip() + "…"
+        left = 4.0
+        for text, face in pieces(shown)[0]:
+            draw.text((left, top), text, fill="black", font=face)
+            left += face.getlength(text)
+
+    return write
+
+
+def check_clip(clip: Tensor) -> None:
+    """Refuse what is not a clip."""
+    if clip.dtype != torch.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
+        raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
+
+
+@dataclass(frozen=True)
+class Lettering:
+    """Which faces write some texts."""
+
+    families: tuple[str, ...]
+    """Their names, matplotlib's own first."""
+    files: tuple[Path, ...]
+    missing: tuple[str, ...]
+    """Letters that none of them has."""
+
+    def show(self, text: str) -> str:
+        """A text as it can be written: in one line, with a dot for a letter that cannot."""
+        return "".join(DOT if letter in self.missing else letter for letter in _letters(text))
+
+    def pieces(self, text: str) -> list[tuple[Path, str]]:
+        """A text cut where the face changes, each piece with the file of its face."""
+        found: list[tuple[Path, str]] = []
+        for letter in self.show(text):
+            file = next((file for file in self.files if letter in _letters_of(file)), self.files[0])
+            if found and (found[-1][0] == file or letter == " "):
+                found[-1] = (found[-1][0], found[-1][1] + letter)
+            else:
+                found.append((file, letter))
+        return found
+
+    @property
+    def remark(self) -> str:
+        """What a reader should know; empty where every letter is there."""
+        if not self.missing:
+            return ""
+        some = ", ".join(f"U+{ord(letter):04X}" for letter in self.missing[:4]) + (
+            ", ..." if len(self.missing) > 4 else ""
+        )
+        return f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
+
+
+def lettering(texts: Iterable[str]) -> Lettering:
+    """The fewest faces that write these texts: the usual one, and others only for what it lacks."""
+    from matplotlib import font_manager
+
+    own = Path(font_manager.findfont("DejaVu Sans"))
+    families, files = ["DejaVu Sans"], [own]
+    lacking = {letter for text in texts for letter in _letters(text)} - _letters_of(own)
+    if lacking:
+        listed = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
+        order = sorted(listed.items(), key=lambda one: (not any(part in one[1] for part in LIKELY), one[1], one[0]))
+        for file, name in order:
+            found = lacking & _letters_of(Path(file))
+            if found:
+                families.append(name)
+                files.append(Path(file))
+                lacking -= found
+            if not lacking:
+                break
+    return Lettering(tuple(families), tuple(files), tuple(sorted(lacking)))
+
+
+def _letters(text: str) -> str:
+    """One line without controls, and without marks that only say how an emoji is to look."""
+    flat = " ".join(text.split())
+    return "".join(
+        letter
+        for letter in flat
+        if unicodedata.category(letter) not in ("Cc", "Cf", "Cs") and not "\ufe00" <= letter <= "\ufe0f"
+    )
+
+
+@cache
+def _letters_of(file: Path) -> frozenset[str]:
+    """Letters that a face has as outlines; none where it cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        face = FT2Font(str(file))
+        if not face.scalable:  # coloured emoji are pictures, which matplotlib cannot draw
+            return frozenset()
+        return frozenset(map(chr, face.get_charmap()))
+    except (OSError, RuntimeError, ValueError):
+        return frozenset()

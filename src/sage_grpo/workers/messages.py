@@ -1,0 +1,148 @@
+"""What travels between a trainer and its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from sage_grpo.data.groups import MicroBatch
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.fsdp import whole
+from sage_grpo.models.policy import Policy
+from sage_grpo.training.offload import to_device
+from sage_grpo.training.plan import Plan, Replay
+from sage_grpo.training.rollout import Kept, Record, Rollout
+from sage_grpo.training.scoring import Judged, joined
+from sage_grpo.types import Conditioning, Sound
+
+Law = Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]
+
+
+class CrewError(ValueError):
+    """Workers cannot do what is asked; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task of an iteration's plan (`Plan.tasks`): whoever does it makes the plan itself, so that little travels."""
+
+    iteration: int
+    rank: int
+    """Whose part of the plan it belongs to."""
+    part: int
+    """Among the tasks of that rank."""
+    version: int
+    """Of the weights that sample."""
+    prompts: tuple[Prompt, ...]
+    """Of the whole iteration."""
+    conditions: Mapping[int, Conditioning] = field(repr=False)
+    """Of the groups of this part: text encoders run at the trainer alone."""
+    whole: bool
+    """Somebody looks at the clips."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A job that is done."""
+
+    records: dict[Replay, Kept]
+    proof: Tensor | None
+    """The log-probability of the step by which it is checked (`checked`), under the worker's weights, where its record has none."""
+    latents: list[tuple[MicroBatch, Tensor]]
+    """Where the trainer scores, or differentiates."""
+    judged: Judged | None
+    """Where the worker scores."""
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """What travels."""
+        tensors = [one for kept in self.records.values() for one in (kept.x, kept.x_next, kept.v_old)]
+        tensors += [latents for _, latents in self.latents]
+        tensors += [] if self.judged is None else [self.judged.videos]
+        return sum(one.nbytes for one in tensors if one is not None)
+
+
+def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[int, Conditioning]:
+    """Conditions on another device. What was one object stays one: models recognise equal conditions by it."""
+    tensors: dict[int, Tensor] = {}
+    objects: dict[int, Conditioning] = {}
+
+    def there(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensors.setdefault(id(one), one.to(device)) for name, one in named.items()}
+
+    for one in conditions.values():
+        if id(one) not in objects:
+            negative = None if one.negative is None else there(one.negative)
+            source = None if one.source is None else one.source.to(device)
+            objects[id(one)] = Conditioning(there(one.tensors), negative, source)
+    return {group: objects[id(one)] for group, one in conditions.items()}
+
+
+def checked(plan: Plan, records: Mapping[Replay, object]) -> Replay:
+    """The step of a part by which who made it is checked: another one in every iteration."""
+    return list(records)[plan.iteration % len(records)]
+
+
+@torch.no_grad()
+def log_prob(record: Record, step: int) -> Tensor:
+    """Of a step that is recorded, under the weights that are in the model now; at a fresh noise level, of what is learned there."""
+    device = record.policy.model.device
+    law = record.policy.step(step, to_device(record.x, device, torch.float32), record.conditions).gaussian
+    x_next = to_device(record.x_next, device, torch.float32)
+    return law.expand(len(x_next)).log_prob(x_next)
+
+
+def packed(params: Mapping[str, Tensor]) -> bytes:
+    """Trained weights as safetensors; all processes that share them call this."""
+    return save({name: whole(p).cpu().contiguous() for name, p in params.items()})
+
+
+@torch.no_grad()
+def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
+    """Put packed weights into parameters of the same names."""
+    found = load(weights)
+    if different := sorted(found.keys() ^ params.keys()):
+        raise CrewError(
+            f"The trainer's weights are not those of this worker's model: {different[0]} is only in one of them. Use the same checkpoint and the "
+            "same version of sage-grpo on all nodes."
+        )
+    for name, p in params.items():
+        p.copy_(found[name])
+
+
+def rollout_of(plan: Plan, rank: int, results: Sequence[Result], replayed: Law, device: torch.device) -> Rollout:
+    """A rank's rollout of the results of its parts, in the order in which it would have made it itself; `replayed` gives the policy of a replay and
+    what its rows are conditioned on."""
+    records = {replay: kept.record(*replayed(replay)) for result in results for replay, kept in result.records.items()}
+    latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
+    sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
+    place = {member: at for at, member in enumerate(sampled)}
+    order = [place[member] for batch in plan.batches(rank) for member in batch.members]
+    judged = [result.judged for result in results if result.judged is not None]
+    return Rollout(
+        [(batch, latents[batch]) for batch in plan.batches(rank) if latents],
+        records,
+        _joined(judged, order) if judged else None,
+    )
+
+
+def _joined(judged: Sequence[Judged], order: Sequence[int]) -> Judged:
+    """What workers saw of their clips as one; `order` has the rows of the whole."""
+
+    def together(pieces: Sequence[Tensor | None]) -> Tensor | None:
+        there = [piece for piece in pieces if piece is not None and len(piece)]
+        return torch.cat(there)[list(order)] if there else None
+
+    videos, sounds = together([one.videos for one in judged]), [one.sound for one in judged if one.sound is not None]
+    heard = together([one.waves for one in sounds])
+    return Judged(
+        videos=judged[0].videos if videos is None else videos,
+        sheet=joined([one.sheet for one in judged]),
+        thumbnails=together([one.thumbnails for one in judged]),
+        sound=None if heard is None else Sound(heard, sounds[0].rate),
+    )

@@ -1,0 +1,29 @@
+"""What staleness does, without workers: it can be measured where there is one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.reference import Past
+from sage_grpo.training.rollout import Rollout
+from sage_grpo.training.sampling import Studio
+
+
+class Lagging:
+    """Samples in this process with weights that are some iterations old."""
+
+    def __init__(self, studio: Studio, past: Past) -> None:
+        self.studio, self.past = studio, past
+        self.row: dict[str, float] = {}
+
+    def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
+        """As a foreman's."""
+        promised = self.past.promise(due.iteration, [plan.iteration for plan in coming])
+        since, weights = promised[due.iteration]
+        self.row = {"crew/staleness": float(due.iteration - since)}
+        with weights.applied():
+            return self.studio.sampler(due).run()
+
+    def close(self) -> None:
+        """Nothing is open."""

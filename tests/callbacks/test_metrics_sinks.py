@@ -1,0 +1,265 @@
+"""TensorBoard gets scalars and moving pictures, trackers what they can take; a run outlives these, its disk and its terminal."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import sage_grpo.callbacks.observers as samples_module
+import trainer_toys
+from sage_grpo.callbacks.journal import Journal, read_rows
+from sage_grpo.callbacks.metrics import Metrics, ShownClips, TensorBoard
+from sage_grpo.run.session import run as train
+from sage_grpo.training.config import KeepConfig, LogConfig
+
+
+def read(folder: Path) -> Any:
+    """What TensorBoard reads."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read(folder).Scalars(name)]
+
+
+def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, purge_from=None)
+    board.write(1, {"reward/total": 0.25})
+    board.write(2, {"reward/total": 0.5})
+    clips = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
+    board.show(2, ShownClips("held_out", clips, ["a", "b"], 8.0))
+    board.close()
+    assert scalars(tmp_path, "reward/total") == [(1, 0.25), (2, 0.5)]
+    (picture,) = read(tmp_path).Images("held_out")
+    with Image.open(BytesIO(picture.encoded_image_string)) as image:
+        assert (picture.step, image.format, image.size) == (2, "GIF", (512, 256))  # two clips side by side, enlarged
+        assert (image.info["duration"], image.info["loop"]) == (120, 0)  # 8 frames a second in hundredths, for ever
+
+
+@pytest.mark.parametrize(("resumed_at", "first"), [(None, 0), (0, 1), (3, 4)])
+def test_a_resumed_run_forgets_what_comes_after_it(resumed_at, first, tmp_path: Path, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr("sage_grpo.callbacks.metrics.TensorBoard", lambda folder, purge_from: asked.append(purge_from))
+    Metrics.open(tmp_path, LogConfig(), {}, journal=Journal(tmp_path / "m.jsonl"), resumed_at=resumed_at)
+    assert asked == [first]
+
+
+def test_a_run_that_starts_anew_hides_the_events_of_one_that_never_got_to_a_checkpoint(tmp_path: Path) -> None:
+    for purge, value in ((0, 1.0), (0, 2.0), (2, 3.0)):  # the last goes on after iteration 1
+        board = TensorBoard(tmp_path, purge_from=purge)
+        for iteration in range(purge, 4):
+            board.write(iteration, {"a": value})
+        board.close()
+    assert scalars(tmp_path, "a") == [(0, 2.0), (1, 2.0), (2, 3.0), (3, 3.0)]
+
+
+def test_tensorboard_goes_on_in_another_file_when_there_is_room_again(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, purge_from=0)
+    board.write(1, {"a": 1.0})
+    board.close()
+    no_room = pytest.raises(OSError, match="No space left")
+    with Path("/dev/full").open("wb", buffering=1 << 16) as board._stream, no_room:
+        board.write(2, {"a": 2.0})
+    board.write(3, {"a": 3.0})
+    board.close()
+    assert scalars(tmp_path, "a") == [(1, 1.0), (3, 3.0)]
+
+
+class Moody:
+    """A logger that raises while its mood is bad."""
+
+    def __init__(self) -> None:
+        self.bad, self.rows, self.calls = False, [], 0
+
+    def write(self, iteration: int, metrics: dict) -> None:
+        self.calls += 1
+        if self.bad:
+            raise ConnectionError("the tracker's machine is gone")
+        self.rows.append(iteration)
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        self.write(iteration, {})
+
+    def close(self) -> None:
+        raise RuntimeError("too late")
+
+
+@pytest.mark.filterwarnings("ignore:Logging iteration")
+def test_a_logger_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    first, second = Moody(), Moody()
+    metrics = Metrics([first, second], Journal(tmp_path / "m.jsonl"))
+    first.bad = True
+    with pytest.warns(UserWarning, match="Logging iteration 1 to Moody failed .*the tracker's machine is gone"):
+        metrics.write(1, {"a": 1.0})
+    first.bad = False
+    metrics.write(2, {"a": 2.0})
+    assert [row["iteration"] for row in read_rows(tmp_path / "m.jsonl")] == second.rows == [1, 2]
+    first.bad, first.calls = True, 0
+    for iteration in range(3, 7):
+        metrics.write(iteration, {"a": 1.0})
+    with pytest.warns(UserWarning, match="Moody failed 5 times in a row: no more is logged to it"):
+        metrics.write(7, {"a": 1.0})
+    for iteration in range(8, 20):
+        metrics.write(iteration, {"a": 1.0})
+    assert (first.calls, first.rows) == (5, [2])
+    assert second.rows == list(range(1, 20))
+    with pytest.warns(UserWarning, match=r"Closing Moody failed \(RuntimeError: too late"):
+        metrics.close()
+
+
+def open_sinks(out: Path, resumed_at: int | None = None, **log: Any) -> Metrics:
+    out.mkdir(parents=True, exist_ok=True)
+    config = LogConfig(tensorboard=False, **log)
+    return Metrics.open(out, config, {"seed": 0}, journal=Journal(out / "metrics.jsonl"), resumed_at=resumed_at)
+
+
+class FakeError(Exception):
+    """wandb.errors.Error."""
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """As much of wandb as is used, without a key: like it, it fails unless it is offline, and it wants moviepy for pixels."""
+    logs: list[dict] = []
+
+    def init(mode: str | None = None, **options):
+        if mode != "offline":
+            assert not sys.stdin.isatty()
+            raise FakeError("No API key configured. Use `wandb login` to log in.")
+        return SimpleNamespace(log=logs.append, finish=lambda: logs.append({"finished": True}))
+
+    def video(given, caption=None, format=None):
+        if not isinstance(given, str):
+            raise FakeError("wandb.Video requires moviepy when passing raw data")
+        return Path(given).read_bytes()
+
+    module = SimpleNamespace(init=init, Video=video, errors=SimpleNamespace(Error=FakeError), logs=logs)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"cannot log in \(FakeError: No API key.*logged offline"):
+        metrics = open_sinks(tmp_path / "run", wandb="project")
+    file = tmp_path / "a.mp4"
+    file.write_bytes(b"clip")
+    metrics.write(1, {"reward/total": 0.5})
+    metrics.show(1, ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0, [file]))
+    metrics.close()
+    logs = [{"reward/total": 0.5, "iteration": 1}, {"held_out": [b"clip"], "iteration": 1}, {"finished": True}]
+    assert fake_wandb.logs == logs
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the trackers were started with."""
+    calls: list[dict[str, Any]] = []
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: calls.append(options)))
+    return calls
+
+
+@pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), ("trackio", "name")])
+def test_a_run_is_one_run_at_its_tracker_and_no_other(tracker: str, key: str, tmp_path: Path, started) -> None:
+    """Two folders of one name are two runs, a resumed one goes on, and so does one that an earlier version began by the folder's name."""
+    for folder, resumed in (("a", None), ("b", None), ("a", 3)):
+        open_sinks(tmp_path / folder / "smoke", resumed, **{tracker: "p"})
+    first, second, again = (options[key] for options in started)
+    assert first == again != second
+    for resumed in (3, 5):
+        open_sinks(tmp_path / "old" / "smoke", resumed, **{tracker: "p"})
+    assert [options[key] for options in started[3:]] == ["smoke", "smoke"]
+
+
+def test_trackers_get_the_names_of_the_configuration(tmp_path: Path, started) -> None:
+    open_sinks(tmp_path / "run", wandb="p", trackio="q", name="warm", group="g", entity="team", tags=["a", "b"])
+    first, second = started
+    assert {key: first[key] for key in ("project", "name", "group", "entity", "tags")} == {
+        "project": "p", "name": "warm", "group": "g", "entity": "team", "tags": ["a", "b"]
+    }  # fmt: skip
+    assert (second["project"], second["group"]) == ("q", "g")
+    assert second["name"].startswith("warm-")
+
+
+@pytest.mark.parametrize("spoil", [Path.mkdir, os.mkfifo, lambda file: file.write_text("x" * 10**6)])
+def test_what_is_not_the_id_of_a_run_is_refused(spoil, tmp_path: Path, started) -> None:
+    (tmp_path / "run").mkdir()
+    spoil(tmp_path / "run" / ".run_id")
+    with pytest.raises(ValueError, match=r"\.run_id (does not hold the id of a run|is a pipe)"):
+        open_sinks(tmp_path / "run", wandb="p")
+
+
+class Closing(io.StringIO):
+    """An output that works for a while."""
+
+    def __init__(self, error: Exception, after: int) -> None:
+        super().__init__()
+        self.error, self.left = error, after
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize(("error", "after"), [(BrokenPipeError(), 3), (ValueError("I/O on closed file"), 0)])
+def test_output_that_cannot_be_written(error: Exception, after: int, make_config, monkeypatch) -> None:
+    config = make_config(iterations=1)
+    monkeypatch.setattr(sys, "stdout", Closing(error, after))
+    with pytest.warns(UserWarning, match="cannot be written any more .*: the run goes on without it"):
+        train(config)
+    assert [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")] == [0, 1, 1]
+    assert (Path(config.out) / "final").is_dir()
+
+
+def test_a_lost_terminal_saves_and_leaves(make_config, monkeypatch, capsys) -> None:
+    config = make_config(iterations=2, keep=KeepConfig(checkpoint_every=100, videos_every=0))
+    bright, calls = trainer_toys.bright, []
+
+    def hung_up(videos, prompts, fps):
+        calls.append(1)
+        if len(calls) == 3:  # the first is the reward's try-out
+            signal.raise_signal(signal.SIGHUP)  # in this thread: its handler has run when this returns
+        return bright(videos, prompts, fps)
+
+    hung_up.__name__ = "bright"
+    monkeypatch.setattr(trainer_toys, "bright", hung_up)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that were started with nohup ignore it
+    try:
+        train(config)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
+    assert "Stopped by signal after iteration 1; saved" in capsys.readouterr().out
+
+
+def test_a_full_disk_for_videos_and_tensorboard(make_config, monkeypatch, tmp_path: Path) -> None:
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(samples_module, "write_mp4", full)
+    monkeypatch.setattr(TensorBoard, "_put", full)
+    config = make_config(iterations=1, keep=KeepConfig(videos_every=1), log=LogConfig(progress=False))
+    with pytest.warns(UserWarning, match="The run goes on") as warned:
+        train(config)
+    said = "\n".join(str(warning.message) for warning in warned)
+    for what in (f"Saving videos to {tmp_path}/run/videos", "Logging iteration 1 to TensorBoard"):
+        assert f"{what} failed (OSError: [Errno 28] No space left on device). The run goes on." in said
+    assert (Path(config.out) / "final").is_dir()

@@ -1,0 +1,559 @@
+"""Observers of a run on as much of a trainer as they ask, and the terminal: what is said, saved, shown and pruned."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.autograd import DeviceType
+from torch.profiler import profile
+
+from sage_grpo.callbacks import observers
+from sage_grpo.callbacks.journal import Journal, read_events
+from sage_grpo.callbacks.metrics import Metrics, animation, run_id
+from sage_grpo.callbacks.observers import Best, Callbacks, Checkpoints, Profile, Rows, Samples, Videos
+from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output, plan_table
+from sage_grpo.distributed import checkpoint
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.run.session import run as train
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
+from sage_grpo.training.update import Diverged
+from sage_grpo.types import Sound
+from sage_grpo.utils import clock
+from sage_grpo.utils.clock import Clock, Kernel, Recorded, Recorder, kernels_of
+from sage_grpo.utils.text import minutes
+from sage_grpo.utils.video import read_sound
+from trainer_helpers import rows
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Any:
+    """As much of a trainer as observers ask."""
+    keep = SimpleNamespace(checkpoint_every=3, checkpoints=2, videos_every=2, videos=1)
+    return SimpleNamespace(
+        config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5, profile=4), clock=Clock(), failures="",
+        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)), captions=["a", "b"],
+        world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool), sound=None,
+        writer=SimpleNamespace(background=True, finish=lambda: None), model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
+        videos=torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8),
+    )  # fmt: skip
+
+
+class Said:
+    """A terminal that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str | None]] = []
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        self.lines.append((text, style))
+
+
+def found(total: float) -> Any:
+    return SimpleNamespace(result=SimpleNamespace(metrics={"eval/total": total}), best=False)
+
+
+def test_the_best_weights_are_of_the_highest_total_that_nobody_doubts(trainer: Any, tmp_path: Path) -> None:
+    said, exported = Said(), []
+    trainer.export = lambda folder: exported.append((folder, trainer.state.iteration))
+    best = Best(trainer, said, tmp_path / "best")  # type: ignore[arg-type]
+    for number, total, doubts, now in (
+        (0, 1.0, [], 0), (1, math.nan, [], 0), (2, 1.0, [], 0), (3, 1.5, [], 3), (4, 2.0, ["hacking", "drift"], 3), (5, 1.75, [], 5),
+    ):  # fmt: skip
+        trainer.state.iteration, trainer.state.sentinel.doubts = number, doubts
+        row = found(total)
+        best.evaluated(row)
+        assert trainer.state.best["iteration"] == now
+        assert row.best == (now == number)
+    assert trainer.state.best == {"iteration": 5, "score": 1.75}
+    assert exported == [(tmp_path / "best", 3), (tmp_path / "best", 5)]
+    ((text, style),) = said.lines
+    assert text.startswith("The held-out total of 2 after iteration 4 is the highest so far, but best/ is not taken")
+    assert style == "yellow"
+    assert "(hacking, drift)" in text
+    assert [(event["kind"], event["iteration"]) for event in read_events(tmp_path)] == [("best", 4)]
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    trainer.export, waited = full, []
+    trainer.world.barrier = lambda: waited.append(1)
+    best.evaluated(found(9.0))
+    assert (trainer.state.best["iteration"], waited) == (5, [1])
+    assert "could not be written (OSError: [Errno 28] No space left). The run goes on." in said.lines[-1][0]
+    assert said.lines[-1][1] == "yellow"
+
+
+def test_checkpoints_are_due_on_the_beat_at_the_end_and_at_a_stop(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    pruned, saved = [], []
+    monkeypatch.setattr(checkpoint, "prune", lambda *words, **named: pruned.append((words, named)))
+    trainer.save = lambda *words: saved.append(words) or tmp_path / "000004"
+    journal = Journal(tmp_path / "m.jsonl")
+    journal.write(1, {"a": 1.0})
+    saver = Checkpoints(trainer, tmp_path, {"code": "x"}, Metrics((), journal))
+    assert [saver.due(n, last=False, stopping=False) for n in (1, 2, 3, 4, 6)] == [False, False, True, False, True]
+    assert saver.due(1, last=True, stopping=False)
+    assert saver.due(1, last=False, stopping=True)
+    assert saver.save(needed=False) == tmp_path / "000004"
+    assert saved == [(tmp_path, {"identity": {"code": "x"}}, {"metrics.jsonl": (tmp_path / "m.jsonl").read_bytes()})]
+    trainer.world.is_main = False
+    saver.prune()
+    assert pruned == [((tmp_path, 2, 4), {"spare": 7})]
+    assert Metrics().rows == b""
+
+
+def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+    hooks = Hooks(iteration=heard.append, checkpoint=heard.append, sentinel=heard.append)
+    callbacks, event = Callbacks(trainer, hooks, None), SentinelEvent(4, "drift", "it drifts", "warn")  # type: ignore[arg-type]
+    callbacks.after({"a": 1.0})
+    callbacks.saved(tmp_path / "000004")
+    callbacks.told(event)
+    assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
+    assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
+    assert heard[0].videos is trainer.videos
+    assert isinstance(heard[0], IterationEvent)
+    assert callbacks.shows(1)
+    assert not Callbacks(trainer, Hooks(), None).shows(1)  # type: ignore[arg-type]
+    said = Said()
+    rows = Rows(trainer, Metrics(), said)  # type: ignore[arg-type]
+    rows.told(event)
+    rows.told(replace(event, action="stop"))
+    assert said.lines == [("sentinel: drift: it drifts", "yellow"), ("sentinel: it drifts", "yellow")]
+    assert [one["text"] for one in read_events(tmp_path)] == ["drift: it drifts", "it drifts"]
+
+
+def test_the_iteration_that_profile_names_is_recorded_and_told(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    said = Said()
+    profile = Profile(trainer, said, tmp_path / "profile")  # type: ignore[arg-type]
+    for number, main in ((3, True), (4, False)):
+        trainer.world.is_main = main
+        with profile.during(number):
+            assert trainer.clock.recorder is None
+    trainer.world.is_main = True
+    profile.after({})
+    with profile.during(4):
+        assert isinstance(trainer.clock.recorder, Recorder)
+        assert trainer.clock.recorder.folder == tmp_path / "profile"
+    assert trainer.clock.recorder is None
+    monkeypatch.setattr(Recorder, "write_table", lambda self, number, row: f"from {number}: {row}")
+    trainer.state.iteration = 5
+    profile.after({"a": 1.0})
+    profile.after({"a": 2.0})
+    assert [text.partition(" (open")[0] for text, _ in said.lines] == [
+        "from 4: {'a': 1.0}", f"Profile of iteration 5: {tmp_path / 'profile'}",
+    ]  # fmt: skip
+
+
+def test_a_profiles_table_is_of_whole_phases_and_of_their_longest_kernels(monkeypatch) -> None:
+    monkeypatch.setattr(clock, "TOP", 1)
+    kernels = (Kernel("matmul", 1.5, 30), Kernel("add", 0.5, 10))
+    parts = [Recorded("rollout", 4.0, 8, kernels), Recorded("update", 1.0, 0, ()), Recorded("none", 0.0, 0, ())]
+    assert clock.table(parts, 7, {"time/rollout": 6.0, "time/update": 2.0}).splitlines() == [
+        "Iteration 7 to 8, recording included. A phase's first 8 passes are recorded; kernels are of that part.",
+        "",
+        "phase        seconds   share  recorded  passes   busy  launches",
+        "rollout        6.000     75%     4.000       8    50%        40",
+        "update         2.000     25%     1.000       0     0%         0",
+        "none           0.000      0%     0.000       0     0%         0",
+        "",
+        "rollout: share of its kernels' time, seconds, calls",
+        " 75.0%    1.5000      30  matmul",
+        "",
+        "update: share of its kernels' time, seconds, calls",
+        "",
+        "none: share of its kernels' time, seconds, calls",
+    ]
+
+
+def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
+    clips = torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8)
+    sound = Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000)
+    rows = [{"prompt": "a", "scores": {}, "clip": 1}, {"prompt": "b", "scores": {}, "clip": None}]
+    files = Samples(tmp_path, megabytes=9).save("heldout-000001", clips, ["a\n b", "c"], 8.0, rows, sound)
+    assert [file.name for file in files] == ["heldout-000001-00.mp4", "heldout-000001-01.mp4"]
+    assert (tmp_path / "heldout-000001.txt").read_text() == "a b\nc\n"
+    named = [{**rows[0], "clip": files[1].name}, rows[1]]
+    found = json.loads((tmp_path / "heldout-000001.json").read_text())
+    assert found == {"fps": 8.0, "frames": 3, "height": 16, "width": 32, "rows": named, "sound": True}
+    heard = [read_sound(file) for file in files]
+    assert [round(float(one.waves[:, 3000:5000].mean()), 1) for one in heard if one] == [0.5, -0.5]
+    trainer.sound, saved = sound, []
+    samples: Any = SimpleNamespace(folder=tmp_path, save=lambda *words: saved.append(words) or [])
+    Videos(trainer, samples, None).after({})  # type: ignore[arg-type]
+    assert (saved[0][0], saved[0][2:5]) == ("rollout-000004", (["a"], 8.0, ()))
+    assert saved[0][5].waves.shape == (1, 1, 8000)
+    names = [type(one).__name__ for one in observers.observers_of(trainer, None, None, None, None, None)]  # type: ignore[arg-type]
+    assert names == ["Profile", "Rows", "Videos", "Best", "Callbacks"]
+
+
+def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None:
+    clip = torch.stack([torch.full((4, 200, 3), level, dtype=torch.uint8) for level in (0, 100, 200)])
+    with Image.open(io.BytesIO(animation(clip, 4.0))) as shown:
+        assert (shown.size, shown.n_frames, shown.info["duration"], shown.info["loop"]) == ((400, 8), 3, 250, 0)
+    first = run_id(tmp_path, resumed=False)
+    assert len(first) == 8
+    assert run_id(tmp_path, resumed=True) == first
+    for text, good in (("x" * 128, True), ("x" * 129, False), ("", False), ("a\tb", False)):
+        (tmp_path / ".run_id").write_text(text)
+        if good:
+            assert run_id(tmp_path, resumed=False) == text
+        else:
+            with pytest.raises(ValueError, match="does not hold the id"):
+                run_id(tmp_path, resumed=False)
+
+
+def test_the_table_at_the_start_is_read_off_the_plan() -> None:
+    config = recipe("shapes/branch")
+    batch = replace(config.batch, prompts=3, micro_batch=5)
+    window = replace(config.rollout.window, branches=2, at=[2, 3])
+    config = replace(config, batch=batch, iterations=7, rollout=replace(config.rollout, window=window))
+    schedule = SimpleNamespace(num_steps=9, stochastic=(True, True, False))
+    group = SimpleNamespace(trained=[[0], [1, 2]], shared=True, schedule=schedule)
+    plan: Any = SimpleNamespace(shares=[1, 2], groups=[group] * 6, group_size=4, examples=None, updates=2)
+    plan.batches = lambda rank: [0] * (rank + 2)
+    said = {"dims": 2048, "clip": 1e-3, "device": "cpu", "parameters": 12345, "evaluations": "9 passes"}
+
+    def cells(config: Any, **more: Any) -> dict[str, str]:
+        table = plan_table(config, plan, **said, **more)
+        left, right = (list(column.cells) for column in table.columns)
+        return dict(zip(left, map(str, right), strict=True))
+
+    kernel, kl = config.kernel, config.kl.kind
+    assert cells(config, choices={"expert": "high"}) == {
+        "model": "shapes (comes with the package)",
+        "device": f"cpu, computes in {config.model.dtype}",
+        "trains": "12,345 parameters: all weights",
+        "expert": "high",
+        "rollouts": "3 prompts x 2 branches x 4 = 24 clips per iteration",
+        "micro-batches": "24 clips / 2 rank(s) = 3 micro-batch(es) of up to 5 each",
+        "steps": "9 denoising steps, 2 explore, trained 1 + 2, what a group shares runs once",
+        "network": "9 passes",
+        "total": "7 iterations = 14 optimizer updates",
+        "clip range": "1.00e-03 at 2,048 latent dimensions",
+        "kernel": f"{kernel.name}, eta {kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {kl}",
+    }
+    plan.examples, group.shared = [1], False
+    model = replace(config.model, path="mine", lora=LoraSpec(rank=3))
+    rollout = replace(config.rollout, window=replace(window, branches=1, at=[2]))
+    found = cells(replace(config, model=model, rollout=rollout))
+    assert found["given clips"].startswith("3 prompts x 4 = 24 clips")
+    assert found["steps"][-5:] == "1 + 2"
+    assert (found["model"], found["trains"]) == ("mine", "12,345 parameters: a LoRA of rank 3")
+
+
+def test_a_line_of_an_iteration_and_bars_of_a_run(capsys) -> None:
+    row = {"loss/policy": 0.25, "gradient/norm": 0.5, "time/total": 2.0, "kl/total": 1e-3, "kl/velocity": 1.0}
+    crew = {"crew/workers": 2.0, "crew/idle_s": 0.0, "crew/busy_s": 0.0, "crew/queue": 3.0, "crew/staleness": 0.0}
+    assert iteration_line(1, 9, row, 200.0) == "1/9  loss 0.250  kl 1.0e-03  grad 0.5  2.0 s  3 min left"
+    line = iteration_line(1, 9, {**row, **crew}, 2.0)
+    assert line == "1/9  loss 0.250  2 workers 0% idle  queue 3  kl 1.0e-03  2.0 s  2 s left"
+    terminal = Terminal(enabled=True, progress=True, total=9)
+    assert terminal._progress.disable  # nobody looks
+    with terminal:
+        terminal.start_at(4)
+        terminal.listen("decode", 2, 5)
+    run, phase = terminal._progress.tasks
+    assert (run.completed, run.total, phase.description, phase.completed, phase.total) == (4, 9, "  decode", 2, 5)
+    capsys.readouterr()
+
+
+ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
+
+
+def test_an_evaluation_names_its_scores_the_total_first(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"eval/VQ": 0.25, "eval/total": 1.5, "eval/TA/size": 9.0, "eval/failed": 0.0, "eval/total_stderr": 0.1}
+    Terminal(enabled=True, progress=False, total=9).evaluation(3, row)
+    assert capsys.readouterr().out == "held-out after 3  total 1.500  VQ 0.250\n"
+    Terminal(enabled=False, progress=False, total=9).evaluation(3, row)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_left_is_told_from_the_last_ten_iterations(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(enabled=True, progress=False, total=100)
+    for number in range(1, 21):
+        terminal.iteration(number, {**ROW, "time/total": 1e6 if number <= 10 else 30.0 + number % 2})
+    line, (run, _) = capsys.readouterr().out.splitlines()[-1], terminal._progress.tasks
+    assert (run.completed, run.total, run.fields["note"]) == (20, 100, "reward 1.000")
+    assert line == f"20/100  reward 1.000  kl skipped  grad 2  30.0 s  {minutes(30.5 * 80)} left"
+
+
+def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
+    crew = {"crew/workers": 1e3, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0, "kl/position": 1.0}
+    line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
+    assert len(line) <= 80
+    assert "workers" in line
+    assert "grad" not in line
+    parts = [f"reward_{number} 0.123" for number in range(20)]
+    assert max(map(len, lines_of(["held-out", *parts]))) <= 80
+    assert " ".join(lines_of(["held-out", *parts])).split() == ["held-out", *" ".join(parts).split()]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be written any more")
+def test_a_run_in_a_thread_writes_to_the_same_terminal_while_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+
+    def say() -> None:
+        Terminal(enabled=True, progress=True, total=1).say("from a thread [bold]")
+        said.append(True)
+
+    for stream in (sys.stdout, closed := io.StringIO()):
+        closed.close()
+        monkeypatch.setattr(sys, "stdout", stream)
+        thread = threading.Thread(target=say)
+        thread.start()
+        thread.join()
+    monkeypatch.undo()
+    assert capsys.readouterr().out == "from a thread [bold]\n"
+    assert said == [True, True]
+
+
+def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
+    raw = io.BytesIO()
+    outlet = Outlet(io.TextIOWrapper(raw, encoding="ascii"))
+    assert outlet.write("0.5 ± 0.1\n") == 10
+    outlet.flush()
+    assert raw.getvalue() == b"0.5 ? 0.1\n"
+    screen = SimpleNamespace(isatty=lambda: True, closed=False)
+    assert Outlet(screen).isatty()
+    for look, closed in ((False, False), (True, True)):
+        assert not Outlet(SimpleNamespace(isatty=lambda look=look: look, closed=closed)).isatty()
+    assert not Outlet(None).isatty()
+
+
+def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(trainer: Any, tmp_path: Path) -> None:
+    shown: list[Any] = []
+    metrics: Any = SimpleNamespace(show=lambda number, clips: shown.append((number, clips)))
+    videos = Videos(trainer, Samples(tmp_path, megabytes=9), metrics)
+    assert [number + 1 for number in range(5) if videos.shows(number)] == [2, 4, 5]
+    for number in range(1, 6):
+        trainer.state.iteration = number
+        videos.after({})
+    assert sorted(file.name for file in tmp_path.glob("*.mp4")) == [f"rollout-00000{n}-00.mp4" for n in (2, 4, 5)]
+    result = SimpleNamespace(clips=trainer.videos, captions=["c", "d"], rows=(), sound=None)
+    videos.evaluated(SimpleNamespace(result=result))  # type: ignore[arg-type]
+    ((number, clips),) = shown
+    assert (number, clips.name, clips.captions, clips.fps) == (5, "held_out", ["c", "d"], 8.0)
+    assert torch.equal(clips.pixels, trainer.videos)
+    assert [file.name for file in clips.files] == ["heldout-000005-00.mp4", "heldout-000005-01.mp4"]
+    assert all(file.is_file() for file in clips.files)
+    trainer.world.is_main = False
+    assert not any(videos.shows(number) for number in range(5))
+
+
+def test_a_row_goes_to_the_journal_and_the_terminal_and_failures_are_told(trainer: Any, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    metrics: Any = SimpleNamespace(write=lambda number, row: seen.append(("written", number, row)))
+    terminal: Any = SimpleNamespace(
+        iteration=lambda number, row: seen.append(("iteration", number, row)),
+        evaluation=lambda number, row: seen.append(("evaluation", number, row)),
+        say=lambda text, style: seen.append(("said", text, style)),
+    )
+    rows = Rows(trainer, metrics, terminal)
+    rows.after({"a": 1.0})
+    trainer.failures = "one reward failed"
+    rows.after({"a": 2.0})
+    result = SimpleNamespace(metrics={"eval/total": 1.0}, report="")
+    rows.evaluated(SimpleNamespace(metrics={"eval/total": 1.0, "time/total": 3.0}, result=result))  # type: ignore[arg-type]
+    assert seen == [
+        ("written", 4, {"a": 1.0}), ("iteration", 4, {"a": 1.0}),
+        ("written", 4, {"a": 2.0}), ("iteration", 4, {"a": 2.0}), ("said", "one reward failed", "yellow"),
+        ("written", 4, {"eval/total": 1.0, "time/total": 3.0}), ("evaluation", 4, {"eval/total": 1.0}),
+    ]  # fmt: skip
+    assert '"failed"' in (tmp_path / "events.jsonl").read_text()
+
+
+def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: Any, tmp_path: Path) -> None:
+    def fails(event: object) -> None:
+        raise ZeroDivisionError
+
+    saved: list[bool] = []
+    trainer.writer.finish = lambda: saved.append(True)
+    saver: Any = SimpleNamespace(save=lambda needed: saved.append(needed))
+    told: list[EvaluationEvent] = []
+    callbacks = Callbacks(trainer, Hooks(evaluation=told.append), saver)
+    clips = trainer.videos
+    result = SimpleNamespace(metrics={"eval/total": 1.0}, clips=clips, captions=["a", "b"])
+    callbacks.evaluated(SimpleNamespace(result=result, best=True))  # type: ignore[arg-type]
+    (event,) = told
+    assert (event.iteration, event.metrics, event.prompts, event.best) == (4, {"eval/total": 1.0}, ["a", "b"], True)
+    assert event.videos is clips
+    for iteration, event, done in (
+        (4, IterationEvent(4, {}, clips, []), [False, True]),
+        (4, CheckpointEvent(4, tmp_path, complete=True), [True]),
+        (0, IterationEvent(0, {}, clips, []), [True]),  # before the first there is nothing to save
+    ):
+        trainer.state.iteration = iteration
+        with pytest.raises(ZeroDivisionError):
+            callbacks._call(fails, event)
+        assert saved == done
+        saved.clear()
+    trainer.world = SimpleNamespace(is_main=False, any=bool)
+    callbacks._call(fails, IterationEvent(2, {}, clips, []))  # another rank calls nothing
+
+
+def test_output_is_flushed_at_the_end_of_a_run_and_the_streams_are_as_they_were(monkeypatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with outliving_output():
+        assert isinstance(sys.stdout, Outlet)
+        print("said")
+        assert raw.getvalue() == b""
+    assert raw.getvalue() == b"said\n"
+    assert sys.stdout is stream
+
+
+STRANGERS = ("favourite.mp4", "rollout-notes.txt", "heldout-000001-00.mp4.bak", "rollout-12-00.mp4")
+
+
+def put(folder: Path, name: str, second: int) -> None:
+    (folder / name).write_bytes(bytes(1000))
+    os.utime(folder / name, ns=(second * 10**9, second * 10**9))
+
+
+def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_path: Path) -> None:
+    """The oldest first; files of other people stay and do not count."""
+    own = ["heldout-000000-00.mp4", "heldout-000001-00.mp4", "rollout-000002-00.mp4", "rollout-000001.txt"]
+    own.append("heldout-000002.txt")
+    for name in STRANGERS:
+        put(tmp_path, name, 0)
+    for second, name in enumerate(own, 1):
+        put(tmp_path, name, second)
+    samples = Samples(tmp_path, megabytes=0.005)
+    for count, gone in ((5, None), (4, own[2]), (3, own[3]), (2.5, own[1]), (1, own[4]), (0, own[0])):
+        samples.budget = 1000 * count
+        samples.prune()
+        own = [name for name in own if name != gone]
+        assert {file.name for file in tmp_path.iterdir()} == {*own, *STRANGERS}
+
+
+def test_a_budget_holds_while_clips_are_saved(tmp_path: Path) -> None:
+    for budget, kept in ((1.0, {"heldout-000001-00.mp4", "heldout-000001.txt"}), (0.0, set())):
+        clips = torch.zeros(1, 2, 16, 16, 3, dtype=torch.uint8)
+        Samples(tmp_path, megabytes=budget).save("heldout-000001", clips, ["a"], 8.0)
+        assert {file.name for file in tmp_path.iterdir()} == kept
+
+
+PHASES = ["rollout", "decode", "reward", "update"]
+
+
+def final(config: TrainConfig) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (Path(config.out) / "final").rglob("*.safetensors")}
+
+
+@pytest.mark.slow
+def test_a_recorded_run_is_the_same_run_and_leaves_traces_and_a_table(
+    make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_config(out=str(tmp_path / "plain"))
+    recorded = replace(plain, out=str(tmp_path / "recorded"), profile=1)
+    train(plain)
+    assert not (tmp_path / "plain" / "profile").exists()
+    capsys.readouterr()
+    train(recorded)
+    said = capsys.readouterr().out
+    assert rows(plain) == rows(recorded)
+    assert final(plain) == final(recorded)
+    folder = tmp_path / "recorded" / "profile"
+    assert sorted(file.name for file in folder.iterdir()) == sorted(
+        [*(f"{name}.json.gz" for name in PHASES), "table.txt"]
+    )
+    names = {}
+    for phase in PHASES:
+        with gzip.open(folder / f"{phase}.json.gz") as file:
+            names[phase] = {event.get("name", "") for event in json.load(file)["traceEvents"]}
+    assert [any("Backward" in name for name in names[phase]) for phase in ("update", "rollout")] == [True, False]
+    text = (folder / "table.txt").read_text()
+    assert [line.split()[0] for line in text.splitlines()[3:7]] == PHASES
+    assert text.splitlines()[3] in said
+
+
+def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.recorder = recorder = Recorder(tmp_path, passes=2)
+    with clock("rollout"):
+        tick = clock.ticker(5)
+        for _ in range(5):
+            torch.ones(3).cumsum(0)
+            tick()
+    (part,) = recorder.recorded
+    assert part.passes == 2
+    assert {kernel.name: kernel.calls for kernel in part.kernels}["aten::cumsum"] == 2
+
+
+def test_kernels_are_those_of_the_gpu_where_there_is_one_the_longest_first() -> None:
+    def event(key: str, cpu: float, gpu: float | None = None, annotation: bool = False) -> SimpleNamespace:
+        kind = DeviceType.CPU if gpu is None else DeviceType.CUDA
+        times = {"self_cpu_time_total": cpu, "self_device_time_total": gpu}
+        return SimpleNamespace(key=key, device_type=kind, is_user_annotation=annotation, count=3, **times)
+
+    on_cpu = [event("add", 2e6), event("matmul", 5e6), event("phase", 9e6, annotation=True)]
+    both = [*on_cpu, event("kernel", 1e6, 0.5e6), event("other", 1e6, 4e6)]
+    for events, found in ((on_cpu, [("matmul", 5.0), ("add", 2.0)]), (both, [("other", 4.0), ("kernel", 0.5)])):
+        recording: Any = SimpleNamespace(key_averages=lambda events=events: events)
+        assert [(one.name, one.seconds) for one in kernels_of(recording)] == found
+
+
+def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [0.0], []
+    monkeypatch.setattr("sage_grpo.utils.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = Clock(lambda *seen: told.append(seen))
+    for seconds in (2.0, 3.0):
+        with clock("rollout"):
+            tick = clock.ticker(2)
+            tick()
+            tick()
+            now[0] += seconds
+    clock._memory["rollout"] = 1.5  # a GPU says it
+    assert told == [("rollout", 0, 1), ("rollout", 1, 2), ("rollout", 2, 2)] * 2
+    assert clock.report() == {"time/rollout": 5.0, "time/total": 5.0, "time/peak_gib_rollout": 1.5}
+    assert clock.report() == {"time/total": 0}
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(profile, "export_chrome_trace", full)
+    clock = Clock()
+    clock.recorder = Recorder(tmp_path)
+    with pytest.warns(UserWarning, match=r"Writing a trace .* No space left .* The run goes on"), clock("decode"):
+        torch.ones(1)
+
+
+def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path) -> None:
+    """The sentinel may go back and the run go on: the next row is another iteration's."""
+    said = Said()
+    recording = Profile(trainer, said, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(Diverged), recording.during(4):
+        raise Diverged("not finite")
+    assert trainer.clock.recorder is None
+    recording.after({})
+    assert not said.lines
+
+
+def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sage_grpo.utils.text.time.monotonic", lambda: now[0])
+    terminal = Terminal(enabled=True, progress=True, total=9)
+    for now[0], phase, done in ((50, "evaluate", 0), (60, "evaluate", 1), (80, "decode", 2), (80, "evaluate", 2)):
+        terminal.listen(phase, done, 8)
+    assert capsys.readouterr().out == "evaluation: 2/8 micro-batches, 90 s left\n"

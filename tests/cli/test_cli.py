@@ -1,0 +1,258 @@
+"""The command line: help, recipes, rewards, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sage_grpo import __version__
+from sage_grpo.cli import main as cli
+from sage_grpo.cli.main import main
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec, readiness
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "it is empty"),
+        (b"recipe: shapes/sage\nseed: 1\n  lr: 2\n", r"it is no YAML: .* in \"bad\.yaml\", line 3"),
+        (b"out: r\xe9sum\xe9\n", "byte 0xe9 at 6 is no UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    assert main(["train", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"sage-grpo: {re.escape(str(file))} is no configuration: {fault}", said)
+    assert "no recipe is named" not in said
+
+
+MISTAKES = [
+    ("tran", "Did you mean 'train'?"),
+    ("train --learning-rate 1e-4", "Did you mean 'optimizer.lr'?"),
+    ("train --rewards video_stats", """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'."""),
+    ("evaluate --pairs true --videos clips --prompts p.txt", "--pairs would change nothing"),
+    ("generate --bench vbenhc --prompts p.txt", "Did you mean 'vbench'"),
+    ("report . --watch --out x.html", "leave out --out"),
+    ("compare shapes/sage --baseline shapes/sagee", "Did you mean 'shapes/sage'"),
+    ("compare --suite heat,nosuch", "There is no suite 'nosuch'"),
+    ("study", "--action is needed: one of create, links, serve, results, export."),
+]
+
+
+@pytest.mark.parametrize(("words", "answer"), MISTAKES)
+def test_mistakes_exit_with_2_and_an_answer(words: str, answer: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("a cat\n")
+    assert main(shlex.split(words)) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sage-grpo: ")]
+    assert answer in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "at"),
+    [
+        ("--config steps.yaml", [3]),
+        ("--recipe wan/branch --config steps.yaml --rollout.steps 6", [2]),
+        ("--recipe wan/branch --rollout.steps 6 --rollout.window.at [1]", [1]),
+        ("--recipe wan/mix_grpo --rollout.steps 6", None),
+    ],
+)
+def test_drawn_windows_follow_the_number_of_steps_unless_they_are_set(words, at, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps.yaml").write_text("recipe: wan/branch\nrollout: {steps: 10}\n")
+    with pytest.raises(SystemExit):
+        main(["train", *words.split(), "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["rollout"]["window"]["at"] == at
+
+
+def test_words_about_help_are_found_wherever_they_stand(capsys) -> None:
+    for words, topic, rest in (
+        (["--help"], "", []),
+        (["--a", "1", "-h", "model", "--b"], "model", ["--a", "1", "--b"]),
+        (["--help", "--b"], "", ["--b"]),
+        (["--help=model", "x"], "model", ["x"]),
+        (["--model.lora.help", "x"], "model.lora", ["x"]),
+        (["x.help", "--y"], None, ["x.help", "--y"]),
+        (["--nproc", "2", "train", "--help"], None, ["--nproc", "2", "train", "--help"]),
+    ):
+        assert cli._asked(words, before=("train",)) == (topic, rest)
+    assert cli._values(["--recipes", "a", "b", "--x", "c"], "recipes") == ["a", "b"]
+    assert cli._values(["a"], "recipes") == []
+    for words in ([], ["help"], ["--help"]):
+        assert main(words) == 0
+        assert "\n  serve-reward  host rewards over HTTP" in capsys.readouterr().out
+    assert main(["--version"]) == main(["-V"]) == 0
+    assert capsys.readouterr().out == f"sage-grpo {__version__}\n" * 2
+    assert main(["help", "launch"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: sage-grpo launch [--config")
+    assert main(["launch", "--help"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_what_is_not_there_is_refused_before_anything_is_imported(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "here.yaml").write_text("seed: 1\n")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    for name, words in (
+        ("train", ["--config", "here.yaml"]), ("train", ["--recipe", "run"]), ("train", ["--recipe", "wan/branch"]), ("train", []),
+        ("evaluate", ["--run", "run", "--prompts", "here.yaml"]), ("demo", ["--recipe", "nope"]), ("train", ["--recipe", "null"]),
+    ):  # fmt: skip
+        cli._refuse_missing(name, words)
+    for name, words, said in (
+        ("train", ["--config", "none.yaml"], "--config none.yaml: there is no such file"),
+        ("train", ["--recipe", "none.yml"], "There is no file none.yml"),
+        ("train", ["--recipe", "wan/brunch"], "no recipe 'wan/brunch'. Did you mean 'wan/branch'?"),
+        ("compare", ["--recipes", "wan/branch", "wann", "--x"], "no recipe 'wann'. Did you mean 'wan'?"),
+        ("rewards", ["--of", "nope"], "no recipe 'nope'. `sage-grpo train --help recipes`"),
+        ("train", ["--recipe", "qqqq/branch"], "no recipe 'qqqq/branch'. `sage-grpo"),
+        ("evaluate", ["--run", "none"], "none is not the folder of a run"),
+        ("generate", ["--prompts", "none.csv"], "There is no prompt file none.csv"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=re.escape(said)):
+            cli._refuse_missing(name, words)
+
+
+def test_errors_are_one_line_on_the_right_stream_with_a_status(monkeypatch, capsys) -> None:
+    def ends(error: BaseException) -> tuple[int, str]:
+        monkeypatch.setattr(cli, "_run", lambda name, words: (_ for _ in ()).throw(error))
+        return main(["inspect"]), capsys.readouterr().err
+
+    assert ends(ValueError("odd http://me:abc@host")) == (2, "sage-grpo: odd http://***@host\n")
+    assert ends(OSError(13, "Permission denied", "file")) == (2, "sage-grpo: file: Permission denied.\n")
+    monkeypatch.setattr(cli, "_say_no_more", lambda: None)
+    status, said = ends(OSError(errno.ENOSPC, "No space left on device"))
+    assert (status, "No space left" in said) == (2, True)
+    assert ends(KeyboardInterrupt()) == (130, "sage-grpo: interrupted.\n")
+    assert ends(KeyboardInterrupt("in the middle")) == (130, "sage-grpo: in the middle\n")
+    for error in (OSError(5, "Input/output error"), BrokenPipeError("a server"), RuntimeError("bug")):
+        with pytest.raises(type(error)):
+            ends(error)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = iter([True, False])
+    monkeypatch.setattr("sage_grpo.distributed.elastic.is_first_to_say", lambda message: next(told))
+    assert (ends(ValueError("x")), ends(ValueError("x"))) == ((2, "sage-grpo: x\n"), (2, ""))
+    monkeypatch.setenv("RANK", "1")
+    assert not cli._is_first()
+    monkeypatch.setenv("RANK", "0")
+    assert cli._is_first()
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    with pytest.raises(SystemExit):
+        main(["train", *argv, "--print_config"])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_a_file_names_its_recipe_and_the_command_line_wins(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: shapes/cps\nseed: 7\n")
+    of_file = printed(capsys, "--config", str(file))
+    assert (of_file["recipe"], of_file["kernel"]["name"], of_file["seed"]) == ("shapes/cps", "cps", 7)
+    assert of_file["optimizer"]["lr"] == recipe("shapes/cps").optimizer.lr
+    both = printed(capsys, "--recipe=flow_grpo", "--config", str(file))
+    assert (both["recipe"], both["kernel"]["name"], both["seed"]) == ("flow_grpo", "flow", 7)
+
+
+def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, capsys) -> None:
+    first = printed(capsys, "--recipe", "shapes/mix_grpo", "--seed", "3")
+    (tmp_path / "printed.yaml").write_text(yaml.safe_dump(first))
+    assert printed(capsys, "--config", str(tmp_path / "printed.yaml")) == first
+
+
+@pytest.mark.slow
+def test_a_reward_in_the_current_folder_is_found_by_the_console_script(tmp_path: Path) -> None:
+    """The console script's sys.path starts with its own folder, not with the current one; what is installed is not hidden."""
+    (tmp_path / "my_reward.py").write_text("import helper_beside_it\ndef bright(videos, prompts, fps): ...\n")
+    (tmp_path / "helper_beside_it.py").write_text("")
+    (tmp_path / "yaml.py").write_text("raise SystemExit('the wrong yaml')\n")
+    script = """
+import os, sys
+from sage_grpo.rewards.spec import RewardSpec, load_reward
+assert os.getcwd() not in sys.path and "" not in sys.path
+names = load_reward(RewardSpec(name="my_reward:bright")).names
+import yaml
+print(names, yaml.safe_load("[1]"))
+"""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "console_script.py").write_text(script)
+    words = [sys.executable, str(tmp_path / "bin" / "console_script.py")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "('bright',) [1]", done.stderr
+
+
+def test_a_command_without_a_recipe_says_that_it_takes_the_miniature(monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setattr("sage_grpo.cli.plan.run", lambda options: 0)
+    (tmp_path / "cps.yaml").write_text("recipe: cps\n")
+    named = [["shapes/cps"], [str(tmp_path / "cps.yaml")], ["--help"]]
+    for words, told in (([], True), *((words, False) for words in named)):
+        assert main(["plan", *words]) == 0
+        errors = capsys.readouterr().err
+        assert [text in errors for text in ("no recipe is named", "this is shapes/sage")] == [told, told]
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> list[dict[str, Any]]:
+    assert main(["rewards", *words, "--json", "true"]) == status
+    return json.loads(capsys.readouterr().out)["rewards"]
+
+
+def test_a_configuration_is_looked_at_file_by_file(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    (tmp_path / "head.safetensors").write_bytes(b"x")
+    rewards = [
+        {"name": "aesthetic", "options": {"model": "nobody/not-there", "head": str(tmp_path / "head.safetensors")}},
+        {"name": "clip", "metric_only": True, "label": "mine", "options": {"model": str(tmp_path / "absent")}},
+        {"name": "nowhere_to_be_found:reward"},
+    ]
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({"recipe": "shapes/sage", "rewards": rewards}))
+    aesthetic, clip, own = listed(capsys, str(file), status=1)
+    assert aesthetic["ready"]
+    assert aesthetic["downloads"] == ["nobody/not-there"]
+    assert (clip["label"], clip["ready"]) == ("mine", False)
+    assert str(tmp_path / "absent") in clip["missing"][0]
+    assert "own code" in own["state"]
+    assert "nowhere_to_be_found" not in sys.modules
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "nobody/not-there is missing" in listed(capsys, str(file), status=1)[0]["missing"][0]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("recipe: shapes/sage\n")
+    assert [row["name"] for row in listed(capsys, str(run))] == ["shapes"]
+
+
+def test_packages_keys_and_names_are_checked(monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert 'pip install "sage-grpo[ocr]"' in readiness(RewardSpec(name="ocr")).missing
+    options = {"url": "https://host/v1", "model": "m", "key_env": "sk-secret"}
+    told = readiness(RewardSpec(name="vlm_judge", options=options)).describe()
+    assert "environment variable that key_env names is empty" in told
+    assert "sk-secret" not in told
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    assert readiness(RewardSpec(name="vlm_judge", options={**options, "key_env": "JUDGE_KEY"})).ready
+    assert "Did you mean 'hpsv2'" in readiness(RewardSpec(name="hpsv22")).missing[0]
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_no_example_is_told_that_it_names_no_recipe(file: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sage_grpo.cli.plan.run", lambda options: 0)
+    for words in ([str(file)], ["--config", str(file)]):
+        assert main(["plan", *words]) == 0
+        errors = capsys.readouterr().err
+        assert [text in errors for text in ("no recipe is named", "leaves out", "miniature")] == [False] * 3

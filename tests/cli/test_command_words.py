@@ -1,0 +1,460 @@
+"""What the smaller commands take from their words, print and return."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from sage_grpo.cli import (
+    COMMANDS,
+    compare,
+    convert,
+    doctor,
+    export,
+    launch,
+    plan,
+    report,
+    rewards,
+    starting,
+    train,
+    worlds,
+)
+from sage_grpo.cli.compare import Options
+from sage_grpo.cli.main import main
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.plan.hardware import find
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import Readiness, RewardSpec
+from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
+from sage_grpo.tools.compare.store import ROWS, SUITE
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.update import Diverged
+from sage_grpo.utils.video import read_image
+from sage_grpo.worlds.world import SHAPES
+
+
+def test_commands_take_recipes_runs_and_first_words() -> None:
+    def those(flag: str) -> str:
+        return " ".join(name for name, command in COMMANDS.items() if getattr(command, flag) is True)
+
+    assert those("recipes") == "train plan doctor download probe"
+    assert those("runs") == "generate evaluate compare"
+    assert those("many") == "report"
+    assert those("slow") == "demo train plan doctor generate evaluate convert probe compare"
+    first = {name: command.first for name, command in COMMANDS.items() if command.first}
+    assert first == {
+        **dict.fromkeys(("train", "plan", "doctor", "download", "probe"), "recipe"),
+        **{"convert": "source", "compare": "recipes", "rewards": "of", "completion": "shell"},
+        **dict.fromkeys(("study", "shapes", "scenes"), "action"),
+    }
+
+
+def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
+    file, run = tmp_path / "mine.yaml", tmp_path / "run"
+    run.mkdir()
+    file.write_text("recipe: shapes/cps\nseed: 7\n")
+    (run / "config.yaml").write_text("seed: 8\n")
+    words = ["--seed", "1", "--recipe", "a", "--recipe=b", "--x", "--recipe", "--y", "--recipe"]
+    assert starting._without_recipe(words) == (["--seed", "1", "--x", "--y"], ["a", "b", "", ""])
+    given = ["--recipe", str(file), "--recipe", str(run), "--out", str(file), "--recipe"]
+    assert starting._with_files(given, runs=False) == ["--config", str(file), *given[2:]]
+    assert starting._with_files(given, runs=True)[:4] == ["--config", str(file), "--config", f"{run}/config.yaml"]
+    for words, found in (
+        (["--seed", "1"], "shapes/sage"),
+        (["--recipe", "cps", "--recipe=shapes/branch"], "shapes/branch"),
+        (["--config", str(file)], "shapes/cps"),
+        (["--recipe", str(file)], "shapes/cps"),
+    ):
+        options, rest = starting.from_recipe(TrainConfig, words)
+        assert (options, rest[-1]) == (recipe(found), f"--recipe={found}")
+    six = starting.from_recipe(TrainConfig, ["--recipe", "wan/branch", "--rollout.steps", "6"])[0]
+    assert six == recipe("wan/branch", "6")
+    assert capsys.readouterr().err == ""
+    for words in (["--config", str(run / "config.yaml")], ["--model.family=x"], ["--recipe", "null"]):
+        left = [one for one in words if one not in ("--recipe", "null")]
+        assert starting.from_recipe(TrainConfig, words) == (None, left)
+        said = capsys.readouterr().err
+        assert f"what {words[1] if words[0] == '--config' else 'the options'} leaves out has the paper's" in said
+    with pytest.raises(ConfigError, match="is the folder of a run, no recipe"):
+        starting.from_recipe(TrainConfig, ["--recipe", str(run)])
+    with pytest.raises(ValueError, match="no recipe 'nope'"):
+        starting.from_recipe(TrainConfig, ["--recipe", "nope", "--recipe", "cps"])
+
+
+def test_a_whole_file_leaves_nothing_to_defaults_and_other_ranks_are_silent(tmp_path, capsys, monkeypatch) -> None:
+    file, whole = tmp_path / "whole.yaml", dict.fromkeys(TrainConfig.__dataclass_fields__, 1)
+    file.write_text(yaml.safe_dump(whole))
+    starting._say_what_it_stands_on([str(file)])
+    monkeypatch.setenv("RANK", "1")
+    starting._say_what_it_stands_on([])
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("RANK")
+    whole.popitem()
+    file.write_text(yaml.safe_dump(whole))
+    starting._say_what_it_stands_on(["other", str(file)])
+    assert f"what {file} leaves out" in capsys.readouterr().err
+    extended = starting.extended(doctor.Options, recipe("shapes/cps"), json=True)
+    assert (extended.json, starting.plain(extended)) == (True, recipe("shapes/cps"))
+
+
+def test_the_miniature_is_told_where_nobody_named_a_model(capsys) -> None:
+    for run, model in (("x", ModelSpec()), (None, ModelSpec(path="x")), (None, ModelSpec(family="wan"))):
+        starting.say_whose_model(SimpleNamespace(run=run, model=model))  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    starting.say_whose_model(SimpleNamespace(run=None, model=ModelSpec()))  # type: ignore[arg-type]
+    assert "this is the miniature" in capsys.readouterr().err
+
+
+def test_a_launch_takes_the_command_with_its_own_words(calls, monkeypatch) -> None:
+    names, command = ("train", "plan"), '["train", "--x", "plan"]'
+    found = launch.arguments(["--nproc", "2", "train", "--x", "plan"], names)
+    assert found == ["--nproc", "2", "--command", command]
+    assert launch.arguments(["--nproc", "2"], names) == ["--nproc", "2"]
+    for words in (["--nproc=2", "tran"], ["--nproc", "2", "tran"], ["tran"]):
+        with pytest.raises(ValueError, match=r"'tran' to launch\. Did you mean 'train'"):
+            launch.arguments(words, names)
+    asked = calls("sage_grpo.distributed.elastic.run_module", 7)
+    options = launch.Options(nproc=2, command=["train"], max_restarts=3, grace=4)
+    assert launch.run(options) == 7
+    assert asked == [(("sage_grpo", ["train"]), {"processes": 2, "max_restarts": 3, "grace": 4})]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="There is no GPU to count"):
+        launch.run(replace(options, nproc=0))
+    with pytest.raises(ValueError, match="launch needs a command"):
+        launch.run(launch.Options())
+
+
+def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
+    gpu = {"name": "card", "gigabytes": 7.95}
+    monkeypatch.setattr(rewards, "_gpu", lambda: gpu)
+    monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(notes=("not looked at",)))
+    mine = RewardSpec(name="mine:one", label="L", weights={"a": 1.0, "b": 2.0})
+    rows = [rewards._entry("hpsv3"), rewards._entry("mine:one", mine)]
+    rewards._show(rows, "some.yaml")
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == ["GPU: card, 8.0 GB", "Rewards of some.yaml:", ""]
+    own = told.index("mine:one (L): your own")
+    assert told[own : own + 3] == ["mine:one (L): your own", "  returns   a, b", "  here      not looked at"]
+    big = "\n".join(told[3 : own - 1])
+    assert f"\n  memory    about {rows[0]['gigabytes']:g} GB for the weights\n" in big
+    assert f"GB of weights, the GPU has 8.0" in big  # noqa: F541
+    assert "\n  licence   " in big
+    assert rows[1] == {
+        "name": "mine:one", "label": "L", "weights": {"a": 1.0, "b": 2.0}, "files": {}, "what": "your own", "parts": "a, b",
+        "needed_options": [], "ready": True, "state": "not looked at", "missing": [], "downloads": [],
+    }  # fmt: skip
+    gpu["gigabytes"] = rows[0]["gigabytes"]
+    assert "GB of weights" not in rewards._entry("hpsv3")["state"]
+    monkeypatch.setattr(rewards, "_gpu", lambda: None)
+    options = {"files": {"x": "from there", "y": "from here"}, "needed_options": ["x", "z"]}
+    row = {"name": "r", "what": "w", "parts": "p", "state": "s", "extra": "e", "network": "n"}
+    rewards._show([{**row, **options}], None)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "", "r: w", "  returns   p", "  option    x: from there", "  option    y (optional): from here", "  option    z",
+        '  install   pip install "sage-grpo[e]"', "  network   n", "  here      s",
+    ]  # fmt: skip
+    monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(missing=("a file",)))
+    assert (rewards.run(rewards.Options()), rewards.run(rewards.Options(of="shapes/sage"))) == (0, 1)
+
+
+def test_a_plan_that_does_not_fit_is_1_and_is_of_the_machine_that_was_named(calls, capsys, monkeypatch) -> None:
+    found = SimpleNamespace(fits=True, phases=[1], held_out=3)
+    asked = calls("sage_grpo.plan.costs.forecast", found)
+    calls("sage_grpo.plan.changes.changes", "changes")
+    calls("sage_grpo.plan.changes.way_to_fit", "way")
+    documents = calls("sage_grpo.plan.show.document", {})
+    shown = calls("sage_grpo.plan.show.show")
+    measured = calls("sage_grpo.plan.measure.measured", SimpleNamespace(is_cpu=True))
+    config = starting.extended(plan.Options, recipe("shapes/sage"), json=True, gpu="h200", gpus=4)
+    assert plan.run(config) == 0
+    assert json.loads(capsys.readouterr().out) == {}
+    assert documents[0][0][1:4] == ("changes", "way", None)
+    ((plain, device), named), *_ = asked
+    assert (plain, device, named["gpus"], named["held_out"]) == (recipe("shapes/sage"), find("h200", 4), 4, 286)
+    parallel = replace(config.parallel, dp_replicate=2, dp_shard=3, sp=5)
+    wan = starting.extended(plan.Options, replace(recipe("wan/branch"), parallel=parallel))
+    found.fits = False
+    assert plan.run(wan) == 1
+    assert (asked[-1][0][1], asked[-1][1]["gpus"], asked[-1][1]["held_out"]) == (find("h200", 30), 30, None)
+    assert shown[0][0][:3] == (found, "changes", "way")
+    found.phases = []
+    more = {"rollout": replace(config.rollout, on="ray"), "model": replace(config.model, lora=LoraSpec(rank=2))}
+    assert plan.run(replace(config, gpus=None, worker_gpu="h100", **more)) == 0
+    assert documents[-1][0][3] is not None
+    last = [(one[0][1], one[1]["gpus"], one[1]["held_out"]) for one in asked[-2:]]
+    assert last == [(find("h200"), 1, 286), (find("h100"), 1, 3)]
+    assert plan.run(replace(config, gpu=None)) == 0
+    assert asked[-1][0][1].is_cpu
+    assert plan.run(replace(config, gpu=None, measure=True)) == 0
+    assert measured[0][0][0] == recipe("shapes/sage")
+    assert asked[-1][0][1].is_cpu
+    for changes, said in (({"measure": True}, "give one of them"), ({"worker_gpu": "h100"}, "set --rollout.on ray")):
+        with pytest.raises(ConfigError, match=said):
+            plan.run(replace(config, **changes))
+    for prompts, count in ((None, None), ("nowhere.txt", None), ("starter_eval", 40)):
+        data = replace(config.data, eval_prompts=prompts, prompts="x.txt")
+        left = plan._held_out(replace(recipe("wan/branch"), data=data))
+        assert (left is None) == (count is None)
+
+
+def test_training_that_stops_is_1_and_leaves_its_report(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sage_grpo.tools.report.page.leave_report", lambda out: f"Report of {out}.")
+    monkeypatch.setattr("sage_grpo.run.session.run", lambda config, world: None)
+    config = recipe("shapes/sage")
+    assert train.run(config) == 0
+    assert capsys.readouterr().out.endswith(f"Report of {config.out}.\n")
+
+    def stop(config: Any, world: Any) -> None:
+        raise Diverged("not finite")
+
+    monkeypatch.setattr("sage_grpo.run.session.run", stop)
+    assert train.run(config) == 1
+    assert capsys.readouterr().out == f"sage-grpo train stopped: not finite\nReport of {config.out}.\n"
+
+
+def test_a_report_of_one_run_lies_in_its_folder_and_of_several_here(tmp_path, calls, capsys, monkeypatch) -> None:
+    asked = calls("sage_grpo.tools.report.page.write_report", "the page")
+    a, b = (tmp_path / name for name in "ab")
+    a.mkdir()
+    b.mkdir()
+    ways = [([a], None, a / "report.html"), ([a, b], None, Path("report.html"))]
+    for runs, out, page in (*ways, ([a], b, b / "report.html"), ([a], b / "x", b / "x")):
+        assert report.run(report.Options(runs=[str(one) for one in runs], out=out, embed_megabytes=3.0)) == 0
+        assert asked[-1] == ((runs, page), {"embed_megabytes": 3.0})
+    assert capsys.readouterr().out.endswith("Report: the page\n")
+    with pytest.raises(ValueError, match="Name the folder of a run"):
+        report.run(report.Options())
+
+    class Stopped:
+        """A server that Ctrl-C ends at once."""
+
+        address = "http://here"
+
+        def __init__(self, folders: list[Path], **named: Any) -> None:
+            asked.append((folders, named))
+
+        __enter__ = serve_forever = lambda self: self
+        __exit__ = lambda self, *error: None  # noqa: E731
+
+    monkeypatch.setattr("sage_grpo.tools.report.watch.Server", Stopped)
+    assert report.run(report.Options(runs=[str(a)], watch=True, port=7, every=2.0)) == 0
+    assert asked[-1] == ([a], {"port": 7, "every": 2.0})
+    assert "Watching on http://here " in capsys.readouterr().out
+
+
+def test_an_export_has_the_dtype_and_the_place_that_were_asked_for(tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "run" / "checkpoints" / "000003").mkdir(parents=True)
+    config, saved = TrainConfig(model=ModelSpec(lora=LoraSpec(rank=2))), []
+    monkeypatch.setattr("sage_grpo.run.saved.read_config", lambda run, trust, rewards: config)
+    monkeypatch.setattr("sage_grpo.run.saved.find_checkpoint", lambda run, number: tmp_path / "000003")
+    monkeypatch.setattr("sage_grpo.models.checkpoints.export.check_space", lambda spec, out: f"room for {spec.dtype}")
+    model = SimpleNamespace(save=lambda out, weights, merged: saved.append((out, weights["w"].dtype, merged)))
+    monkeypatch.setattr("sage_grpo.models.checkpoints.from_configs.adapter_alone", lambda spec: model)
+    monkeypatch.setattr(ModelSpec, "load", lambda self: model)
+    monkeypatch.setattr("sage_grpo.training.state.load_weights", lambda folder, model, ema: {"w": torch.zeros(1)})
+    options = export.Options(run=str(tmp_path / "run"), out=str(tmp_path / "out"))
+    for changes in ({}, {"dtype": "bfloat16", "ema": True}, {"dtype": "bfloat16", "merged": True}):
+        assert export.run(replace(options, **changes)) == 0
+    ways = [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+    assert saved == [(options.out, *way) for way in ways]
+    head = f"Wrote {options.out} from {tmp_path / '000003'}"
+    assert capsys.readouterr().out.splitlines() == [f"{head}.", f"{head} (EMA).", "room for bfloat16", f"{head}."]
+
+
+def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
+    asked: list[Any] = []
+    for name in ("original_to_diffusers", "diffusers_to_original"):
+        monkeypatch.setattr(f"sage_grpo.models.checkpoints.convert.{name}", lambda *words: asked.append(words) or 5)
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    options = convert.Options(source=str(source), base="base", out=str(out), dtype="bfloat16")
+    assert convert.run(options) == 0
+    assert convert.run(replace(options, to="original", source="hub/name", dtype=None)) == 0
+    assert asked == [(source, "base", out, torch.bfloat16), ("hub/name", out, None)]
+    assert "with 5 tensors of" in capsys.readouterr().out
+    for changes in ({"source": ""}, {"source": "nowhere"}, {"out": str(source)}):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            convert.run(replace(options, **changes))
+
+
+def test_a_worlds_ceiling_and_renders_are_of_its_own_scenes(tmp_path: Path, calls, capsys) -> None:
+    making = "sage_grpo.worlds.making.score"
+    clips = {"clean": torch.full((4, 3, 8, 8, 3), 100, dtype=torch.uint8)}
+    seen = calls(f"{making}.clean_clips", clips)
+    judged = calls(f"{making}.judge_clips", {"TA": 0.5, "TA/size": 1.0})
+    maker: Any = SimpleNamespace(world=SHAPES, load_vae=lambda folder, device: folder, codec=lambda vae: ("codec", vae))
+    options = worlds.WorldOptions(out=tmp_path, prompts=2, draws=2, seed=9, model=Path("vae"))
+    assert worlds.ceiling(maker, options) == 0
+    texts = SHAPES.texts("heldout")[:2] * 2
+    assert seen == [((SHAPES, ("codec", Path("vae")), texts), {"seed": 9})]
+    assert judged[0][0] == (SHAPES, clips["clean"], texts)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("clean     TA 0.5000  flicker ")
+    assert told[1] == f"wrote {tmp_path / 'ceiling.json'}"
+    found = json.loads((tmp_path / "ceiling.json").read_text())
+    assert {key: found[key] for key in ("prompts", "draws", "seed")} == {"prompts": 2, "draws": 2, "seed": 9}
+    assert list(found["clean"]) == ["TA", "flicker", "sharpness"]
+    assert worlds.render(maker, options) == 0
+    frames, side, _ = SHAPES.format
+    sheet, zoom = read_image(tmp_path / "renders.png"), max(1, round(96 / side))
+    assert sheet.shape == (2 * (side * zoom + 24) + 3, frames * side * zoom + (frames - 1) * 3, 3)
+    assert len((tmp_path / "renders.txt").read_text().splitlines()) == 2
+    with pytest.raises(FileNotFoundError, match="shapes score needs --model FOLDER"):
+        worlds.score(maker, replace(options, model=None))
+    (tmp_path / "model_index.json").write_text("{}")
+    asked = calls(f"{making}.score")
+    words = SimpleNamespace(action="score", out=tmp_path / "x", model=tmp_path, prompts=2, steps=3)
+    assert worlds.run(SHAPES, words) == 0
+    named = {"prompts": 2, "steps": 3, "pictures": tmp_path / "x", "device": torch.device("cpu")}
+    assert asked == [((SHAPES, tmp_path), named)]
+
+
+def test_words_are_lists_of_fields_and_values() -> None:
+    words = ["a", "--vary", "x=1", "b", "--seeds", "3", "--vary=y=2", "--set", "q=1", "--suite=", "--arms"]
+    found = ["a", "--seeds", "3", "--vary", "x=1", "b", "y=2", "--set", "q=1", "--suite", ""]
+    assert compare.defaults(words) == (None, found)
+    assert compare._fields(["x=1", "2", "y.z=[a", "b]"]) == ["x=1,2", "y.z=[a,b]"]
+    assert compare._fields(["1", "2"]) == ["1,2"]
+    assert compare._split("1,[2,3],{a: (4,5)},,6") == ["1", "[2,3]", "{a: (4,5)}", "6"]
+    assert compare._pair("optimizer.lr=a=b") == ("optimizer.lr", "a=b")
+    for word in ("lr", "lr="):
+        with pytest.raises(ConfigError, match="is no setting"):
+            compare._pair(word)
+
+
+def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own() -> None:
+    vary = ["optimizer.lr=1,2", "kernel.eta=3"]
+    (made,) = compare.suites_of(Options(recipes=["shapes/branch", "shapes/sage"], vary=vary, out="x/mine"))
+    assert (made.name, made.title) == ("mine", "shapes/branch and shapes/sage over optimizer.lr, kernel.eta")
+    options = {"optimizer.lr": "2", "kernel.eta": "3"}
+    assert made.arms[1] == Arm(name="shapes/branch lr=2 eta=3", recipe="shapes/branch", options=options)
+    assert (made.baseline, len(made.arms)) == ("shapes/branch lr=1 eta=3", 4)
+    (twins,) = compare.suites_of(Options(recipes=["shapes/sage"], vary=["a.lr=1", "b.lr=2"]))
+    assert (twins.title, twins.arms[0].name) == ("shapes/sage over a.lr, b.lr", "shapes/sage a.lr=1 b.lr=2")
+    (plain,) = compare.suites_of(Options(recipes=["shapes/sage"]))
+    assert (plain.title, plain.arms[0].name, plain.iterations) == ("shapes/sage", "shapes/sage", None)
+    assert plain.seeds == tuple(range(FIRST_SEED, FIRST_SEED + 8))
+    more = {"set": ["seed=4"], "seeds": 2, "first_seed": 7, "iterations": 5, "points": [1, 3], "columns": ["TA", "new"]}
+    (changed,) = compare.suites_of(Options(recipes=["shapes/sage"], **more))
+    assert (changed.options, changed.seeds, changed.iterations, changed.points) == ({"seed": "4"}, (7, 8), 5, (1, 3))
+    known = {column.key: column for column in plain.columns}
+    key = list(known)[-1]
+    assert compare._columns(plain.columns, [key, "new"]) == (known[key], Column(key="new"))
+    assert [column.key for column in changed.columns] == ["TA", "new"]
+    (rules,) = compare.suites_of(Options(recipes=["shapes/sage"], benchmark=True))
+    assert (rules.points, bool(rules.passes), bool(rules.clips)) == ((0,), True, True)
+    assert rules.options["evaluate.prompts"] > 16
+    for wrong, said in (
+        ({"benchmark": True, "seeds": 2, "recipes": ["shapes/sage"]}, "leave out --seeds"),
+        ({"suite": ["heat", "heat"]}, "'heat' twice"),
+        ({"suite": ["heat"], "recipes": ["shapes/sage"]}, "Name recipes"),
+        ({}, "Name recipes"),
+        ({"suite": ["heat"], "vary": vary}, "a suite has its own"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            compare.suites_of(Options(**wrong))
+
+
+def test_a_baseline_is_an_arm_or_a_recipes_own_values_or_its_first() -> None:
+    arms = [Arm(name=f"sage {lr}", recipe="shapes/sage", options={"optimizer.lr": lr}) for lr in ("1e-3", "5e-5")]
+    suite = Suite(name="s", title="", question="", arms=(Arm(name="b", recipe="shapes/branch"), *arms), baseline="b")
+    names = {name: compare._baseline(suite, name) for name in ("b", "shapes/sage", "shapes/cps", "sage 1e-3")}
+    assert names == {"b": "b", "shapes/sage": "sage 5e-5", "shapes/cps": "shapes/cps", "sage 1e-3": "sage 1e-3"}
+    other = Suite(name="s", title="", question="", arms=(arms[0], Arm(name="b", recipe="shapes/branch")), baseline="b")
+    assert compare._baseline(other, "shapes/sage") == "sage 1e-3"
+    assert compare.chosen([other], []) is None
+    assert compare.chosen([other], ["b"]) == ["b"]
+    with pytest.raises(ConfigError, match=r"no arm 'c'\. Arms: sage 1e-3, b"):
+        compare.chosen([other], ["c"])
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What runs are asked for, and how they end; tables are one word."""
+    asked: dict[str, Any] = {"failed": 0, "missing": 0}
+
+    def begin(parts: Any, **named: Any) -> Any:
+        asked.update(named, parts=parts)
+        for part in parts:
+            part.folder.mkdir(parents=True)
+            (part.folder / SUITE).write_text("{}")
+        if asked.get("interrupted"):
+            raise KeyboardInterrupt
+        return SimpleNamespace(finished=1, failed=asked["failed"], missing=asked["missing"])
+
+    def render(folder: Path, place: Path) -> Any:
+        asked.setdefault("drawn", []).append((folder, place))
+        return SimpleNamespace(suite=SimpleNamespace(title=f"Title of {folder.name}"))
+
+    monkeypatch.setattr("sage_grpo.tools.compare.run.run", begin)
+    monkeypatch.setattr(
+        "sage_grpo.tools.compare.prepare.prepare", lambda suite, recipe, look: look(None) or [suite.name]
+    )
+    monkeypatch.setattr(import_module("sage_grpo.run.preflight"), "preflight", lambda config: ["slow"])
+    monkeypatch.setattr("sage_grpo.tools.compare.report.render", render)
+    monkeypatch.setattr("sage_grpo.tools.compare.report.tables", lambda summary: "TABLE")
+    monkeypatch.setattr(
+        "sage_grpo.tools.compare.store.unfinished", lambda folder: "cut off" if folder.name == "noise" else ""
+    )
+    return asked
+
+
+def test_a_comparison_ends_with_its_tables_and_says_what_is_lacking(lab, tmp_path: Path, capsys) -> None:
+    ways = [(0, 0, 0, ""), (2, 3, 1, "2 run(s) failed; "), (0, 3, 3, "3 run(s) are not done: the budget is spent.")]
+    for place, (failed, missing, status, said) in enumerate(ways):
+        out, lab["failed"], lab["missing"] = tmp_path / str(place), failed, missing
+        options = Options(recipes=["shapes/sage"], out=str(out), jobs=3, budget=5.0, weights=True, mps=False)
+        assert compare.run(options) == status
+        told = capsys.readouterr()
+        packed = f"tar -czf {place}.tar.gz -C {tmp_path} {place}"
+        assert told.out == f"TABLE\n\nReport: {out}/report.md\nData: {out}. In one file: {packed}\n"
+        assert told.err.startswith("sage-grpo: slow\n")
+        assert said in told.err
+        assert told.err.count("\n") == 1 + bool(failed) + bool(missing)
+    (part,) = lab["parts"]
+    assert (part.folder, part.jobs, part.arms, lab["out"]) == (out, [part.suite.name], None, out)
+    assert (lab["side_by_side"], lab["budget"], lab["weights"], lab["engine"].share) == (3, 5.0, True, False)
+
+
+def test_suites_have_folders_of_their_names_and_an_interruption_is_told(lab, tmp_path: Path, capsys) -> None:
+    lab["interrupted"] = True
+    assert compare.run(Options(suite=["heat", "noise"], size="smoke", out=str(tmp_path / "out"))) == 130
+    told, folders = capsys.readouterr(), [tmp_path / "out" / name for name in ("heat", "noise")]
+    assert [part.folder for part in lab["parts"]] == folders
+    assert (lab["side_by_side"], lab["weights"], lab["engine"].share) == (None, False, True)
+    heads = [f"Title of {one.name}\n\nTABLE\n\nReport: {one}/report.md\n" for one in folders]
+    assert told.out.startswith(f"{heads[0]}{heads[1]}cut off\nData: ")
+    assert told.err == "sage-grpo: slow\nInterrupted. The same command continues.\n"
+    with pytest.raises(ConfigError, match="add --on ray"):
+        compare.run(Options(recipes=["shapes/sage"], address="auto"))
+
+
+def test_tables_are_drawn_where_they_are_or_elsewhere_and_over_no_other_rows(lab, tmp_path: Path, capsys) -> None:
+    table, out = tmp_path / "table", tmp_path / "out"
+    for name in ("one", "two"):
+        (table / name).mkdir(parents=True)
+        (table / name / SUITE).write_text("{}")
+    assert main(["compare", "--table", str(table)]) == 0
+    assert main(["compare", "--table", str(table), "--out", str(out)]) == 0
+    assert lab["drawn"] == [(table / name, place / name) for place in (table, out) for name in ("one", "two")]
+    assert compare._folders(tmp_path) == [tmp_path]
+    (table / SUITE).write_text("{}")
+    assert compare._folders(table) == [table]
+    capsys.readouterr()
+    out.mkdir()
+    (out / ROWS).write_text("")
+    assert main(["compare", "--table", str(table), "--out", str(out)]) == 2
+    assert "out has runs of its own" in capsys.readouterr().err
+    (table / ROWS).write_text("")
+    assert main(["compare", "--table", str(table), "--out", str(table)]) == 0
+    assert main(["compare", "--table", str(table), "--seeds", "2", "--weights"]) == 2
+    assert "leave out seeds, weights." in capsys.readouterr().err

@@ -1,0 +1,273 @@
+"""`sage-grpo inspect`: tables and a figure of chosen kernels, and the grid of a checkpoint's own scheduler."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+import tiny
+from sage_grpo.cli import main, probe
+from sage_grpo.cli.inspect import Options, _noise_to_data, run
+from sage_grpo.models.schedulers import own_sigmas
+from sage_grpo.samplers.kernels import KERNELS, KernelSpec
+from sage_grpo.samplers.windows import Window
+from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
+from sage_grpo.tools.probe.probe import ProbeResult
+from sage_grpo.tools.probe.spec import ProbeSpec
+from sage_grpo.tools.probe.ways import Measured, Way, WaysResult
+from sage_grpo.training.config import CheapSpec
+
+GOLDEN = Path(__file__).with_name("inspect.txt")
+"""The text of the tables and of everything in the figure, for four steps; that is not there is written."""
+NUMBER = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?!\w)")
+SHOWN = {"kernels": [*KERNELS], "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
+ASKED = (
+    "title", "xlabel", "ylabel", "xlim", "ylim", "xscale", "yscale", "text", "position", "fontsize", "weight", "ha", "va", "color",
+    "facecolor", "alpha", "zorder", "marker", "markersize", "linestyle", "linewidth", "xdata", "ydata", "xy", "width", "height", "frame_on",
+)  # fmt: skip
+"""What is asked of every part of a figure that knows it."""
+
+
+def told_of(part: Any) -> str:
+    """Numbers in four digits; of many the first, the last, their mean and their count."""
+    texts = [type(part).__name__]
+    for name in ASKED:
+        value = getattr(part, f"get_{name}", lambda: None)()
+        if isinstance(value, tuple | list | np.ndarray | float):
+            numbers = [0.0 if one is None else one for one in np.ravel(value).tolist()]
+            if len(numbers) > 8:
+                numbers = [numbers[0], numbers[-1], sum(numbers) / len(numbers), len(numbers)]
+            value = " ".join(f"{round(one, 9):.4g}" for one in numbers)
+        if isinstance(value, str | int):
+            texts.append(f"{name} {value}")
+    return "  ".join(texts)
+
+
+def described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path) -> str:
+    """What the command prints, and what is in the figure that it draws."""
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    saved: list[Any] = []  # to lay it out and to draw its pixels takes seconds
+    for name in ("savefig", "tight_layout"):
+        monkeypatch.setattr(pyplot.Figure, name, lambda self, *words, **named: saved.append(named))
+    assert run(Options(**SHOWN, figure=out)) == 0
+    monkeypatch.undo()
+    (figure,) = figures
+    assert saved == [{"rect": (0, 0, 1, 0.965), "w_pad": 2.2, "h_pad": 2.6}, {"format": "png", "dpi": 130}]
+    lines = [
+        capsys.readouterr().out.replace(str(out), "FIGURE"),
+        f"{figure.get_size_inches()}",
+        told_of(figure._suptitle),
+    ]
+    for axis in (figure, *figure.axes):
+        legends = figure.legends if axis is figure else [axis.get_legend()] if axis.get_legend() else []
+        if axis is not figure:
+            lines += [
+                "",
+                told_of(axis),
+                told_of(axis._left_title),
+                str([one.get_text() for one in axis.get_xticklabels()]),
+            ]
+            lines += [f"spines: {[name for name, spine in axis.spines.items() if spine.get_visible()]}"]
+            lines += [f"{len(axis.get_xticks(minor=True))} {[one.get_visible() for one in axis.get_xgridlines()[:1]]}"]
+            lines += map(told_of, (*axis.lines, *axis.patches, *axis.texts))
+            for one in axis.collections:
+                lines.append(
+                    f"{told_of(one)}  area {[round(abs(path.vertices[:, 1]).sum(), 3) for path in one.get_paths()]}"
+                )
+        for legend in legends:
+            lines.append(
+                f"legend {legend._loc} {legend._ncols} {legend._fontsize} {[one.get_text() for one in legend.texts]}"
+            )
+    pyplot.close(figure)
+    return "\n".join(line.rstrip() for text in lines for line in text.splitlines()) + "\n"
+
+
+def test_tables_and_figure_show_what_they_showed(monkeypatch, capsys, tmp_path: Path) -> None:
+    """Numbers to a thousandth: a library may add them up in another order."""
+    told = described(monkeypatch, capsys, tmp_path / "f.png")
+    if not GOLDEN.exists():
+        GOLDEN.write_text(told, encoding="utf-8")
+        pytest.fail("it was not there")
+    golden = GOLDEN.read_text(encoding="utf-8")
+    assert NUMBER.sub("_", told) == NUMBER.sub("_", golden)
+    found, wanted = ([float(one) for one in NUMBER.findall(text)] for text in (told, golden))
+    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main.main(["inspect", "--json", "--figure", "null", *words]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_the_grid_is_the_checkpoints_own(checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    folder = tiny.variant(checkpoint("wan_t2v"), tmp_path / "wan", scheduler=scheduler)
+    words = ["--model", str(folder), "--steps", "20", "--kernels", '["sage", "sage_exact"]']
+    for more, shift in (([], 3.0), (["--shift", "7"], 7.0)):
+        document = inspected(capsys, *words, *more)
+        own = own_sigmas(scheduler, 20, shift, even=False)
+        assert [row["sigma"] for row in document["kernels"]["sage"]["rows"]] == pytest.approx(own[:-1].tolist())
+        assert (document["steps"], document["shift"], document["eta"]) == (20, shift, 0.5)
+        told = ["Step 18 is deterministic, too" in " ".join(one["warnings"]) for one in document["kernels"].values()]
+        assert told == [True, False]
+
+
+def test_without_a_model_the_grid_is_even_and_a_kernel_has_its_own_clamp(capsys) -> None:
+    document = inspected(capsys, "--steps", "29", "--kernels", "ode,sage,cps", "--sigma_max", "0.9")
+    assert (document["model"], document["shift"], list(document["kernels"])) == (None, 5.0, ["ode", "sage", "cps"])
+    sage = document["kernels"]["sage"]
+    assert [row["step"] for row in sage["rows"] if row["std"] == 0] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 28]
+    assert any("swallows" in text for text in sage["warnings"])
+    assert document["kernels"]["ode"]["sensitivity_span"] is None
+
+
+def test_an_axis_of_many_steps_names_every_few_of_them() -> None:
+    seen: dict[str, Any] = {}
+    axis = SimpleNamespace(
+        **{f"set_{name}": lambda *words, name=name: seen.update({name: words}) for name in ("xticks", "xlim", "xlabel")}
+    )
+    report: Any = SimpleNamespace(rows=[SimpleNamespace(step=step, sigma=1 - step / 32) for step in range(18)])
+    _noise_to_data(axis, report)
+    assert seen["xticks"] == ([0, 3, 6, 9, 12, 15], ["1", "0.906", "0.812", "0.719", "0.625", "0.531"])
+    assert seen["xlim"] == (-0.5, 17.5)
+
+
+def test_a_kernel_that_does_not_take_the_eta_is_left_out_by_name() -> None:
+    with pytest.raises(ValueError, match=r'leave cps out with --kernels \["sage"\]'):
+        run(Options(kernels=["sage", "cps"], eta=1.5, figure=None))
+    with pytest.raises(ValueError, match="kernels is empty"):
+        run(Options(kernels=[], figure=None))
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value=value, low=value - 0.25, high=value + 0.5)
+
+
+def effect(first: float, drift: bool = True) -> Effect:
+    names = ("start", "explored", "linear", "std", "reward")
+    numbers = {name: estimate(first + place) for place, name in enumerate(names)}
+    return Effect(**numbers, drift=estimate(first - 2) if drift else None)
+
+
+def finding(**changes: Any) -> Any:
+    advice = Advice(steps=[2], weights=[1.0], eta=0.5, eta_is_safe=True)
+    made: Any = ProbeResult(
+        eta=1.0, steps=[(2, effect(0.0)), (5, effect(1.0))], every=effect(2.0), best=5, etas=[(0.5, effect(3.0))],
+        still=None, advice=advice, passes=9,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def printed(capsys: pytest.CaptureFixture[str], found: Any, text: str | None, kernel: str = "sage") -> list[str]:
+    options = probe.Options(kernel=KernelSpec(name=kernel, eta=1.0), probe=ProbeSpec(out="here"))
+    probe._print(found, options, text)
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+
+
+def test_a_probe_is_two_tables_and_a_snippet(capsys) -> None:
+    told = printed(capsys, finding(), "rollout: here\n")
+    assert told[:8] == [
+        "sage at eta 1: exploring at",
+        "step start explored R std reward drift",
+        "2 0.00 1.00 2.00 3.00 +4.000 -2.000",
+        "0.75..1.50 1.75..2.50 +3.750..+4.500 -2.250..-1.500",
+        "5 1.00 2.00 3.00 4.00 +5.000 -1.000",
+        "1.75..2.50 2.75..3.50 +4.750..+5.500 -1.250..-0.500",
+        "all 2.00 3.00 4.00 5.00 +6.000 +0.000",
+        "2.75..3.50 3.75..4.50 +5.750..+6.500 -0.250..+0.500",
+    ]
+    assert told[8:11] == [
+        "exploring at step 5 with",
+        "eta start explored R std reward drift",
+        "0.5 3.00 4.00 5.00 6.00 +7.000 +1.000",
+    ]
+    assert told[12].startswith("start, explored: shares")
+    assert told[-3:] == [
+        "Steps were compared at eta 1; probe again with kernel.eta 0.5 to be sure.",
+        "rollout: here",
+        "In here: snippet.yaml (for train --config), probe.json, probe.png",
+    ]
+    assert len(told) == 19
+
+
+def test_a_probe_says_what_is_lacking(capsys) -> None:
+    unsafe = Advice(steps=[], weights=[], eta=1.0, eta_is_safe=False)
+    bare = {"steps": [(2, effect(0.0, False))], "every": effect(2.0, False), "etas": [(0.5, effect(3.0, False))]}
+    told = printed(capsys, finding(advice=unsafe, **bare), None, "sage_exact")
+    assert "step start explored R std reward" in told
+    for said in (
+        "The reward has no part named drift",
+        "! Every eta costs reward or adds drift; 1 is the smallest tried.",
+        "For sage_exact, eta = sqrt 2 = 1.414 explores most",
+        "! No step's R is distinguishable from 0: raise probe.prompts or probe.members. No snippet.",
+    ):
+        assert said in " ".join(told)
+    advice = replace(finding().advice, eta=1.0)
+    told = printed(capsys, finding(advice=advice), "x")
+    assert not [line for line in told if line.startswith(("Steps were", "!", "For sage_exact", "The reward has"))]
+
+
+def ways(best: bool) -> WaysResult:
+    full = Way(after=4, before=3, solver="euler", cheap=CheapSpec())
+    short = replace(full, after=2, solver="ab2")
+    found = Measured(way=short, passes=6.0, seconds=0.5, correlation=estimate(0.5), reward=estimate(-0.125))
+    return WaysResult(full, 8.0, 2.0, 3, [found], found if best else None, "seconds", 99)
+
+
+def test_ways_are_a_table_and_a_file_that_is_never_an_older_probes(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "sage_grpo.tools.probe.ways.ways_document", lambda prober, found: {"best": found.best is not None}
+    )
+    monkeypatch.setattr(
+        "sage_grpo.tools.probe.ways.ways_snippet", lambda found: "rollout: cheap\n" if found.best else None
+    )
+    options = probe.Options(probe=ProbeSpec(out=str(tmp_path)))
+    prober: Any = None
+    probe._write_ways(prober, ways(True), options)
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+    assert told[1:5] == [
+        "before after solver without passes seconds alike reward",
+        "3 4 euler - 8.0 2 full",
+        "3 2 ab2 - 6.0 0.5 0.50 -0.125",
+        "0.25..1.00 -0.375..+0.375",
+    ]
+    least = options.probe.ways.least
+    said = f"Measured: the way with the fewest seconds that is alike by at least {least:g}; it saves 75% of the full way's."
+    assert said in " ".join(told)
+    assert told[-2:] == ["rollout: cheap", f"In {tmp_path}: ways.yaml (for train --config), ways.json"]
+    assert json.loads((tmp_path / "ways.json").read_text()) == {"best": True}
+    assert (tmp_path / "ways.yaml").read_text() == "rollout: cheap\n"
+    quiet = replace(options, probe=replace(options.probe, json=True))
+    probe._write_ways(prober, ways(False), quiet)
+    assert json.loads(capsys.readouterr().out) == {"best": False}
+    assert not (tmp_path / "ways.yaml").exists()
+    probe._write_ways(prober, ways(False), options)
+    assert f"No way is alike by {least:g} with the whole" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path, capsys, monkeypatch) -> None:
+    texts, drawn = ["rollout: x\n", None], []
+    monkeypatch.setattr("sage_grpo.tools.probe.figure.save_figure", lambda found, options, file: drawn.append(file))
+    monkeypatch.setattr("sage_grpo.tools.probe.probe.document", lambda prober, found: {"eta": found.eta})
+    monkeypatch.setattr("sage_grpo.tools.probe.probe.snippet", lambda found, options: texts[len(drawn)])
+    prober: Any = None
+    probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path))))
+    assert (tmp_path / "snippet.yaml").read_text() == "rollout: x\n"
+    assert "exploring at" in capsys.readouterr().out
+    probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path), json=True)))
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "probe.json").read_text()) == {"eta": 1.0}
+    assert not (tmp_path / "snippet.yaml").exists()
+    assert drawn == [tmp_path / "probe.png"] * 2

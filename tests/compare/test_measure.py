@@ -1,0 +1,412 @@
+"""One run as a row: what it says is what happened."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sage_grpo.recipes import recipe
+from sage_grpo.tools.compare import measure as lab
+from sage_grpo.tools.compare.design import Arm, Suite
+from sage_grpo.tools.compare.prepare import Job, prepare
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.sampling import Studio
+from trainer_zoo.toy import ToyModel
+
+ARMS = {
+    "sage": {},
+    "branch": {},
+    "two epochs": {"update.repeat": True, "update.updates_per_rollout": 3},
+    "target": {"optimizer.target_kl": 0.01},
+    "nft": {},
+}
+
+QUICK = ("two epochs", "nft")
+
+MakeJob = Callable[[str], Job]
+
+
+@pytest.fixture
+def job_of(toy_suite: Suite) -> MakeJob:
+    """arm -> its job, with the toy model."""
+
+    def make(name: str) -> Job:
+        start = name if name in ("branch", "nft") else "sage"
+        arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
+        suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=3, points=(2,))
+        return prepare(suite, recipe)[0]
+
+    return make
+
+
+def run(job: Job, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Its row."""
+    return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
+
+
+@pytest.mark.parametrize("arm", [pytest.param(arm, marks=[] if arm in QUICK else pytest.mark.slow) for arm in ARMS])
+def test_passes_are_the_samples_that_went_through_the_network(
+    arm: str, job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample with a graph costs three: forward, and twice as much backward. Evaluations are not counted."""
+    counted, velocity, evaluate = {"cost": 0, "on": True}, ToyModel.velocity, lab.Trainer.evaluate
+    held_out: list[int] = []
+
+    def counting(self: Any, x: torch.Tensor, *words: Any, **more: Any) -> torch.Tensor:
+        if counted["on"]:
+            counted["cost"] += len(x) * (3 if torch.is_grad_enabled() else 1)
+        return velocity(self, x, *words, **more)
+
+    def quiet(self: Any, *words: Any) -> Any:
+        counted["on"] = False
+        held_out.append(len(self.held_out))
+        found = evaluate(self, *words)
+        counted["on"] = True
+        return found
+
+    monkeypatch.setattr(ToyModel, "velocity", counting)
+    monkeypatch.setattr(lab.Trainer, "evaluate", quiet)
+    row = run(replace(job_of(arm), unseen=True))
+    assert row["status"] == "done"
+    assert held_out == [4, 4, 4, 2]  # two prompts are evaluated; the others are left for the end
+    own = row["evaluations"]["2"].keys()
+    assert row["evaluations"]["3"].keys() == {*own, *(f"unseen/{name}" for name in own)} >= {"total", "bright"}
+    assert row["passes"]["3"] == counted["cost"] > 0
+    assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
+
+
+def test_another_model_evaluation_or_prompt_is_another_base_and_how_a_run_learns_is_not(job_of: MakeJob) -> None:
+    config = job_of("sage").config
+
+    def key(part: str, **fields: Any) -> str:
+        return lab.base_key(replace(config, **{part: replace(getattr(config, part), **fields)}))
+
+    (reward,) = config.rewards
+    models = [{"path": "a/b"}, {"family": "trainer_zoo.other"}, {"guidance_scale": 3.0}, {"frames": 5}]
+    keys = [
+        lab.base_key(config),
+        *(key("model", **change) for change in models),
+        *(key("evaluate", **change) for change in ({"seed": 77}, {"steps": 9}, {"prompts": 1})),
+        key("data", eval_prompts="others.txt"),
+        key("batch", micro_batch=2),  # other sums, in the last digits
+        lab.base_key(replace(config, rewards=[replace(reward, weights={"bright": 2.0})])),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key("optimizer", lr=0.5) == key("kernel", eta=0.1) == lab.base_key(replace(config, seed=9)) == keys[0]
+
+
+def test_a_run_that_diverges_is_a_result_with_what_it_had(job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = lab.Trainer.step
+
+    def diverges(self: Any) -> dict[str, float]:
+        if self.state.iteration == 2:
+            raise lab.Diverged("the gradient is nan")
+        return step(self)
+
+    monkeypatch.setattr(lab.Trainer, "step", diverges)
+    row = run(job_of("sage"))
+    assert (row["status"], row["error"], row["reached"]) == ("diverged", "Diverged: the gradient is nan", 2)
+    assert list(row["evaluations"]) == ["0", "2"]
+
+
+def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
+    toy_suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    score = Studio.score
+
+    def watched(self: Any, videos: torch.Tensor, plan: Any, **given: Any) -> Any:
+        scored = score(self, videos, plan, **given)
+        seen.append(scored.total)
+        return scored
+
+    monkeypatch.setattr(Studio, "score", watched)
+    job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
+    told: list[int] = []
+    row = lab.measure(job, {}, told.append)
+    assert told == [1, 2]
+    total = torch.cat(seen)
+    assert len(total) == 16  # two batches of two prompts x four
+    mean = pytest.approx(float(total.mean()))
+    assert row["evaluations"] == {"2": {"bright": mean, "total": mean, "clips": 16}}
+    assert row["updates"] == 0
+    assert row["passes"]["2"] == 2 * 8 * 5
+
+
+def test_long_curves_are_thinned_to_means_of_blocks() -> None:
+    rows = [{"reward/total": float(n), "time/total": 1.0, "gradient/raw/001": 1.0} for n in range(7)]
+    curve = lab.blocks(rows, most=3)
+    assert curve == {"iteration": [3, 6, 7], "reward/total": [1.0, 4.0, 6.0]}
+    assert lab.blocks([{"reward/total": float("nan")}])["reward/total"] == [None]
+    assert len(lab.blocks(rows * 20)["iteration"]) <= lab.BLOCKS
+
+
+def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> None:
+    scored = [("a", 1.0, 0.5), ("b", 3.0, 0.25), ("a", 2.0, 1.0), ("b", None, 0.75)]
+    rows = [{"prompt": name, "scores": {"total": total, "drift": far, "other": 1.0}} for name, total, far in scored]
+    assert lab.by_prompt(rows) == {"total": [1.5, None], "drift": [0.75, 0.5]}
+    for one in rows:
+        one["scores"]["Overall"] = 7.0
+    assert lab.by_prompt(rows)["Overall"] == [7.0, 7.0]
+    assert lab.by_prompt([]) == {}
+
+
+def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
+    rows = [{"gradient/raw/002": 1.0, "gradient/sent/002": 5.0}, {"gradient/raw/002": 3.0, "gradient/raw/007": 9.0}, {}]
+    found = lab.by_step(rows, {2: {"std": 0.5}, 1: {"std": math.nan}})
+    assert found == {"1": {"std": None}, "2": {"std": 0.5, "raw": 2.0, "sent": 5.0}}
+    assert list(found) == ["1", "2"]
+
+
+def replay(rows: int) -> SimpleNamespace:
+    """Rows of an update, a gauged step or a batch."""
+    return SimpleNamespace(rows=rows, members=[None] * rows)
+
+
+class Planned:
+    """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4; their trunks share a step."""
+
+    updates, shares, equalizer = 2, (None, None), {0: 0.5}
+    groups = tuple(SimpleNamespace(branch=at, schedule=SimpleNamespace(num_steps=n)) for at, n in ((2, 6), (0, 4)))
+
+    def __init__(self, examples: bool = False) -> None:
+        self.examples = examples
+
+    def trunk(self, group: SimpleNamespace) -> list[str]:
+        return ["start", f"branch {group.branch}"]
+
+    def batches(self, rank: int) -> list[SimpleNamespace]:
+        return [replay(3), replay(1)] if rank == 0 else [replay(5)]
+
+    def group_of(self, batch: SimpleNamespace) -> SimpleNamespace:
+        return self.groups[batch.rows == 5]
+
+    def replays(self, rank: int, update: int) -> list[SimpleNamespace]:
+        return [replay(10 ** (2 * rank + update))]
+
+    def gauged(self, rank: int) -> list[SimpleNamespace]:
+        return [replay(20000), replay(20000)]
+
+
+def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
+    laws = {(0, 1): SimpleNamespace(std=0.0, sensitivity=9.0), (1, 2): SimpleNamespace(std=0.5, sensitivity=2.0)}
+    grid = SimpleNamespace(pair=lambda step: (step, step + 1))
+    trainer: Any = SimpleNamespace(planner=SimpleNamespace(kernel=lambda *pair: laws[pair], grid=grid))
+    assert [lab.predicted(trainer, step) for step in (0, 1)] == [{"std": 0.0}, {"std": 0.5, "sensitivity": 2.0}]
+
+
+def test_a_record_goes_on_after_a_file() -> None:
+    record = lab.Record(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
+    assert lab.Record().times()["iteration"] == 0.0
+    short = lab.Record(training=[{}])
+    short.seconds["iterations"] = 3.0
+    assert short.times()["iteration"] == 3.0
+    record.seconds |= {"iterations": 10.0, "evaluate": 3.0, "before": 1000.0}
+    times = record.times()
+    assert (times["iteration"], times["evaluate"]) == (2.5, 3.0)
+    assert 1000 <= times["total"] < 1060
+    again = lab.Record()
+    again.load_state_dict(json.loads(json.dumps(record.state_dict())))
+    assert (again.content(), again.cost, again.scored, again.grid) == (record.content(), 7, 5, {3: {"std": 0.5}})
+    assert again.content()["reached"] == 4
+    assert (again.times()["iteration"], again.seconds["new"]) == (2.5, 0.0)
+    assert 1000 <= again.times()["total"] < 1060  # as of a run that went on in no time
+
+
+def recording(**budgets: int) -> lab.Recording:
+    """The observer of a trainer without a model: every iteration has the plan above."""
+    rewards = [SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
+    config: Any = SimpleNamespace(iterations=4, rewards=rewards)
+    state = SimpleNamespace(iteration=0, updates=0)
+    trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
+    trainer.done.iteration = 0
+    record = lab.Record(grid={0: {}})
+    return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
+
+
+def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the clips, 9 an iteration: the last iteration within the budget is where the next one would leave it."""
+    monkeypatch.setattr(lab, "references", lambda config, iteration, updates: [0, 2])
+    one = recording(clips=18, passes=10**9)
+    plan: Any = Planned()
+    rollout, updates = 3 + (3 + 1) * 4 + 5 * 4, 3 * (1 + 100) + 5 * (10 + 1000) + 80000
+    assert (lab.scored_clips(plan), lab.rollout_cost(plan), lab.update_cost(plan, [0, 2])) == (9, rollout, updates)
+    done, each = list[int](), rollout + updates
+    object.__setattr__(one, "progress", done.append)
+    for number in (1, 2, 3):
+        one.trainer.state.iteration, one.trainer.state.updates = number, 2 * number
+        one.after({"time/total": 2.0})
+        assert one.points == ({2} if number > 1 else set())
+    record = one.record
+    assert (record.cost, record.scored, record.budgets) == (3 * each, 27, {"clips": 2})
+    assert (record.seconds["iterations"], len(record.training), record.updates) == (6.0, 3, 6)
+    assert (record.grid, done) == ({0: {"weight": 0.5}}, [1, 2, 3])
+    given: Any = Planned(examples=True)
+    assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
+    near = recording(clips=17)
+    near.trainer.state.iteration = 1
+    near.after({"time/total": 2.0})
+    assert near.record.budgets == {"clips": 1}
+    near.trainer.done = None
+    with pytest.raises(RuntimeError, match="no plan"):
+        near.after({})
+
+
+def test_scores_stand_at_their_iteration_and_by_prompt_at_budgets_and_the_end() -> None:
+    one = recording()
+    one.record.budgets["clips"], one.record.cost, one.record.scored = 2, 7, 5
+    found: Any = SimpleNamespace(
+        metrics={"eval/w/TA": 9.0, "eval/r/TA": 1.0, "eval/r/TA/x": 2.0, "eval/total": math.nan},
+        rows=[{"prompt": "p", "scores": {"total": 2.0}}],
+    )
+    for number in (1, 2, 4):
+        one.keep(found, number)
+    # A column asks for `TA` and means that of the reward that is trained on.
+    scores = {"TA": 1.0, "TA/x": 2.0, "w/TA": 9.0, "r/TA": 1.0, "r/TA/x": 2.0, "total": None}
+    assert one.record.evaluations == {"1": scores, "2": scores, "4": scores}
+    assert (one.record.passes["4"], one.record.clips["4"]) == (7, 5)
+    assert one.record.by_prompt == {point: {"total": [2.0]} for point in ("2", "4")}
+    one.told(lab.SentinelEvent(iteration=3, name="late", action="warn", text=""))
+    assert one.record.sentinel == [[3, "late", "warn"]]
+
+
+def test_only_untrained_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, found = recording(), [object() for _ in range(3)]
+    monkeypatch.setattr(lab, "base_key", lambda config: "base")
+    one.trainer.evaluate = lambda after_batch: found.pop()  # type: ignore[assignment]
+    first = one.evaluate()
+    assert (one.evaluate(), one.bases) == (first, {"base": first})
+    one.trainer.state.iteration = 1
+    assert len({first, one.evaluate(), one.evaluate()}) == 3
+    assert (list(one.bases), one.record.seconds["evaluate"] > 0) == (["base"], True)
+
+
+def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(lab.time, "monotonic", lambda: now[0])
+    kept = lab.Kept(SimpleNamespace(), lab.Record(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
+    no, last, stopping = ({"last": last, "stopping": stopping} for last, stopping in ((0, 0), (1, 0), (0, 1)))
+    asked = ((1, no), (2, no), (2, last), (2, stopping))
+    assert [kept.due(number, **way) for number, way in asked] == [False, True, False, False]
+    now[0] = 100.0 + lab.KEPT_EVERY
+    assert not kept.due(1, **no)
+    now[0] += 1
+    assert [kept.due(1, **no), kept.due(1, **last)] == [True, False]
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, notes = list[Any](), list[str]()
+    state = SimpleNamespace(iteration=5, sentinel=SimpleNamespace(good=2))
+    writer = SimpleNamespace(finish=lambda: done.append("written"))
+    trainer: Any = SimpleNamespace(state=state, writer=writer, save=lambda *words: done.append(words))
+    monkeypatch.setattr(lab.checkpoint, "prune", lambda *words, spare: done.append((*words, spare)))
+    place = lab.Unfinished(tmp_path, {"code": "1"}, notes.append)
+    place.keep(trainer, {"cost": 3}, needed=True)
+    saved = (tmp_path, {"made_by": {"code": "1"}}, {"metrics.jsonl": b'{"cost": 3}'})
+    assert done == [saved, "written", (tmp_path, 1, 5, 2)]  # what the sentinel may go back to stays
+
+    def full(*words: Any) -> None:
+        raise lab.checkpoint.SaveFailed("no space left")
+
+    trainer.save = full
+    place.keep(trainer, {}, needed=False)
+    assert notes == ["iteration 5 could not be kept (no space left). The run goes on."]
+    with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
+        place.keep(trainer, {}, needed=True)
+    kept, asked = lab.Kept(trainer, lab.Record(), place, ()), list[Any]()
+    trainer.config = SimpleNamespace(iterations=6)
+    place.keep = lambda *words, needed: asked.append(needed)  # type: ignore[method-assign]
+    kept.save(needed=True)
+    state.iteration = 6
+    kept.save(needed=True)  # what is over needs no going on
+    assert asked == [True]
+
+
+def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing kept; the same code, another one, damage, and a checkpoint that the sentinel could not go back to."""
+    made, notes, loaded = {"code": "1", "lab": "2"}, list[str](), list[Path]()
+    state = SimpleNamespace(iteration=5, load=lambda folder, world: loaded.append(folder))
+    trainer: Any = SimpleNamespace(state=state, world=None)
+    kept = tmp_path / "000005"
+    kept.mkdir()
+    (kept / lab.RECORD).write_text('{"cost": 3}')
+    meta: dict[str, Any] = {"made_by": made, "sentinel": {"good": None}}
+    checkpoint = SimpleNamespace(recover=lambda root: None, read_meta=lambda folder: meta)
+    checkpoint.newest_good = lambda root: kept if meta else None
+    checkpoint.find_fault = lambda folder: f"{folder.name} is broken" if folder.name == "000002" else None
+    checkpoint.continuing = lambda folder: nullcontext()
+    monkeypatch.setattr(lab, "checkpoint", checkpoint)
+    monkeypatch.setattr(lab.shutil, "rmtree", lambda root: notes.append("gone"))
+
+    def resumed(made_by: dict[str, Any], root: Path = tmp_path) -> Any:
+        notes.clear()
+        return lab.Unfinished(root, made_by, notes.append).resume(trainer)
+
+    def refused(why: str, made_by: dict[str, Any] = made) -> None:
+        assert resumed(made_by) is None
+        assert notes == [f"what was kept of it is not continued ({why}): it is made anew.", "gone"]
+
+    assert resumed(made, tmp_path / "absent") is None
+    assert notes == []
+    for good in (None, 3):
+        meta["sentinel"]["good"] = good
+        assert resumed(made) == {"cost": 3}
+        assert notes == ["goes on after iteration 5."]
+    assert loaded == [kept] * 2
+    refused("it was made by another lab, new", {**made, "lab": "3", "new": "4"})
+    meta["sentinel"]["good"] = 2
+    refused("the checkpoint that its sentinel may go back to is damaged: 000002 is broken")
+    meta.clear()
+    refused("its checkpoints are damaged")
+
+
+def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, tuple[int, str]] = {"rev-parse": (0, "abc\n"), "status": (0, "")}
+
+    def git(words: list[str], **more: Any) -> SimpleNamespace:
+        orders = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "."])
+        assert words in [["git", "-C", str(lab.ROOT), *order] for order in orders]
+        if not said:
+            raise OSError
+        return SimpleNamespace(**dict(zip(("returncode", "stdout"), said[words[3]])))
+
+    monkeypatch.setattr(lab.subprocess, "run", git)
+    found = [lab.commit.__wrapped__()]
+    for order, answer in (("status", (0, " M x")), ("rev-parse", (128, "fatal"))):
+        said[order] = answer
+        found.append(lab.commit.__wrapped__())
+    said.clear()
+    assert [*found, lab.commit.__wrapped__()] == ["abc", "abc+changes", "", ""]
+
+
+def test_surroundings_are_those_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(lab, "commit", lambda: "abc")
+
+    def version(name: str) -> str:
+        if name == "transformers":
+            raise lab.PackageNotFoundError
+        return name
+
+    monkeypatch.setattr(lab, "version", version)
+    found = lab.surroundings(config)
+    assert (found["machine"]["device"], found["commit"]) == ("a GPU", "abc")
+    assert list(found["versions"]) == ["sage-grpo", "python", "torch", "diffusers", "peft"]
+    on_cpu = replace(config, model=replace(config.model, device="cpu"))
+    monkeypatch.setattr(lab.Path, "is_file", lambda self: False)  # no /proc/cpuinfo
+    monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
+    for name in ("", "a processor"):
+        monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
+        found = lab.surroundings(on_cpu)["machine"]
+        assert (found["device"], list(found)) == (name or "riscv64", ["device", "cores", "system"])

@@ -1,0 +1,173 @@
+"""From suites to jobs: settings arrive, mistakes are named before anything runs, keys tell runs apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sage_grpo.cli import compare
+from sage_grpo.config.parsing import ConfigError, parse
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.preflight import preflight
+from sage_grpo.tools.compare import prepare as prepared
+from sage_grpo.tools.compare.design import Arm, Suite
+from sage_grpo.tools.compare.prepare import evaluated, key_of, prepare
+from sage_grpo.training.config import EvalConfig, TrainConfig
+
+
+def suite(*arms: Arm, **fields: Any) -> Suite:
+    start = {"name": "s", "title": "", "question": "", "arms": arms, "baseline": arms[0].name, "seeds": (5, 6)}
+    return Suite(**{**start, **fields})
+
+
+def test_settings_arrive_in_their_order_and_are_told() -> None:
+    own = {"optimizer.lr": "2e-5", "rewards": [{"name": "video_stats"}]}
+    arms = (
+        Arm(name="a", recipe="shapes/sage", options={"kernel.eta": 0.7}),
+        Arm(name="b", recipe="shapes/branch", options=own, iterations=9),
+    )
+    jobs = prepare(suite(*arms, options={"kernel.eta": 0.3, "evaluate.prompts": 7}, iterations=3), recipe)
+    assert [(job.arm, job.seed) for job in jobs] == [("b", 5), ("a", 5), ("b", 6), ("a", 6)]  # by seed, long ones first
+    b, a = jobs[0].config, jobs[1].config
+    assert (a.kernel.eta, a.iterations, a.seed, a.evaluate.prompts) == (0.7, 3, 5, 7)
+    assert (b.kernel.eta, b.iterations, b.optimizer.lr, [r.name for r in b.rewards]) == (0.3, 9, 2e-5, ["video_stats"])
+    assert (a.batch.micro_batch, a.model.options, a.model.cache) == (128, {"pad_text": 20}, None)  # the model is small
+    assert not a.model.vae_slicing
+    assert prepared.SMALL["scenes"] == {
+        "model.vae_slicing": False, "model.cache": None, "model.deterministic": False, "batch.micro_batch": 32
+    }  # fmt: skip
+    (large,) = prepare(suite(Arm(name="a", recipe="wan/sage"), seeds=(1,)), recipe)
+    assert replace(large.config, seed=0, out="x") == replace(recipe("wan/sage"), seed=0, out="x")
+    told = {"kernel.eta": 0.7, "iterations": 3, "evaluate.prompts": 7, "evaluate.steps": 20}
+    assert jobs[1].settings == {**told, "evaluate.per_prompt": 1, "evaluate.seed": 1234}
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "said"),
+    [
+        ("shapes/sagee", {}, r"Arm 'x': There is no recipe 'shapes/sagee'.*Did you mean 'shapes/sage'"),
+        ("sage", {"optimizer.lr": -1}, r"Arm 'x': optimizer.lr must be positive"),
+        ("sage", {"seed": 3}, r"seed cannot be compared: the seeds are the suite's"),
+        ("sage", {"keep.videos": 3}, r"keep.videos cannot be compared"),
+        ("sage", {"data.prompts": "absent.txt"}, r"(?s)Arm 'x': A file.*absent\.txt.*Made first, by MAKE\.$"),
+    ],
+)
+def test_mistakes_of_an_arm_are_named_before_anything_runs(start: str, options: dict[str, Any], said: str) -> None:
+    arm = Arm(name="x", recipe=start, options=options)
+    with pytest.raises(ConfigError, match=said) as refused:
+        prepare(suite(arm, notes="Made first, by MAKE."), recipe, preflight)
+    assert ("MAKE" in str(refused.value)) == ("absent" in said)
+
+
+def test_long_runs_come_first_and_those_that_learn_at_fresh_levels_take_three_times_as_long(monkeypatch) -> None:
+    kinds = {"surrogate": recipe("shapes/sage"), "nft": recipe("shapes/nft")}
+
+    def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
+        kind, iterations = arm.name.split()
+        return replace(kinds[kind], iterations=int(iterations))
+
+    monkeypatch.setattr(prepared, "configured", configured)
+    names = ("surrogate 5", "nft 2", "surrogate 8", "nft 3", "surrogate 7")
+    arms = [Arm(name=name, recipe="any", options={"kernel.eta": 0.5}) for name in names]
+    asked: list[Any] = []
+
+    def start(name: str, steps: Any = None) -> TrainConfig:
+        asked.append((name, steps))
+        return TrainConfig()
+
+    of = suite(*arms, passes=9, clips=7, unseen=True, points=(1, 2), options={"rollout.steps": 4})
+    jobs = prepare(of, start)
+    assert [job.arm for job in jobs[:5]] == [names[3], names[2], names[4], names[1], names[0]]
+    assert [job.seed for job in jobs] == [5] * 5 + [6] * 5
+    assert asked[:2] == [("any", None), ("any", 4)]
+    first = jobs[3]
+    budgets = {"passes": 9, "clips": 7}
+    assert (first.points, first.budgets, first.unseen, first.kind) == ((0, 1, 2), budgets, True, "train")
+    assert first.key == key_of(first.config, first.points, "train", {**budgets, "unseen": True})
+    assert prepare(replace(of, kind="rollout"), start)[0].points == ()
+    of = replace(of, passes=None, clips=None, unseen=False, arms=arms[:1], baseline=names[0], seeds=(5,))
+    (plain,) = prepare(of, start)
+    assert (plain.budgets, plain.key) == ({}, key_of(plain.config, plain.points, "train"))
+    told = {"status": "failed", "error": "why", "iterations": 5, "kind": "train", "seed": 5}
+    assert prepared.head(plain, "failed", "why").items() >= told.items()
+
+
+def test_keys_are_as_old_as_rows(monkeypatch) -> None:
+    """Rows of a reward without judges have no such field: with it all would be made anew. One with judges differs."""
+    plain = TrainConfig(rewards=[RewardSpec(name="shapes")])
+    monkeypatch.setattr(prepared, "asdict", lambda config: {"rewards": [{"judges": config}], "iterations": 45})
+    assert prepared._plain([]) == {"rewards": [{}], "iterations": 45}  # type: ignore[arg-type]
+    assert prepared._plain(["a"]) == {"rewards": [{"judges": ["a"]}], "iterations": 45}  # type: ignore[arg-type]
+    monkeypatch.undo()
+    assert key_of(plain, (0, 45), "train") == "c913547b2766d3cb"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"arms": (Arm(name="a", recipe="x"),) * 2}, "two arms are called 'a'"),
+        *(({part: ()}, "needs at least one arm, one seed and one column") for part in ("arms", "seeds", "columns")),
+        ({"seeds": (1, 2, 1)}, r"a seed is there twice in \[1, 2, 1\]"),
+        ({"baseline": "bb"}, r"the baseline 'bb' is none of its arms \(a, b\). Did you mean 'b'"),
+    ],
+)
+def test_a_suite_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    arms = [Arm(name=name, recipe="x") for name in "ab"]
+    assert len(suite(*arms).arms) == 2
+    with pytest.raises(ConfigError, match=said):
+        suite(*arms, **fields)
+
+
+def test_an_arm_with_other_steps_branches_where_training_would() -> None:
+    arm = Arm(name="x", recipe="shapes/branch", options={"rollout.steps": 9})
+    (job, *_) = prepare(suite(arm), recipe)
+    assert job.config.rollout.window.at == [3]
+    assert job.settings.items() >= {"rollout.steps": 9, "rollout.window.at": [3]}.items()
+
+
+def test_points_are_the_first_the_last_and_what_was_asked_for() -> None:
+    assert evaluated((15, 45, 90), EvalConfig(every=7), 45) == [0, 15, 45]
+    assert evaluated(None, EvalConfig(every=20), 45) == [0, 20, 40, 45]
+    assert evaluated(None, EvalConfig(every=0), 45) == [0, 45]
+    assert evaluated(None, EvalConfig(every=20, early=[4, 2, 45]), 45) == [0, 2, 4, 20, 40, 45]
+
+
+CHANGES: dict[str, Any] = {
+    "seed": 1,
+    "iterations": 46,
+    **{
+        part: replace(getattr(recipe("shapes/sage"), part), **{field: value})
+        for part, field, value in (
+            ("model", "path", "another"), ("data", "prompts", "scenes"), ("batch", "group_size", 8), ("rollout", "steps", 7),
+            ("kernel", "eta", 0.6), ("kl", "lambda_max", 1e-3), ("optimizer", "lr", 1e-3), ("evaluate", "steps", 7), ("advantage", "clip", 9.0),
+        )
+    },
+}  # fmt: skip
+"""One field of every part that decides what a run computes."""
+
+
+def test_a_key_goes_by_what_is_computed_and_by_nothing_else() -> None:
+    config = recipe("shapes/sage")
+    key = key_of(config, (0, 45), "train")
+    shown = {"keep": replace(config.keep, videos=1), "evaluate": replace(config.evaluate, show=1)}
+    assert key_of(replace(config, out="elsewhere", **shown), (0, 45), "train") == key
+    budgets = ({"passes": 9}, {"passes": 8}, {"clips": 9}, {"unseen": True})
+    others = [
+        *(key_of(replace(config, **{name: value}), (0, 45), "train") for name, value in CHANGES.items()),
+        key_of(replace(config, rewards=[replace(config.rewards[0], weights={"TA": 1.0})]), (0, 45), "train"),
+        key_of(config, (0, 20, 45), "train"),
+        key_of(config, (0, 45), "rollout"),
+        *(key_of(config, (0, 45), "train", more) for more in budgets),
+    ]
+    assert len({key, *others}) == 1 + len(others)
+    assert key_of(TrainConfig(), (), "train") == key_of(replace(TrainConfig(), out="x"), (), "train")
+
+
+def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:
+    arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
+    _, argv = compare.defaults(["--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before"])
+    asked = parse(compare.Options, argv, prog="sage-grpo compare")
+    assert compare.chosen([suite(*arms)], asked.arms) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]

@@ -1,0 +1,125 @@
+"""The pages of a comparison as a whole: every figure by hand, on rows with every kind of end."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab_rows import row
+
+from pen import drawing
+from sage_grpo.tools.compare import figures, report, store
+from sage_grpo.tools.compare.design import Arm, Column, Suite
+from sage_grpo.tools.compare.summary import summarize
+
+HERE = Path(__file__).parent
+COLUMNS = (Column(key="total", label="Overall", ceiling=3.0), Column(key="drift", higher=False))
+ARMS = tuple(Arm(name=name, recipe="shapes/sage", options={"k": 1}) for name in "abcd")
+SUITE = Suite(
+    name="s", title="T", question="Q?", arms=ARMS, baseline="a", seeds=(1, 2, 3), columns=COLUMNS, passes=25, clips=40,
+    notes="Note.", figures=("curves", "steps", "bars"),
+)  # fmt: skip
+
+
+def rows() -> list[dict[str, Any]]:
+    """a has three seeds and b two of them; of c one run ended, one diverged and one failed; d has none. Scores are eighths, which are exact."""
+    a = [{0: 1.0, 2: 1.25, 4: 1.5}, {0: 1.5, 2: 1.75, 4: 2.0}, {0: 1.25, 2: 1.5, 4: 1.75}]
+    b = [{0: 1.0, 2: 2.0, 4: 2.5}, {0: 1.5, 2: 3.0, 4: 3.5}]
+    own = {"optimizer.lr": 2e-3, "kernel.eta": 0.5}
+    busy = {"iteration": 1.5, "evaluate": 2.0, "total": 3600.0}
+    found = [row("a", seed, curve) for seed, curve in enumerate(a, 1)][::-1]  # as runs end
+    found += [row("b", seed, curve, cost=1234, settings=own, seconds=busy) for seed, curve in enumerate(b, 1)]
+    for one in found:  # two prompts, an eighth of the seed's number above and below
+        apart = one["seed"] / 8
+        one["budgets"] = {"passes": 2, "clips": 4}
+        one["versions"] = dict([("python", "3"), ("torch", "2")][:: 1 if one["arm"] == "a" else -1])
+        scores = {point: found["total"] for point, found in one["evaluations"].items()}
+        one["by_prompt"] = {point: {"total": [score - apart, score + apart]} for point, score in scores.items()}
+    odd: dict[str, Any] = {"machine": {"device": "another"}, "commit": "", "settings": {}, "budgets": {"passes": 2}}
+    odd["versions"] = {"python": "3", "torch": "2"}
+    odd["steps"] = {"0": {"std": 0.5, "sensitivity": 4.0, "raw": 8.0}, "1": {"std": 0.25, "sensitivity": 8.0}}
+    ended = row("c", 1, {0: 3.5, 2: 3.0, 4: 1.25}, cost=20, **odd)
+    return [*found, ended, row("c", 2, {0: 4.0}, status="diverged", iterations=4), row("c", 3, {}, status="failed")]
+
+
+def test_the_report_of_rows_with_every_kind_of_end() -> None:
+    """Half of a's first interval: variances of seeds 1/16 / 3, of prompts 1/8 / 2 and of the rest 1/16 / 2 / 6, times t of 2."""
+    found = report.text(summarize(SUITE, rows()), rows(), [Path("x/curves.png")], "the command")
+    assert found.replace(report.READING, "READING") + "\n" == (HERE / "report.md").read_text()
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def test_numbers_for_programs_are_those_of_the_tables() -> None:
+    found = report.numbers(summarize(SUITE, rows()))
+    assert (found["suite"], found["baseline"], found["budget"], list(found["arms"])) == ("s", "a", 25, list("abcd"))
+    b, d = rounded(found["arms"]["b"]), found["arms"]["d"]
+
+    def gap(mean: float, half: float) -> dict[str, float | int]:
+        return {"mean": mean, "low": round(mean - half, 6), "high": round(mean + half, 6), "count": 2}
+
+    t1 = 12.706205
+    assert b["difference"] == b["equal_clips_difference"] == {"total": gap(1.25, t1 / 4), "drift": gap(0.125, t1 / 40)}
+    assert b["equal_passes_difference"] == {"total": gap(1.0, t1 / 4), "drift": gap(0.1, t1 / 40)}
+    assert [b[name]["total"]["mean"] for name in ("final", "equal_passes", "equal_clips")] == [3.0, 2.5, 3.0]
+    assert b["way"]["mean"] == round((0.75 + 4 / 3) / 2, 6)
+    assert b["p_holm"] == round(1 - 2 * math.atan(5.0) / math.pi, 6)  # a test alone: c has one pair
+    assert (b["base"], b["passes"], b["updates"], b["iterations"]) == ({"total": 1.25, "drift": 0.125}, 4936.0, 8.0, 4)
+    assert found["arms"]["c"]["counts"] == {"done": 1, "diverged": 1, "failed": 1, "missing": 0}
+    assert (d["way"], d["p_holm"], d["passes"], d["difference"], d["base"]) == (None, None, None, {}, {})
+
+
+def test_small_numbers_are_printed_for_readers() -> None:
+    values = (None, math.nan, 0.00099, 0.001, 0.05)
+    assert [report._p(value) for value in values] == ["–", "–", "< 0.001", "0.001", "0.050"]
+    assert [report._whole(value) for value in (math.nan, 12345.6)] == ["–", "12,346"]
+    assert [report._words(value) for value in ("x" * 61, "", {"a": 1, "b": 2})] == ["x" * 60, "unknown", "a 1, b 2"]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The log of the drawing."""
+    return drawing(monkeypatch, figures)
+
+
+def test_figures_show_the_numbers_of_the_tables(log: list[str], tmp_path: Path) -> None:
+    files = figures.draw(summarize(SUITE, rows()), tmp_path)
+    assert files == [tmp_path / f"{name}.png" for name in SUITE.figures]
+    assert "\n".join(log) + "\n" == (HERE / "figures.txt").read_text()
+
+
+def test_only_what_there_is_is_drawn(log: list[str], tmp_path: Path) -> None:
+    few = [one for one in rows() if one["arm"] == "a"]
+    for one in few:
+        one |= {"steps": {}, "evaluations": {"4": one["evaluations"]["4"]}}
+    assert figures.draw(summarize(SUITE, few), tmp_path) == [tmp_path / "bars.png"]  # one point is no curve
+    assert not any("axvline" in line for line in log)
+    assert figures.draw(summarize(SUITE, rows()[-2:]), tmp_path) == []
+    looks = [tuple(figures._look(place)[part] for part in ("color", "ls")) for place in range(33)]
+    assert (len(set(looks[:32])), looks[32]) == (32, looks[0])
+
+
+def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = rows()
+    store.save_suite(tmp_path, SUITE, [one["key"] for one in reversed(ended)], "the command")
+    for one in [*ended, row("x", 1, {0: 1.0})]:  # of no run that was asked for
+        store.append(tmp_path / store.ROWS, one)
+    with pytest.warns(UserWarning, match="No figures: matplotlib cannot be imported.*pip install matplotlib"):
+        found = report.render(tmp_path)
+    names = {"report.md", "table.md", "table.json", "leaderboard.json", store.ROWS, store.SUITE}
+    assert {file.name for file in tmp_path.iterdir()} == names
+    assert report.tables(found) + "\n" == (tmp_path / "table.md").read_text()
+    assert (tmp_path / "table.json").read_text() == json.dumps(report.numbers(found), indent=1) + "\n"
+    assert (tmp_path / "report.md").read_text() == report.text(found, ended[::-1], [], "the command") + "\n"
+    board = (tmp_path / "leaderboard.json").read_text()
+    assert board.startswith('{\n "format": 2,\n "rules"')
+    assert list(json.loads(board)["left_out"]) == [f"s: {name}" for name in "abcd"]

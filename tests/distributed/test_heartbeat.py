@@ -1,0 +1,175 @@
+"""Signs of life: who is missed, who is not, and ranks that end with the process that started them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from sage_grpo.distributed import heartbeat
+from sage_grpo.distributed.heartbeat import GONE, Beat, Heartbeat, condition_of, own_place
+
+MACHINE = own_place().rpartition(":")[0]
+DEAD = f"{MACHINE}:{2**22 + 1}"
+"""Above the largest number of a process."""
+
+
+def test_only_processes_of_this_machine_are_looked_at() -> None:
+    assert condition_of(own_place()) == ""
+    assert condition_of(DEAD) == "dead"
+    assert condition_of("another/machine:1") is None
+    assert condition_of(":1") is None
+
+
+def watching(ranks: int) -> tuple[Heartbeat, list[str]]:
+    """The first rank's view of the others, and what it says when it leaves."""
+    beat, told = Heartbeat(0, ranks, HashStore(), 5.0), []
+    beat.leave = told.append
+    return beat, told
+
+
+@pytest.mark.parametrize(
+    ("count", "place", "age", "lost"),
+    [
+        ("3", "dead", 100.0, "dead"),
+        ("3", "dead", 1.0, ""),  # it may be a beat that is on its way
+        ("3", "elsewhere", 100.0, "silent"),
+        ("3", "elsewhere", 30.0, ""),  # loading and compiling may take so long
+        ("3", "alive", 100.0, ""),
+        (GONE, "dead", 100.0, ""),
+        ("3", "unknown", 100.0, ""),  # it never said where it is
+    ],
+)
+def test_who_counts_as_lost(count: str, place: str, age: float, lost: str) -> None:
+    places = {"dead": DEAD, "elsewhere": "another/machine:1", "alive": own_place(), "unknown": ""}
+    beat, told = watching(3)
+    beat._seen[2] = Beat("1", "rollout", time.monotonic() - 100.0, own_place())
+    beat._seen[1] = Beat(count, "rollout", time.monotonic() - age, places[place])
+    beat._check()
+    beat._check()
+    named = f"Lost rank 1 ({lost}; last seen at: rollout)."
+    assert [message[: len(named)] for message in told] == ([named] if lost else []), "once, where at all"
+    if place == "elsewhere":
+        beat, told = watching(2)
+        beat._seen[1] = Beat(count, "rollout", time.monotonic() - 100.0, places[place])
+        beat._heard = time.monotonic() - 100.0
+        beat._check()
+        assert told == [], "who does not hear the store takes nobody for silent"
+
+
+def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
+    """After a laptop's sleep everyone's last sign is old."""
+    beat, told = watching(2)
+    beat._seen[1] = Beat("3", "rollout", time.monotonic() - 1000, DEAD)
+    beat._forgive()
+    beat._check()
+    assert told == []
+    beat._seen[1] = dataclasses.replace(beat._seen[1], time=time.monotonic() - 1000)
+    beat._check()
+    assert len(told) == 1
+
+
+def test_signs_are_read_once_all_are_there_and_only_new_ones_count() -> None:
+    store = HashStore()
+    beat = Heartbeat(0, 3, store, 5.0)
+    before = dict(beat._seen)
+    store.set("1", "1 here:5 rollout of part 2")
+    beat._look()
+    assert beat._seen == before, "reading would wait for the last one"
+    store.set("2", "1 there:6 rollout")
+    beat._look()
+    assert (beat._seen[1].where, beat._seen[1].place) == ("rollout of part 2", "here:5")
+    first = dict(beat._seen)
+    store.set("2", "2 there:6 update")
+    beat._look()
+    assert beat._seen[1] is first[1]
+    assert (beat._seen[2].where, beat._seen[2].count) == ("update", "2")
+
+
+@pytest.mark.parametrize(
+    ("age", "store_lost", "said"),
+    [
+        (-100.0, None, "All ranks are alive, but one did not arrive in time (rank 1: update). Raise parallel.timeout"),
+        (100.0, None, "Lost rank 1 (last seen at: update)."),
+        (100.0, 0.0, "Lost rank 1 (last seen at: update)."),
+        (0.0, 0.0, "The process that hosts the rendezvous (rank 0, or torchrun on the first node) is gone."),
+    ],
+)
+def test_a_missing_rank_is_named_with_what_it_did_last(age: float, store_lost: float | None, said, monkeypatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
+    now = time.monotonic()
+    beat = Heartbeat(0, 2, HashStore(), 0.05)
+    beat._seen[1] = Beat("3", "update", now - age, own_place())
+    beat._store_lost = None if store_lost is None else now - store_lost
+    assert beat.missing().startswith(said)
+    told: list[str] = []
+    beat.leave = told.append
+    beat._seen[1] = Beat("3", "update", now - 1000, DEAD)
+    beat._check()
+    assert told == [], "the main thread has asked: it ends the process itself"
+
+
+def test_ranks_leave_together() -> None:
+    """The first to end waits for the last word of the other, but not for one that never gives it."""
+    store = HashStore()
+    first, second = (Heartbeat(number, 2, store, 5.0) for number in range(2))
+    for beat in (first, second):
+        store.set(str(beat.number), f"1 {own_place()} rollout")
+        beat._threads = []  # they were never started
+    first.stop()
+    first.farewell(patience=0.2)
+    assert first._seen[1].count == "1"  # looked, and gave up
+    waiting = threading.Thread(target=first.farewell, kwargs={"patience": 60.0})
+    waiting.start()
+    waiting.join(timeout=0.1)
+    assert waiting.is_alive()
+    second.stop()
+    waiting.join(timeout=30)
+    assert not waiting.is_alive()
+
+
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from sage_grpo.distributed.heartbeat import end_with_parent
+
+signal.signal(signal.SIGTERM, lambda number, frame: Path(sys.argv[1], "told").touch())
+end_with_parent(grace=0.3)
+Path(sys.argv[1], "pid").write_text(str(os.getpid()))
+while True:
+    time.sleep(0.1)
+"""
+PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); time.sleep(600)"
+
+
+@pytest.mark.slow
+def test_a_process_is_told_when_its_launcher_was_killed_and_ended_where_it_does_not_leave(tmp_path: Path) -> None:
+    """That it saves and leaves of itself is in test_launch.py."""
+    launcher = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(tmp_path)])
+    wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert condition_of(f"{MACHINE}:{pid}") == ""
+        assert not (tmp_path / "told").exists()
+        launcher.kill()
+        launcher.wait()
+        wait_for(lambda: condition_of(f"{MACHINE}:{pid}") == "dead")
+        assert (tmp_path / "told").exists()
+    finally:
+        if condition_of(f"{MACHINE}:{pid}") != "dead":
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen within a minute"
+        time.sleep(0.05)

@@ -1,0 +1,319 @@
+"""Verdicts of the sentinel and what a run does about them, at hand-made figures: each limit from both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import World
+from sage_grpo.health.evidence import (
+    AGREEMENT,
+    STDERR,
+    Agreement,
+    Change,
+    agreement_of,
+    change,
+    evidence,
+    in_words,
+    shortfall,
+)
+from sage_grpo.health.reward_parts import RewardParts
+from sage_grpo.health.sentinel import Finding, Remembered, Sentinel, Witnesses
+from sage_grpo.health.statistics import MOST, Travel, _mean, correlation, thumbnails
+from sage_grpo.training.config import SentinelConfig
+from sage_grpo.training.guard import Guard
+
+FOUND = [Finding("a", 7, "old", True, False), Finding("b", 7, "fresh", False), Finding("c", 7, "both", True)]
+ROOT = Path("checkpoints")
+
+
+def guarded(
+    action: str = "warn", *, evaluates: tuple[int, tuple[int, ...]] = (5, ()), held_out: bool = True, **state: Any
+) -> tuple[Guard, list[tuple[Any, ...]]]:
+    """A guard over figures instead of a run, and what it does."""
+    done: list[tuple[Any, ...]] = []
+    known = {"good": 4, "rollbacks": 0, "brake": 1.0, "sound": True, "iteration": 7, "evaluated": 7} | state
+    iteration, evaluated = known.pop("iteration"), known.pop("evaluated")
+    sentinel = SimpleNamespace(
+        open=["a", "b"],
+        observe=lambda at, row: done.append(("row", at, row)) or FOUND,
+        evaluated=lambda at, scores, each: done.append(("evaluation", at, scores, each)) or [],
+        **known,
+    )
+    optimizer = SimpleNamespace(
+        pace=SimpleNamespace(slow_to=lambda brake: done.append(("slow", brake))),
+        materialize=lambda: done.append(("materialize",)),
+    )
+    run = SimpleNamespace(
+        iteration=iteration, evaluated=evaluated, sentinel=sentinel, optimizer=optimizer,
+        go_back=lambda folder, world: done.append(("back", folder)),
+    )  # fmt: skip
+    config = SimpleNamespace(
+        sentinel=SentinelConfig(action=action, lr_factor=0.25, rollbacks=2),
+        evaluate=SimpleNamespace(every=evaluates[0], early=evaluates[1], per_prompt=3),
+    )
+    writer = SimpleNamespace(world=World(), finish=lambda: done.append(("written",)))
+    tell = lambda event: done.append((event.iteration, event.name, event.text, event.action))  # noqa: E731
+    return Guard(config, run, writer, ROOT, held_out, tell), done  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("action", "brake", "after"),
+    [
+        ("warn", 1.0, [(7, "a", "old", "warn"), (7, "b", "fresh", "warn"), (7, "c", "both", "warn")]),
+        ("stop", 1.0, [(7, "a and c", "a and c: the run stops. sentinel.action is stop.", "stop")]),
+        ("lower_lr", 1.0, [("slow", 0.25), (7, "a and c", "a and c: steps are 0.25 times as long from now on.", "lower_lr")]),
+        ("lower_lr", 2e-3, [("slow", 1e-3), (7, "a and c", "a and c: steps are 0.001 times as long from now on.", "lower_lr")]),
+    ],
+)  # fmt: skip
+def test_findings_are_told_and_then_acted_on_as_was_chosen(action: str, brake: float, after: list[Any]) -> None:
+    guard, done = guarded(action, brake=brake)
+    assert guard.see_row({"x": 1.0}) == {"sentinel/open": 2.0, "sentinel/lr_factor": brake}
+    assert done == [("row", 7, {"x": 1.0})]
+    assert guard.act() is False
+    told = [] if action == "warn" else [(7, "b", "fresh", "warn"), (7, "c", "both", "warn")]
+    assert done[1:] == [*told, *after]
+    assert guard.stops == (action == "stop")
+    assert (guard.act(), len(done)) == (False, 1 + len(told) + len(after)), "each is told once"
+
+
+def test_an_evaluation_is_seen_score_by_score_and_off_says_nothing() -> None:
+    guard, done = guarded("off")
+    assert guard.see_evaluation([{"scores": {"total": 1.0, "a": 2.0}}, {"scores": {"total": 3.0, "a": None}}]) == {}
+    assert done == [("evaluation", 7, {"total": [1.0, 3.0], "a": [2.0, None]}, 3)]
+    assert guard.see_evaluation([]) == {}
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "fault", "went", "end"),
+    [
+        ({}, None, True, ""),
+        ({"rollbacks": 1, "brake": 0.5}, None, True, ""),
+        ({"rollbacks": 2}, None, True, "It went back 2 times before (sentinel.rollbacks), and shorter steps did not help."),
+        ({"good": None}, None, False, "There is no good checkpoint to go back to."),
+        ({}, "torn", False, f"The good checkpoint {ROOT / '000004'} cannot be used: torn."),
+    ],
+)  # fmt: skip
+def test_a_run_goes_back_to_its_good_checkpoint_or_stops(state, fault, went, end, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoint, "find_fault", lambda folder: fault if folder == ROOT / "000004" else "another")
+    guard, done = guarded("rollback", **state)
+    guard._found = [Finding("a", 7, "old", True, False)]
+    assert guard.act() is went
+    often, brake = state.get("rollbacks", 0), state.get("brake", 1.0)
+    again = 0 if end else 1
+    steps = f"with steps {brake * 0.25**again:g} times as long."
+    told = f"a: back to the weights of iteration 4 ({ROOT / '000004'}), {steps}"
+    wanted = [("written",), *([("back", ROOT / "000004"), (7, "a", told, "rollback")] if went else [])]
+    assert done == wanted + ([(7, "a", f"a: the run stops. {end}", "stop")] if end else [])
+    assert guard.stops == bool(end)
+    assert (guard.state.sentinel.rollbacks, guard.state.sentinel.brake) == (often + again, brake * 0.25**again)
+
+
+@pytest.mark.parametrize(
+    ("given", "saving", "saved", "good"),
+    [
+        ({}, False, True, 7),
+        ({"iteration": 0, "evaluated": 0}, False, True, 0),
+        ({"evaluated": 6}, True, True, 4),  # saved anyway, but nobody knows how good
+        ({"evaluated": 6}, False, False, 4),
+        ({"sound": False}, False, False, 4),
+        ({"good": 7}, False, False, 7),
+        ({"evaluates": (0, ())}, False, False, 4),  # where nothing is evaluated: what is saved anyway
+        ({"evaluates": (0, ()), "evaluated": 6}, True, True, 7),
+        ({"evaluates": (0, (1,)), "evaluated": 6}, True, True, 4),
+        ({"evaluates": (0, (1,))}, False, True, 7),
+        ({"held_out": False, "evaluated": 6}, True, True, 7),
+        ({"held_out": False}, False, False, 4),
+        ({"action": "stop"}, False, False, 4),
+    ],
+)
+def test_weights_are_good_that_were_just_evaluated_and_are_not_in_doubt(given, saving, saved, good) -> None:
+    guard, done = guarded(**{"action": "rollback", **given})
+    assert guard.mark(saving=saving) is saved
+    assert guard.state.sentinel.good == good
+    assert done == ([("materialize",)] if given.get("iteration") == 0 else [])
+
+
+# ---- evidence
+
+
+def off(by: float, stderr: float, at: Sequence[float] = (0.0,) * 4) -> list[float]:
+    """Scores of four clips whose mean is `by` above those before, with this standard error."""
+    return [value + by + sign * math.sqrt(3) * stderr for value, sign in zip(at, (1, -1, 1, -1))]
+
+
+def test_a_change_is_a_mean_with_its_standard_error_and_has_a_sign() -> None:
+    up, down = change([0.0] * 4, off(0.5, 0.1)), change(off(0.5, 0.1), [0.0] * 4)
+    assert (up.by, up.stderr, up.sigmas) == pytest.approx((0.5, 0.1, 5.0))
+    assert (down.by, down.stderr, down.sigmas) == pytest.approx((-0.5, 0.1, -5.0))
+    assert [one.surely(limit) for one in (up, down) for limit in (4.9, 5.1)] == [True, False, False, False]
+    assert (change([None], [1.0]), change([1.0], [3.0])) == (Change(0.0, math.inf), Change(2.0, math.inf))
+
+
+def test_agreements_add_up_and_are_taken_away() -> None:
+    rows = [{AGREEMENT + "j": mean, STDERR + "j": 0.3} for mean in (0.5, 0.1)]
+    both = agreement_of([*rows, {AGREEMENT + "j": 0.9}, {STDERR + "j": 0.9}, {}], "j")
+    assert both == (2, pytest.approx(0.6), pytest.approx(0.18))
+    assert (both.mean, both.stderr) == pytest.approx((0.3, math.sqrt(0.18) / 2))
+    one = agreement_of(rows[:1], "j")
+    rest = both.plus(one, -1)
+    assert rest == (1, pytest.approx(0.1), pytest.approx(0.09))
+    assert one.plus(rest) == pytest.approx(both)
+    drop = one.to(rest)
+    assert (drop.by, drop.stderr) == pytest.approx((0.4, math.hypot(0.3, 0.3)))
+    assert one.to(Agreement()) is Agreement().to(one) is None
+    assert (Agreement().mean, Agreement().stderr, Agreement(1, 0.0, -1e-9).stderr) == (0.0, math.inf, 0.0)
+    assert in_words(one, rest) == " (agreement within groups 0.50 +- 0.3 before, 0.10 +- 0.3 since)"
+    assert in_words(one, Agreement()) == in_words(Agreement(), one) == ""
+    assert evidence(Change(3.0, 1.0), None) == 3.0
+    assert evidence(Change(3.0, 1.0), Change(2.0, 2.0)) == pytest.approx(4.0 / math.sqrt(2))
+
+
+def test_a_shortfall_needs_two_clips_and_a_first_rise() -> None:
+    total, judge = ([0.0, 0.0], [1.0, 1.0], [2.0, 3.0]), ([0.0, 0.0], [2.0, 2.0], [3.0, 3.0])
+    found = shortfall(total, judge)
+    assert (found.by, found.stderr) == pytest.approx((2.0, 1.0))  # rate 2: gains of 2 and 4 were due, and there was 1
+    fewer = [[column[:1] for column in columns] for columns in (total, judge)]
+    assert shortfall(*fewer) == Change(0.0, math.inf)
+    assert shortfall(([1.0, 1.0], [0.0, 0.0], [2.0, 3.0]), judge) == Change(0.0, math.inf)
+    assert shortfall(([0.0, 0.0], [0.0, 0.0], [2.0, 3.0]), judge).stderr == math.inf, "no rise, no rate"
+    unscored = [[None, *column] for column in total], [[9.0, *column] for column in judge]
+    assert shortfall(*unscored).by == pytest.approx(2.0)
+
+
+def test_rank_correlations_and_their_mean() -> None:
+    three = torch.tensor([1.0, 2.0, 3.0])
+    assert correlation(three, torch.tensor([1.0, 3.0, 2.0])) == (0.5, 0.5)
+    assert correlation(torch.tensor([1.0, 2.0, 3.0, math.nan]), torch.tensor([3.0, 2.0, 1.0, 9.0])) == (-1.0, 0.5)
+    assert correlation(three, torch.zeros(3)) is None
+    assert _mean([(0.5, 0.25)]) == (0.5, 0.5)
+    assert _mean([(1.0, 0.1), (0.0, 0.1), (0.5, 0.1)]) == (0.5, pytest.approx(math.sqrt(0.25 / 3)))
+    assert _mean([(0.5, 0.1), (0.5, 0.3)]) == (0.5, pytest.approx(math.sqrt(0.2 / 2))), "not less than chance has"
+
+
+def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:
+    for count, stride in ((MOST, 1), (MOST + 1, 2), (1 << 19, 2), ((1 << 19) + 1, 3)):
+        assert Travel({"p": torch.nn.Parameter(torch.zeros(count))}).stride == stride
+    assert Travel({}).measure(World()) == {"weights/distance": 0.0, "weights/moved": 0.0}
+    assert thumbnails(torch.zeros((0, 3, 8, 8, 3), dtype=torch.uint8)).shape == (0, 4, 3, 8, 8)
+
+
+# ---- verdicts about held-out scores, at their limits: two standard errors, a fifth of the gain
+
+
+def watching(**known: list[float]) -> Sentinel:
+    """A sentinel with one witness, of which it knows these columns."""
+    sentinel = Sentinel(SentinelConfig(), witnesses=Witnesses(scores={"judge": {"true": 1.0}}, statistics=("blur",)))
+    sentinel.held_out = {"total": known, "judge": known, "blur": known}
+    return sentinel
+
+
+FLAT = [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("lost", "stderr", "gain", "told"),
+    [(0.21, 0.1, 1.0, True), (0.19, 0.05, 1.0, False), (0.21, 0.11, 1.0, False), (0.21, 0.1, -9.0, True), (-0.5, 0.1, 1.0, False)],
+)  # fmt: skip
+def test_a_total_fell_by_a_fifth_of_its_gain_and_surely(lost: float, stderr: float, gain: float, told: bool) -> None:
+    sentinel = watching(first=[-gain] * 4, best=FLAT, then=FLAT)
+    assert bool(sentinel._fell(off(-lost, stderr))) == told
+    assert Sentinel(SentinelConfig())._fell(FLAT) == ""
+
+
+@pytest.mark.parametrize(
+    ("lost", "stderr", "gain", "rise", "hacked", "fell"),
+    [
+        # three standard errors are sure; a tenth of the gain where the total rises, a fifth where it stands
+        (0.31, 0.1, 1.0, 1.0, True, False), (0.31, 0.1, 1.0, 0.0, False, True), (0.31, 0.1, 1.0, -1.0, False, True),
+        (0.29, 0.1, 1.0, 1.0, False, False), (0.29, 0.1, 1.0, 0.0, False, False), (0.11, 0.01, 1.0, 1.0, True, False),
+        (0.09, 0.01, 1.0, 1.0, False, False), (0.19, 0.01, 1.0, 0.0, False, False), (0.21, 0.01, 1.0, 0.0, False, True),
+        (-0.5, 0.01, 1.0, 1.0, False, False), (-0.5, 0.01, 1.0, 0.0, False, False),
+    ],
+)  # fmt: skip
+def test_a_witness_that_falls_is_hacking_where_the_total_rises_and_a_loss_where_it_stands(
+    lost: float, stderr: float, gain: float, rise: float, hacked: bool, fell: bool
+) -> None:
+    sentinel, now, total = watching(first=[-gain] * 4, best=FLAT, then=FLAT), off(-lost, stderr), off(rise, 0.1)
+    assert bool(sentinel._hacked("judge", now, total)) == hacked
+    assert bool(sentinel._witness_fell("judge", now, total)) == fell
+    assert sentinel._hacked("nobody", now, total) == sentinel._witness_fell("nobody", now, total) == ""
+
+
+@pytest.mark.parametrize(("drop", "told"), [(0.5, True), (0.01, False), (-0.5, False)])
+def test_groups_that_no_longer_agree_are_evidence_of_hacking(drop: float, told: bool) -> None:
+    """Two and a half standard errors of held-out clips are too few alone, and with five of training's groups enough."""
+    sentinel, total = watching(first=FLAT, best=FLAT, then=FLAT), off(1.0, 0.1)
+    assert not sentinel._hacked("judge", off(-0.25, 0.1), total)
+    sentinel.at_best = {"judge": Agreement(10, 5.0, 0.25)}
+    sentinel.agreement = {"judge": Agreement(20, 10.0 - 10 * drop, 0.75)}
+    assert bool(sentinel._hacked("judge", off(-0.25, 0.1), total)) == told
+
+
+@pytest.mark.parametrize(
+    ("gain", "later", "rise", "told"),
+    [(1.0, 0.0, 1.0, True), (1.0, -1.0, 1.0, True), (1.0, 1.0, 1.0, False), (0.09, -1.0, 1.0, False), (1.0, 0.0, 0.3, False), (1.0, 0.0, -1.0, False)],
+)  # fmt: skip
+def test_a_witness_no_longer_follows_where_its_first_gain_was_sure_and_its_second_is_not(
+    gain, later, rise, told
+) -> None:
+    sentinel, one, judge = watching(), off(1.0, 0.01), off(gain, 0.1)
+    sentinel.remembered = [Remembered({"total": FLAT, "judge": FLAT}), Remembered({"total": one, "judge": judge})]
+    assert bool(sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))) == told
+    if told:
+        sentinel.agreement = {"judge": Agreement(20, 10.0, 0.2)}
+        sentinel.remembered[1] = Remembered({"total": one, "judge": judge}, {"judge": Agreement(10, 5.0, 0.1)})
+        assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one)), "groups agree as before"
+        sentinel.remembered = sentinel.remembered[:1]
+        assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_a_statistic_drifts_beyond_three_deviations_to_either_side_while_the_total_rises(side: float) -> None:
+    sentinel = watching(first=[0.0, 2.0, None])
+    for away, rise, told in ((4.3, 1.0, True), (4.2, 1.0, False), (4.3, -1.0, False), (4.3, 0.1, False)):
+        sentinel.held_out["total"] = {"first": FLAT}
+        assert bool(sentinel._drifted({"blur": [1.0 + side * away, None]}, off(rise, 0.1))) == told
+    sentinel.held_out["blur"] = {"first": [0.0]}
+    assert not sentinel._drifted({"blur": [9.0]}, off(1.0, 0.1)), "one clip has no range"
+
+
+@pytest.mark.parametrize(("since", "told"), [(0.0, True), (-0.4, True), (0.25, False), (0.45, False), (0.9, False)])
+def test_a_witness_parts_where_it_agreed_and_no_longer_does(since: float, told: bool) -> None:
+    """The halves' standard errors are 0.1 each: the drop needs three of theirs together, 0.42, and what is left less than two."""
+    sentinel, stderr = watching(), 0.1 * math.sqrt(5)
+    sentinel.recent = [{AGREEMENT + "judge": mean, STDERR + "judge": stderr} for mean in [0.6] * 5 + [since] * 5]
+    assert bool(sentinel._parted("judge")) == told
+    sentinel.recent = sentinel.recent[1:]
+    assert not sentinel._parted("judge"), "too few to say"
+
+
+def test_what_training_did_meanwhile_is_told_with_its_sign() -> None:
+    sentinel = watching()
+    for levels, told in (
+        ([1.0] * 3 + [1.5] * 3, "rose by 0.5"),
+        ([1.5] * 3 + [1.0] * 3, "fell by 0.5"),
+        ([1.0] * 5, ""),
+    ):
+        sentinel.recent = [{"reward/total": level} for level in levels]
+        assert sentinel._training() == (f"; the training reward {told} meanwhile" if told else "")
+
+
+def test_a_part_is_below_its_best_by_five_standard_errors_to_the_side_that_is_worse() -> None:
+    """Windows of five; a deviation of 1 in each gives each mean a squared standard error of 1/5."""
+    for weight in (1.0, -2.0):
+        for lost, told in ((3.2, True), (3.1, False), (-9.0, False)):
+            parts = RewardParts({"a": weight, "b": 1.0}, 5)
+            side, best = math.copysign(1.0, weight), [-1.0, 1.0, -1.0, 1.0, 0.0]
+            rows = [{"reward/a": side * value, "reward/b": 0.0} for value in (*best, *(value - lost for value in best))]
+            assert not any(parts.observe(rows[:number]) for number in range(1, 6))
+            assert parts.best["reward/a"] == (pytest.approx(0.0), pytest.approx(0.2))
+            assert bool(parts.observe(rows)) == told

@@ -1,0 +1,146 @@
+"""A budget of memory: what fits in it is kept, the process is held to it, and a plan says what each size costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.plan import hardware
+from sage_grpo.plan.architecture import find_architecture
+from sage_grpo.plan.costs import forecast
+from sage_grpo.plan.formulas import GIB, HUNYUAN15_VAE
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training import offload
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import build
+from sage_grpo.training.offload import VaeMover, hold_to_budget
+
+H200 = hardware.find("h200")
+
+
+def budgeted(name: str, memory: float | None, **update: object) -> TrainConfig:
+    config = recipe(name)
+    return replace(config, model=replace(config.model, memory=memory), update=replace(config.update, **update))
+
+
+@pytest.mark.parametrize(("asked", "gib"), [(None, 100.0), (24.0, 24.0), (0.25, 25.0), (1.0, 1.0), (300.0, 100.0)])
+def test_a_number_is_gib_and_below_one_a_share_and_never_more_than_there_is(asked: float | None, gib: float) -> None:
+    assert ModelSpec(memory=asked).budget(100.0) == gib
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """What PyTorch is told of a card of 100 GiB; like PyTorch it takes a number, and no device without one."""
+    told: list[tuple[float, int]] = []
+
+    def hold(share: float, device: int | torch.device) -> None:
+        index = device if isinstance(device, int) else device.index
+        if index is None:
+            raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+        told.append((share, index))
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", hold)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(offload, "_held", set())
+    return told
+
+
+def test_a_process_is_held_to_its_budget_and_let_go_by_a_later_run_without_one(card) -> None:
+    device = torch.device("cuda", 0)
+    hold_to_budget(ModelSpec(), device)
+    assert card == []
+    for memory in (24.0, 0.5, 500.0):
+        hold_to_budget(ModelSpec(memory=memory), device)
+    hold_to_budget(ModelSpec(), torch.device("cuda", 1))
+    hold_to_budget(ModelSpec(), device)
+    hold_to_budget(ModelSpec(), device)
+    assert card == [(0.24, 0), (0.5, 0), (1.0, 0), (1.0, 0)]
+
+
+def test_a_gpu_without_a_number_is_the_one_that_the_process_is_on(card) -> None:
+    """`cuda` is what a run on one GPU computes on."""
+    for memory in (24.0, None):
+        hold_to_budget(ModelSpec(memory=memory), torch.device("cuda"))
+    assert card == [(0.24, 3), (1.0, 3)]
+
+
+def test_the_vae_stays_only_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 GiB of 100 are enough for it to stay; in a budget of 60 they are not."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30 * GIB)
+    for memory, stays in ((None, True), (80.0, True), (60.0, False), (0.6, False)):
+        mover = VaeMover(SimpleNamespace(device=torch.device("cuda")), ModelSpec(memory=memory))
+        mover.bytes = 2 * GIB
+        mover.observe({"time/peak_gib_update": 60.0})
+        assert mover.stays == stays, memory
+
+
+def test_on_a_cpu_a_budget_is_refused_with_the_reason(tmp_path) -> None:
+    config = replace(recipe("shapes/sage"), model=ModelSpec(memory=8.0, device="cpu"), out=str(tmp_path))
+    for attempt in (lambda: build(config), lambda: forecast(config, hardware.cpu())):
+        refused: Callable[[], object] = attempt
+        with pytest.raises(ModelError, match=r"model\.memory 8 is a budget of a GPU's memory.*CPU.*Leave it out"):
+            refused()
+
+
+def test_smaller_chunks_make_decoding_fit() -> None:
+    """Of 4 latent frames or of one: what is decoded at once shrinks as much; what goes from one chunk to the next does not, and nothing else changes."""
+    config = recipe("hunyuan15_lora/branch")
+    phases = []
+    for options in ({}, {"decode_chunk": 4}, {"decode_chunk": 1}):
+        said = forecast(replace(config, model=replace(config.model, options=options)), H200)
+        phases.append(next(phase for phase in said.phases if phase.name == "decode"))
+    past = HUNYUAN15_VAE.past * 352 * 624
+    sizes = [phase.memory.activations - past for phase in phases]
+    assert sizes[0] == sizes[1] == pytest.approx(4 * sizes[2])  # 4 M pixels are 4 latent frames of 352 x 624
+    assert sizes[2] > 0
+    brief = replace(config, model=replace(config.model, frames=13))  # one chunk: nothing is carried
+    decode = next(phase for phase in forecast(brief, H200).phases if phase.name == "decode")
+    assert decode.memory.activations == pytest.approx(HUNYUAN15_VAE.working * 13 * 352 * 624)
+    assert len({phase.seconds for phase in phases}) == 1
+
+
+def test_a_plan_prices_guided_training_without_the_negatives_gradient() -> None:
+    """A backward pass of two less, and the activations of one branch; rollouts and evaluations stay as they are."""
+    whole = forecast(budgeted("hunyuan15_lora/sage", None, gradient_checkpointing=True), H200)
+    config = replace(whole.config, model=replace(whole.config.model, negative_gradient=False))
+    found = whole.architecture
+    half, plain = forecast(config, H200, architecture=found), {phase.name: phase for phase in whole.phases}
+    cheaper = {phase.name: phase for phase in half.phases}
+    assert half.passes == whole.passes
+    (row,) = whole.passes
+    forward, backward = whole._pass(row["replay"]), whole._pass(row["replay"], backward=True)
+    saved = plain["update"].seconds - cheaper["update"].seconds
+    assert saved == pytest.approx((backward - forward) / 2)
+    for name in ("rollout", "decode", "reward"):
+        assert cheaper[name].seconds == plain[name].seconds
+    assert half.evaluation_seconds == whole.evaluation_seconds
+    assert cheaper["update"].memory.activations < plain["update"].memory.activations
+    unguided = replace(whole.config, model=replace(whole.config.model, guidance_in_training=False))
+    without = [replace(unguided, model=replace(unguided.model, negative_gradient=one)) for one in (True, False)]
+    assert len({forecast(one, H200, architecture=found).iteration_seconds for one in without}) == 1
+
+
+def test_a_plan_prices_the_rewards_gradient() -> None:
+    """Decoding with a graph, an excerpt of the clip where one is asked for, and three passes of the reward; a reward of latents takes neither."""
+    config = recipe("hunyuan15_lora/draft")
+    found = find_architecture(config.model)
+    whole = {phase.name: phase for phase in forecast(config, H200, architecture=found).phases}
+    assert 4 * whole["decode"].seconds < whole["gradient"].seconds < 7 * whole["decode"].seconds
+    assert 1.5 * whole["decode"].memory.total < whole["gradient"].memory.total < 60 * GIB
+    rewarded = [replace(config, rewards=[RewardSpec(name=name)]) for name in ("videoalign", "somewhere:free")]
+    said = [forecast(one, H200, architecture=found).phases for one in rewarded]
+    priced, free = ({phase.name: phase.seconds for phase in phases} for phases in said)
+    assert priced["gradient"] - free["gradient"] == pytest.approx(3 * (priced["reward"] - free["reward"]))
+    spec = RewardSpec(name="somewhere:else", options={"reads": "latents", "differentiable": True})
+    latents = forecast(replace(config, rewards=[spec]), H200, architecture=found).phases
+    assert {phase.name: phase.seconds for phase in latents}["decode"] == 0
+    assert "gradient" not in [phase.name for phase in latents]

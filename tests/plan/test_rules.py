@@ -1,0 +1,182 @@
+"""Small rules of a plan at hand-made figures: rates of devices, what a measurement counts, when a change is worth a line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sage_grpo.models.cheap import CheapSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.plan import budgets, changes, costs, hardware, measure, show
+from sage_grpo.plan.architecture import Architecture, latent_elements, sigmas
+from sage_grpo.plan.formulas import GIB
+from sage_grpo.plan.passes import Guiding, Passes, evaluation
+from sage_grpo.plan.workers import Crew
+from sage_grpo.recipes import recipe
+
+
+def test_a_card_without_rates_has_the_share_of_its_peak() -> None:
+    found = hardware.find("A100-80")
+    assert (found.gib, found.rates.link, found.rates.eager, found.is_cpu) == (79.2, 230e9, 4e-3, False)
+    assert found.rates.attention == pytest.approx(617e12 * 312 / 989)
+    assert found.rates.products == pytest.approx(778e12 * 312 / 989)
+    assert found.rates.bandwidth == pytest.approx(4.0e12 * 2.04 / 4.8)
+    assert found.origin.startswith("estimated")
+    links = [hardware.find(name, gpus).rates.link for name, gpus in (("h200", 8), ("h200", 9), ("rtx4090", 9))]
+    assert links == [350e9, 40e9, 10e9], "between nodes, but never more than a card's own"
+    known = hardware.find("h200")
+    assert (known.rates.attention, known.origin) == (617e12, "measured (docs/plan.md)")
+
+
+def test_the_device_of_this_machine(monkeypatch) -> None:
+    named = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=50 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: named if place == 0 else None)
+    found = hardware.here(9)
+    assert (found.title, found.gib, found.rates.link) == ("NVIDIA H100 80GB HBM3", 50.0, 40e9)
+    named.name = "somebody's own"
+    found = hardware.here(9)
+    assert (found.title, found.gib, found.rates) == ("somebody's own", 50.0, hardware.find("h100", 9).rates)
+    assert found.origin.startswith("not in the table")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(hardware.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}.get)
+    found = hardware.here()
+    assert (found.is_cpu, found.gib) == (True, 4.0)
+    rates = found.rates
+    assert (rates.attention, rates.products, rates.bandwidth, rates.launch) == (2e11, 2.6e11, 4e11, 5e-5)
+
+
+def test_the_quickest_call_counts(monkeypatch) -> None:
+    done: list[str] = []
+    for repeat, clock, best in ((3, [0, 9, 10, 13, 20, 22, 30, 35], 2), (1, [0, 9, 10, 14], 4)):
+        left = iter(clock)
+        monkeypatch.setattr(measure.time, "perf_counter", lambda left=left: next(left))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
+        assert measure._seconds(lambda: done.append("ran"), torch.device("cpu"), repeat) == best
+        assert done == ["ran"] * (repeat + 1)
+        left = iter(clock)
+        monkeypatch.setattr(measure.time, "perf_counter", lambda left=left: next(left))
+        done.clear()
+        assert measure._seconds(lambda: done.append("ran"), torch.device("cuda"), repeat) == best
+        assert done == ["waited", "ran", "waited"] * (repeat + 1)
+        done.clear()
+    assert (measure._block(1.0, 7.0), measure._block(1.0, 1.2)) == (3.0, pytest.approx(0.1))
+    assert measure._block(1.0, 1.05) == pytest.approx(1.05 / 30), "noise hides them: a tenth of their share"
+
+
+def test_a_pass_is_timed_forward_and_both_ways(monkeypatch) -> None:
+    calls: list[Any] = []
+    weight = torch.nn.Parameter(torch.ones(()))
+
+    def velocity(x: torch.Tensor, sigma: torch.Tensor, conditions: object) -> torch.Tensor:
+        calls.append((x.shape, float(sigma), conditions, torch.is_grad_enabled()))
+        return x * weight
+
+    model = SimpleNamespace(
+        device=torch.device("cpu"), latent_shape=lambda: (2, 3), encode=lambda texts: texts, velocity=velocity,
+        network=SimpleNamespace(zero_grad=lambda set_to_none: calls.append((weight.grad is not None, set_to_none))),
+        spec=SimpleNamespace(deterministic=True), decode=lambda latents: calls.append(latents.shape),
+    )  # fmt: skip
+    monkeypatch.setattr(measure, "_seconds", lambda run, device, repeat=3: (run(), repeat)[1])
+    assert measure._block_times(model) == (3, 3)  # type: ignore[arg-type]
+    asked = ((1, 2, 3), pytest.approx(0.7), ["a prompt"])
+    assert calls == [(*asked, False), (*asked, True), (True, True)]
+    assert measure._decode_time(model) == 1  # type: ignore[arg-type]
+    assert calls[3:] == [(1, 2, 3)]
+
+    def full(latents: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError
+
+    model.decode = full
+    assert measure._decode_time(model) is None  # type: ignore[arg-type]
+
+
+def crew(**figures: float) -> Crew:
+    usual = {"workers": 4, "tasks": 4, "rounds": 1, "sampling_seconds": 2.0, "updating_seconds": 1.0, "gib": 5.0}
+    return Crew(
+        **{**usual, "iteration_seconds": 3.0, "weights_megabytes": 1.0, "task_megabytes": 1.0, "room": 5.0, **figures}
+    )  # type: ignore[arg-type]
+
+
+def test_who_is_waited_for() -> None:
+    sampling = "workers: more of them shorten an iteration"
+    assert crew().bottleneck == crew(tasks=5).bottleneck == sampling
+    assert crew(sampling_seconds=1.0).bottleneck == "the trainer's updates: more workers do not help"
+    assert crew(tasks=3).bottleneck.startswith("1 of 4 workers have nothing to do")
+    assert crew(gib=5.1).bottleneck == "a worker does not fit: it needs 5.1 GiB of 5 that can be used"
+
+
+def test_passes_add_up_and_small_clips_are_guided_together() -> None:
+    assert Passes(1, 2, 3) + Passes(4, 5, 6) * 2 == Passes(9, 12, 15)
+    guiding = Guiding(lambda sigma: 2 if sigma > 0.5 else 1, together=3)
+    assert [guiding.one(rows, 0.9) for rows in (3, 4)] == [Passes(1, 1, 6), Passes(1, 2, 8)]
+    assert [guiding.one(4, 0.5), guiding.one(4, 0.9, "whole"), guiding.one(4, 0.9, "plain")] == [  # type: ignore[arg-type]
+        Passes(1, 1, 4), Passes(1, 2, 8), Passes(1, 1, 4),
+    ]  # fmt: skip
+    config = recipe("shapes/sage")
+    spec = replace(config.evaluate, prompts=4, per_prompt=2)
+    config = replace(config, evaluate=spec, batch=replace(config.batch, micro_batch=2))
+    plain = Guiding(lambda sigma: 2 if sigma > 0.5 else 1)
+    assert evaluation(config, 3, 2, [1.0, 0.5], plain) == [Passes(4, 6, 9)] * 2
+    assert sum(one.clips for one in evaluation(config, 9, 2, [1.0, 0.5], plain)) == 3 * 8, "not more than are asked for"
+
+
+def test_times_are_told_in_a_fitting_unit_and_what_given_steps_do_without() -> None:
+    told = {0.04: "0.0 s", 119.9: "119.9 s", 120: "2.0 min", 7199: "120.0 min", 7200: "2.0 h"}
+    assert {seconds: show._time(seconds) for seconds in told} == told
+    assert show._given(CheapSpec()) == ""
+    assert show._given(CheapSpec(guidance=(0.25, 0.5), negative_every=2)) == (
+        "guided at noise levels 0.25 to 0.5; the negative branch at every 2 of them"
+    )
+
+
+def forecast_of(peak: float, seconds: float, fits: bool = True, hours: float = 1.0) -> Any:
+    return SimpleNamespace(peak=peak, iteration_seconds=seconds, fits=fits, gpu_hours=hours)
+
+
+def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
+    now = forecast_of(100.0, 100.0)
+    moved = [(100.0, 100.0), (101.5, 100.0), (98.5, 100.0), (100.5, 99.5), (100.0, 101.5), (100.0, 98.5)]
+    assert [changes._buys(now, forecast_of(*one)) for one in moved] == [False, True, True, False, True, True]
+    ways = [
+        changes.Change(name, run, forecast_of(peak, 1.0, fits, hours))
+        for name, run, peak, fits, hours in (
+            ("d", "another", 1.0, False, 1.0), ("b", "more GPUs", 9.0, True, 1.0), ("a", "same", 5.0, True, 9.0),
+            ("c", "same", 2.0, False, 1.0), ("e", "another", 2.0, False, 0.0), ("a0", "same", 9.0, True, 8.0),
+        )
+    ]  # fmt: skip
+    assert [one.option for one in sorted(ways, key=changes._rank)] == ["a0", "a", "b", "c", "d", "e"]
+    options = (("a", True), ("b", 0.5), ("c", 3), ("model.lora", LoraSpec(rank=5)))
+    assert " ".join(changes._typed(*one) for one in options) == "--a true --b 0.5 --c 3 --model.lora.rank 5"
+    kinds = [["rollout.offload"], ["model.vae_tiling"], ["model.frames"], ["model.vae_tiling", "model.frames"]]
+    assert [changes._stays(edit) for edit in kinds] == ["same", "nearly", "another", "another"]
+
+
+def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
+    phases = [SimpleNamespace(name=name, memory=SimpleNamespace(total=gib * GIB)) for name, gib in (("a", 5), ("b", 7))]
+    one: Any = SimpleNamespace(fits=False, phases=phases, room=6 * GIB, levels=["all", "all", "input"])
+    assert budgets.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
+    one.fits = True
+    assert budgets.outcome(one) == "all 2, input 1"
+    assert costs.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
+    asked = [(True, True), (False, True), ("attention", False), ("auto", True), ("auto", False)]
+    found = [costs.levels(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
+    assert found == [[level] * 2 for level in ("input", "all", "attention", "attention", "all")]
+
+
+def test_a_family_of_your_own_is_known_by_its_configuration() -> None:
+    spec = ModelSpec(family="somewhere", guidance_scale=3.0, shift=2.0)
+    own = Architecture(family="somewhere", source="", spec=spec)
+    assert (own.guidance_scale, own.shift, own.text_tokens, own.estimated) == (3.0, 2.0, 0, False)
+    assert (own.network, own.video, latent_elements(own)) == (None, None, 0)
+    assert (own.network_at(0.5), own.trains(0.5)) == (0, True)
+    assert (own.branches(0.5), own.branches(0.5, 1.0), own.branches(0.5, 2.0)) == (2, 1, 2)
+    plain = Architecture(family="somewhere", source="", spec=ModelSpec(family="somewhere"))
+    assert (plain.guidance_scale, plain.shift, plain.branches(0.5)) == (1.0, 1.0, 1)
+    assert sigmas(plain.grid(4)) == [1.0, 0.75, 0.5, 0.25]
+    assert sigmas(own.grid(2)) == sigmas(plain.grid(2, 2.0)) == [1.0, pytest.approx(2 / 3)]

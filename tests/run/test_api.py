@@ -1,0 +1,267 @@
+"""The Python API: runs with objects and code of one's own, callbacks, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import sage_grpo
+import trainer_toys
+from sage_grpo import StopRequest, evaluate, generate, own_reward
+from sage_grpo.callbacks.journal import read_events, read_rows
+from sage_grpo.cli.train import run as command
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.models import ModelError
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.run import identity
+from sage_grpo.run.identity import of_object, stable
+from sage_grpo.run.preflight import preflight
+from sage_grpo.run.saved import read_config
+from sage_grpo.run.session import run
+from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.training.config import EvalConfig, LogConfig, TrainConfig
+from sage_grpo.training.inputs import Given
+from trainer_toys import bright
+from trainer_zoo.toy import ToyModel
+
+WORDS = ["a cat", "a red dog", "a bird", "the sea", "a tree"]
+
+
+def toy() -> ToyModel:
+    return ToyModel(ModelSpec(family="trainer_zoo.toy"))
+
+
+@pytest.fixture
+def config(make_config) -> TrainConfig:
+    return make_config(iterations=2)
+
+
+@pytest.fixture
+def own() -> dict[str, Any]:
+    """Objects that are what the configuration names."""
+    reward = own_reward(bright, batch_size=0)
+    return {"model": toy(), "rewards": reward, "prompts": WORDS, "held_out": WORDS}
+
+
+def final(out: Path | str) -> bytes:
+    return (Path(out) / "final" / "toy.safetensors").read_bytes()
+
+
+def values(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def test_objects_train_as_what_they_stand_for(config, own, tmp_path: Path) -> None:
+    run(config)
+    result = sage_grpo.train(replace(config, out=str(tmp_path / "own")), **own)
+    assert (result.iteration, result.stopped, result.out) == (2, False, tmp_path / "own")
+    assert final(config.out) == final(result.out)
+    assert values(result.metrics) == values(read_rows(Path(config.out) / "metrics.jsonl"))
+    assert result.model is own["model"]
+    assert any(not torch.equal(p, q) for p, q in zip(result.model.network.parameters(), toy().network.parameters()))
+
+
+def test_what_a_callback_raises_ends_the_run_saved(config, tmp_path: Path) -> None:
+    config = replace(config, keep=replace(config.keep, checkpoint_every=9))
+
+    def fails(event) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        sage_grpo.train(config, on_iteration=fails)
+    assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
+    assert sage_grpo.train(config).iteration == 2
+    run(replace(config, out=str(tmp_path / "whole")))
+    assert final(config.out) == final(tmp_path / "whole")
+
+
+def test_a_stop_before_the_first_iteration_leaves_nothing_half_done(config) -> None:
+    stop = StopRequest()
+    stop.set()
+    result = sage_grpo.train(config, stop=stop)
+    assert (result.iteration, result.stopped) == (0, True)
+    assert not (Path(config.out) / "checkpoints").exists()
+
+
+def test_own_objects_are_compared_when_a_run_is_continued(config, own, capsys: pytest.CaptureFixture[str]) -> None:
+    one = replace(config, iterations=1)
+    sage_grpo.train(one, **own)
+    with pytest.raises(ConfigError, match=r"differs from this one.*\n  prompts: "):
+        sage_grpo.train(config, **{**own, "prompts": [*WORDS[:-1], "a flower"]})
+
+    def bright(videos, prompts, fps):  # the same name, other code
+        return videos.float().mean(dim=(1, 2, 3, 4))
+
+    with pytest.raises(ConfigError, match=r"\n  plugins: the code of rewards or of a model of your own\n"):
+        sage_grpo.train(config, **{**own, "rewards": own_reward(bright, batch_size=0)})
+    with pytest.raises(ConfigError, match=r"\n  model.family: .*object:ToyModel"):
+        sage_grpo.train(config, **{**own, "model": None})
+    capsys.readouterr()
+    assert sage_grpo.train(config, **{**own, "model": toy()}).iteration == 2
+    assert "The code of bright is that of the run so far" in " ".join(capsys.readouterr().out.split())
+
+
+def test_frozen_weights_of_a_model_object_count_and_trained_ones_do_not(config) -> None:
+    def half_frozen(frozen: float, trained: float) -> ToyModel:
+        model = toy()
+        with torch.no_grad():
+            model.network.first.weight[0, 0] = frozen
+            model.network.second.weight[0, 0] = trained
+        model.network.first.requires_grad_(False)
+        chosen = {name: p for name, p in model.network.named_parameters() if p.requires_grad}
+        model.trainable = lambda: chosen
+        return model
+
+    sage_grpo.train(replace(config, iterations=1), model=half_frozen(0.5, 0.5))
+    with pytest.raises(ConfigError, match=r"\n  weights: .*frozen weights of a model object"):
+        sage_grpo.train(config, model=half_frozen(0.6, 0.5))
+    assert sage_grpo.train(config, model=half_frozen(0.5, 0.6)).iteration == 2
+
+
+def test_fingerprints_tell_code_apart_and_nothing_else() -> None:
+    def of(text: str) -> str:
+        names: dict[str, Any] = {"__name__": "notebook"}
+        exec(text, names)
+        return of_object(names["A"]())
+
+    text = "class A:\n    'words'\n    def __call__(self, x, y=1):\n        return x in {0, 8}\n"
+    assert of(text) == of("\n\n" + text.replace("'words'", "'other words'"))  # neither its place nor its description
+    assert of(text) == of(text.replace("{0, 8}", "{8, 0}"))  # sets have an order of their own in every process
+    for old, new in (("{0, 8}", "{0, 9}"), ("y=1", "y=2"), ("x in", "x not in")):
+        assert of(text) != of(text.replace(old, new)), new
+    assert stable(object()) == "<object>"
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        ({"model": torch.nn.Linear(1, 1)}, "A Linear is no VelocityModel: it lacks spec, video"),
+        ({"held_out": []}, "held_out: there is no row"),
+        ({"rewards": []}, "none of them counts"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(objects: dict[str, Any], said: str, config) -> None:
+    with pytest.raises(ValueError, match=said):
+        sage_grpo.train(config, **objects)
+    assert not Path(config.out).exists()
+
+
+def test_a_run_with_objects_is_evaluated_with_them_and_makes_their_clips(config, own, tmp_path: Path) -> None:
+    result = sage_grpo.train(replace(config, iterations=1), **own)
+    found = {name: value for name, value in result.metrics[-1].items() if name.startswith("eval/")}
+    out, objects = str(result.out), {"rewards": own["rewards"], "prompts": WORDS}
+    assert evaluate(out, model=toy(), **objects).metrics == found
+    assert evaluate(out, model=toy(), weights="base", **objects).metrics != found
+    settings = EvalConfig(prompts=2, steps=3, show=1)
+    assert evaluate(model=own["model"], **objects, settings=settings, micro_batch=4).metrics == found
+    wanted = [{"prompt": "a cat", "seed": 3}, "a dog"]
+    clips = generate(wanted, run=out, model=toy(), steps=3)
+    assert (clips.prompts, clips.seeds, clips.fps) == (["a cat", "a dog"], [3, 1], 8.0)
+    other, same = (generate(those, model=own["model"], steps=3) for those in (["a cat", "a dog"], wanted))
+    assert torch.equal(clips.videos, same.videos)
+    assert not torch.equal(clips.videos, other.videos)
+    assert [file.is_file() for file in clips.save(tmp_path / "clips")] == [True, True]
+    with pytest.raises(ConfigError, match=r"generate has no option 'stpes'.*Did you mean 'steps'"):
+        generate("a cat", model=toy(), stpes=3)
+
+
+OWN = "trainer_toys:Quiet"
+
+
+def test_a_kernel_of_ones_own_trains_and_replays_to_the_bit(make_config, make_trainer) -> None:
+    config = make_config(kernel=KernelSpec(name=OWN, eta=0.5))
+    trainer = make_trainer(config)
+    assert type(trainer.planner.kernel) is trainer_toys.Quiet
+    assert trainer.step()["ratio/first_log"] == 0.0
+    assert trainer.log[1]["ratio/largest_log"] > 0
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"kernel": KernelSpec(name="subprocess:Popen")}, "is not a kernel: it must be a dataclass with"),
+        ({"log": LogConfig(sinks=["trainer_toys:Kep"])}, "trainer_toys has no 'Kep'. Did you mean 'Kept'"),
+        ({"log": LogConfig(sinks=["trainer_toys:bright"])}, "log.sinks 'trainer_toys:bright' is not a sink"),
+    ],
+)
+def test_what_is_not_a_kernel_or_a_sink_is_refused_before_a_run(named, said: str, make_config) -> None:
+    with pytest.raises(ValueError, match=said):
+        preflight(make_config(**named))
+
+
+def test_the_code_of_a_decoder_is_part_of_what_a_run_is_and_is_not_taken_from_a_strangers_folder(
+    make_config, tmp_path: Path
+) -> None:
+    config = replace(make_config(), rewards=TrainConfig().rewards)
+    (tmp_path / "tiny").mkdir()
+    weights = tmp_path / "tiny" / "weights.safetensors"
+    prints, tiny = [identity._of_plugins(config, Given())], str(tmp_path / "tiny")
+    for name, content in (("trainer_toys:darker", b""), (tiny, b"one"), (tiny, b"two")):
+        weights.write_bytes(content)
+        own = replace(config, model=replace(config.model, decoder=name))
+        prints.append(identity._of_plugins(own, Given()))
+    assert len(set(prints)) == 4
+    misspelt = replace(config, model=replace(config.model, decoder="trainer_toys:darkr"))
+    with pytest.raises(ModelError, match=r"model\.decoder 'trainer_toys:darkr': .*Did you mean 'darker'\?"):
+        preflight(misspelt)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"decoder": "trainer_toys:darker"}}))
+    with pytest.raises(ValueError, match=r"names the code trainer_toys:darker \(model\.decoder\).*--trust_run"):
+        read_config(tmp_path)
+    assert read_config(tmp_path, trust=True).model.decoder == "trainer_toys:darker"
+
+
+def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_toys.Kept, "rows", [])
+    monkeypatch.setattr(trainer_toys.Kept, "closed", [])
+    config = make_config(iterations=1, log=LogConfig(tensorboard=False, progress=False, sinks=["trainer_toys:Kept"]))
+    run(config)
+    written = [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")]
+    assert [iteration for iteration, _ in trainer_toys.Kept.rows] == written
+    assert trainer_toys.Kept.closed == [Path(config.out)]
+
+
+def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsys, monkeypatch) -> None:
+    config = make_config(iterations=1, evaluate=EvalConfig(every=1, prompts=2, steps=2, show=1))
+    out = Path(config.out)
+    assert command(config) == 0
+    assert f"Report: {out / 'report.html'}   before and after: {out / 'before_after'}" in capsys.readouterr().out
+    assert "a cat" in (out / "report.html").read_text()
+    assert [file.name for file in (out / "before_after").iterdir()] == ["00-a-cat.mp4"]
+    index = [json.loads((out / "videos" / f"heldout-00000{number}.json").read_text()) for number in (0, 1)]
+    for found in index:
+        assert [(row["prompt"], row["noise"], row["clip"] is None) for row in found["rows"]] == [
+            ("a cat", "1234/0/0", False),
+            ("a red dog", "1234/1/0", True),
+        ]
+    scores = [row["scores"]["total"] for row in index[1]["rows"]]
+    assert scores[0] != scores[1]
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval/total"] == pytest.approx(sum(scores) / 2)
+    assert index[0]["rows"][0]["scores"] != index[1]["rows"][0]["scores"]
+    assert len(json.loads((out / "schedule.json").read_text())["sigmas"]) == config.rollout.steps + 1
+    assert [event["kind"] for event in read_events(out)] == ["start", "finish"]
+    # What goes wrong with the page does not touch the command.
+    monkeypatch.setattr("sage_grpo.tools.report.page.render", lambda data: 1 / 0)
+    with pytest.warns(UserWarning, match="ZeroDivisionError"):
+        assert command(replace(config, iterations=2)) == 0
+    assert (out / ".finished").read_text().strip() == "2"
+    assert [event["kind"] for event in read_events(out)] == ["start", "finish", "resume", "finish"]
+
+
+def test_every_row_has_the_scores_of_its_own_clip(make_config, make_trainer) -> None:
+    config = make_config(evaluate=EvalConfig(every=1, prompts=3, per_prompt=2, steps=2, show=5))
+    trainer = make_trainer(config)
+    trainer.encode_prompts()
+    found = trainer.evaluate()
+    assert [row["clip"] for row in found.rows] == [0, 1, 2, 3, 4, None]
+    assert len({row["noise"] for row in found.rows}) == 6
+    for row in found.rows[:5]:
+        assert row["prompt"] == found.captions[row["clip"]]
+        assert row["scores"]["total"] == pytest.approx(float(found.clips[row["clip"]].float().mean()) / 255, abs=1e-5)
+    assert len({round(row["scores"]["total"], 7) for row in found.rows}) > 3

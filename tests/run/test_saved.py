@@ -1,0 +1,246 @@
+"""What a run has left: which weights are taken, what an export's card says, and what makes objects the same."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import World
+from sage_grpo.models.spec import LoraSpec, ModelSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run import card, identity, lock, saved
+from sage_grpo.run.saved import Choice, Weights, find_checkpoint, refuse_own
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of five iterations with checkpoints 2 and 4, whose best evaluation is a number in its folder."""
+    root = tmp_path / "run"
+    for number in (2, 4):
+        (root / "checkpoints" / f"{number:06d}").mkdir(parents=True)
+    (root / "best.txt").write_text("3")
+    monkeypatch.setattr(checkpoint, "newest_good", lambda root: max(root.glob("0*"), default=None))
+    monkeypatch.setattr(checkpoint, "find_fault", lambda folder: "broken" if (folder / "broken").exists() else None)
+    monkeypatch.setattr(checkpoint, "read_meta", lambda folder, kinds: json.loads((root / "meta.json").read_text()))
+    (root / "meta.json").write_text(json.dumps({"config": {"iterations": 5}, "best": {"iteration": 2}}))
+    return root
+
+
+SPEC, LORA = ModelSpec(path="base"), ModelSpec(path="base", lora=LoraSpec(rank=2))
+
+
+def test_weights_are_found_where_the_run_has_them(run: Path) -> None:
+    def of(spec: ModelSpec = SPEC, **choice: Any) -> Weights:
+        return Choice(run=str(run), **choice).find(spec)
+
+    root = run / "checkpoints"
+    assert Choice().find(SPEC) == of(weights="base") == Weights(SPEC)
+    assert of(checkpoint=2, ema=True) == Weights(SPEC, checkpoint=root / "000002", ema=True)
+    assert of(weights="best", ema=False) == Weights(SPEC, checkpoint=root / "000002", ema=False)
+    with pytest.raises(FileNotFoundError, match="its newest checkpoint is --checkpoint 4, of 5 iterations"):
+        of()  # it is not at its end
+    (run / "final").mkdir()
+    with pytest.raises(FileNotFoundError, match="no final weights"):
+        of()  # of a shorter run, which was then continued
+    (run / "meta.json").write_text(json.dumps({"config": {"iterations": 4}, "best": {"iteration": 3}}))
+    assert of() == of(weights="final") == Weights(SPEC, checkpoint=root / "000004")
+    with pytest.raises(FileNotFoundError, match=r"no best weights.*Best weights need held-out prompts"):
+        of(weights="best")
+    (run / "best").mkdir()
+    assert of(weights="best") == Weights(ModelSpec(path=str(run / "best")), exported=True)
+    assert of(LORA, weights="best") == Weights(
+        ModelSpec(path="base", lora=LoraSpec(rank=2, path=str(run / "best"))), exported=True
+    )
+    with pytest.raises(ValueError, match="leave --ema out"):
+        of(weights="best", ema=True)
+    (run / "meta.json").write_text(json.dumps({"config": {"iterations": 4}, "best": {"iteration": 0}}))
+    with pytest.raises(ValueError, match="before training: use --weights base"):
+        of(weights="best")
+    for folder in root.iterdir():
+        folder.rmdir()
+    assert of() == Weights(ModelSpec(path=str(run / "final")), exported=True)
+    with pytest.raises(FileNotFoundError, match=r"No checkpoint 2 under .*\(there: none\)"):
+        of(checkpoint=2)
+    with pytest.raises(FileNotFoundError, match="No usable checkpoint under"):
+        find_checkpoint(run)
+
+
+def test_a_checkpoint_is_whole_and_nothing_is_written_into_the_run(run: Path, tmp_path: Path) -> None:
+    assert find_checkpoint(run) == run / "checkpoints" / "000004"
+    (run / "checkpoints" / "000002" / "broken").write_text("")
+    with pytest.raises(ValueError, match="000002 is damaged: broken"):
+        find_checkpoint(run, 2)
+    with pytest.raises(FileNotFoundError, match=r"No checkpoint 3 .*\(there: 2, 4\)"):
+        find_checkpoint(run, 3)
+    refuse_own(tmp_path / "runs", run)
+    for out in (run, run / "x", run / ".." / "run"):
+        with pytest.raises(ValueError, match="own folder"):
+            refuse_own(out, run)
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ({"weights": "best"}, "--weights chooses among the weights of a run"),
+        ({"checkpoint": 0, "ema": False}, "--checkpoint, --ema chooses"),
+        ({"run": "r", "lora": "x", "checkpoint": 1}, "--lora and --checkpoint both name weights"),
+        ({"run": "r", "lora": "x", "weights": "final"}, "goes on --weights base"),
+        ({"run": "r", "weights": "final", "checkpoint": 1}, "--weights final and --checkpoint 1"),
+        ({"run": "r", "weights": "base", "ema": False}, "--weights base has none"),
+    ],
+)
+def test_choices_that_exclude_one_another_are_refused(choice: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Choice(**choice).find(SPEC)
+
+
+def test_a_lora_takes_the_place_of_the_runs_own() -> None:
+    assert Choice(run="r", lora="x").find(LORA) == Weights(ModelSpec(path="base", train=False), lora="x")
+    assert Choice(run="r", lora="x", weights="base").find(SPEC).lora == "x"
+    assert Choice(lora="x").find(SPEC) == Weights(SPEC, lora="x")
+    with pytest.raises(ValueError, match="both name an adapter"):
+        Choice(lora="x").find(LORA)
+    tunes = [Choice(lora="x"), Choice(run="r"), Choice(run="r", weights="best")]
+    assert [one.tunes for one in (*tunes, Choice(run="r", weights="base"), Choice())] == [True] * 3 + [False] * 2
+    assert (Choice(run="r", ema=True).base(), Choice(lora="x").base()) == (Choice(run="r", weights="base"), Choice())
+
+
+def test_what_a_strangers_configuration_names_is_told() -> None:
+    config = recipe("shapes/sage")
+    named = [
+        RewardSpec(name="remote", options={"urls": ["http://me:abc@host"]}), RewardSpec(name="vlm_judge", options={"url": "u"}),
+        RewardSpec(name="mine:one"), RewardSpec(name="object:x"), RewardSpec(name="clip"),
+    ]  # fmt: skip
+    model = replace(config.model, family="own.family", decoder="own:decoder")
+    odd = replace(config, rewards=named, model=model, kernel=replace(config.kernel, name="own:Kernel"))
+    code = [
+        "the code own.family (model.family)",
+        "the code own:decoder (model.decoder)",
+        "the code own:Kernel (kernel.name)",
+    ]
+    assert saved._foreign(odd, rewards=False) == code
+    assert saved._foreign(odd, rewards=True) == [
+        *code, "the reward server ['http://***@host']", "the judge at u", "the code mine:one (rewards)",
+    ]  # fmt: skip
+    for family, decoder in ((None, None), ("wan", "a/folder"), ("object:M", None)):
+        plain = replace(model, family=family, decoder=decoder)
+        assert saved._foreign(replace(config, model=plain), rewards=True) == []
+
+
+def test_a_card_has_the_recipe_the_scores_and_the_clips(tmp_path: Path) -> None:
+    out, run = tmp_path / "out", tmp_path / "run"
+    (run / "videos").mkdir(parents=True)
+    out.mkdir()
+    rows = [{"iteration": n, "eval/total": n / 8, "eval/new": 1.0, "reward/a": 2.0} for n in (0, 2, 4, 6)]
+    del rows[0]["eval/new"]
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"iteration": 4, "reward/total": 9.0}])
+    )
+    for number in (0, 2, 4):
+        for place in (0, 3, 4):
+            (run / "videos" / f"heldout-{number:06d}-{place:02d}.mp4").write_text(f"{number} {place}")
+    card.complete(out, run, recipe("shapes/sage"), 5)
+    text = (out / "README.md").read_text()
+    config = recipe("shapes/sage")
+    assert text.startswith("# Weights trained with sage-grpo\n\n## Recipe\n")
+    assert f"| iterations | 5 of {config.iterations} |\n" in text
+    assert f"| prompts x clips an iteration | {config.batch.prompts} x {config.batch.group_size} |\n" in text
+    scores = "## Scores on held-out prompts\n\n|  | before | iteration 4 |\n|---|---|---|\n| total | 0.0000 | 0.500 |\n\n## Clips"
+    assert scores in text
+    names = [f"heldout-{number:06d}-{place:02d}.mp4" for number in (0, 4) for place in (0, 3)]
+    assert sorted(file.name for file in (out / "clips").iterdir()) == names
+    assert [name in text for name in names] == [True] * 4
+    assert (out / "clips" / names[2]).read_text() == "4 0"
+    card.complete(out, run, config, 1)  # one evaluation is no comparison
+    assert (out / "README.md").read_text().count("## Scores") == 1
+    assert card._clips(tmp_path) == [] == card._shown([])
+
+
+def test_what_the_main_process_refuses_all_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["=yes"]
+    main, other = World(), World()
+    monkeypatch.setattr(World, "is_main", property(lambda self: self is main))
+    monkeypatch.setattr(
+        World, "from_main", lambda self, text: said[0] if self is other else said.__setitem__(0, text) or text
+    )
+    assert lock.by_main(main, lambda: "found") == lock.by_main(other, lambda: 1 / 0) == "found"
+    with pytest.raises(FileNotFoundError, match="gone"):
+        lock.by_main(main, lambda: (_ for _ in ()).throw(FileNotFoundError("gone")))
+    with pytest.raises(ConfigError, match=r"^gone$"):
+        lock.by_main(other, lambda: "")
+
+
+class Marked:
+    """A reward that says what it is."""
+
+    def fingerprint(self) -> str:
+        return "mine"
+
+
+class Kind:
+    """A class with every kind of member."""
+
+    level = 1
+
+    @property
+    def one(self) -> int:
+        return 1
+
+    @staticmethod
+    def two() -> int:
+        return 2
+
+    def three(self, x: int = 3) -> int:
+        return x
+
+
+def test_an_object_is_its_code_its_constants_and_what_is_bound_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def score(videos: Any, prompts: Any, fps: Any, *, level: int = 1) -> int:
+        return level
+
+    def other(videos: Any, prompts: Any, fps: Any, *, level: int = 2) -> int:
+        return level
+
+    partials = [functools.partial(score, 1), functools.partial(score, 2), functools.partial(score, level=2)]
+    prints = [identity.of_object(one) for one in (score, other, Kind, Kind().three, *partials)]
+    assert len(set(prints)) == len(prints)
+    assert identity.of_object(Kind()) == identity.of_object(Kind)
+    assert identity.of_object(Marked()) == "mine"
+    assert identity.unsure(identity.Given(rewards={"object:a": score, "object:b": Marked()})) == [  # type: ignore[dict-item]
+        "The code of a is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, cannot be told. A method "
+        "fingerprint() would tell."
+    ]
+    assert identity.unsure(identity.Given()) == []
+    before = identity.of_object(Kind)
+    changed = {"level": 2, "two": staticmethod(lambda: 3), "one": property(lambda self: 2), "more": [1]}
+    for name, value in changed.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(Kind, name, value, raising=False)
+            assert identity.of_object(Kind) != before, name
+    with monkeypatch.context() as patch:
+        patch.setattr(Kind, "__doc__", "other words")
+        patch.setattr(Kind, "__level", 2, raising=False)
+        assert identity.of_object(Kind) == before
+    assert identity.stable({"b": (1, 2.0), "a": {3, 1}, None: b"x"}) == "{'b': [1, 2.0], 'a': {1, 3}, None: b'x'}"
+
+
+def test_changes_are_told_by_their_keys_and_what_is_allowed_covers_what_lies_below() -> None:
+    old = {"a": {"b": 1, "c": [1]}, "gone": 1, "rewards": [{"name": "x", "batch_size": 1}]}
+    new = {"a": {"b": 2, "c": [1]}, "new": 1, "rewards": [{"name": "x", "batch_size": 2}]}
+    assert identity.differences(old, new) == {"a.b": (1, 2)}
+    assert identity._covers(["model", "seed"], "model.lora")
+    assert identity._covers(["seed"], "seed")
+    assert not identity._covers(["mode", "see"], "model.lora")
+    assert (identity._short("x" * 200), len(identity._short("x" * 201))) == ("x" * 200, 203)
+    assert identity.plain({"a": ((1, 2), [{"b": (3,)}])}) == {"a": [[1, 2], [{"b": [3]}]]}
+    identity.check_names(["optimizer", "optimizer.lr", "code"])
+    with pytest.raises(ConfigError, match=r"there is no 'optimzer'\. .*Did you mean 'optimizer"):
+        identity.check_names(["optimzer"])

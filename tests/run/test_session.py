@@ -1,0 +1,390 @@
+"""How a session opens, ends and tells of it, on as much of a world and a trainer as it asks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from sage_grpo.callbacks.journal import read_events
+from sage_grpo.callbacks.terminal import iteration_line
+from sage_grpo.cli.train import run
+from sage_grpo.data.prompts import Condition, Prompt
+from sage_grpo.distributed.checkpoint import SaveFailed
+from sage_grpo.distributed.world import RankLost
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run import session
+from sage_grpo.run.identity import Found
+from sage_grpo.run.preflight import (
+    check_code,
+    check_files,
+    check_model,
+    check_plan,
+    idle_workers,
+    needs,
+    objective_remarks,
+    preflight,
+    prompt_remarks,
+)
+from sage_grpo.samplers.windows import Window
+from sage_grpo.training.config import LogConfig, TrainConfig
+from sage_grpo.training.inputs import Given
+from sage_grpo.utils.imports import ObjectNeeded
+
+
+@pytest.mark.parametrize(("raised", "closed"), [(None, 1), (ValueError("x"), 1), (RankLost("rank 1"), 0)])
+def test_a_world_is_closed_unless_a_rank_is_gone(raised: Exception | None, closed: int, monkeypatch) -> None:
+    done, told = [], []
+    world = SimpleNamespace(size=2, is_main=True, watching=nullcontext, close=lambda: done.append(1))
+    monkeypatch.setattr(session, "start", lambda parallel, device: world)
+    monkeypatch.setattr(session, "preflight", lambda config, size, given: [f"{size} ranks", str(given)])
+    refused = pytest.raises(type(raised)) if raised else nullcontext()
+    with refused, session.session(recipe("shapes/sage"), "given", told.append) as opened:  # type: ignore[arg-type]
+        assert opened is world
+        if raised:
+            raise raised
+    assert len(done) == closed
+    assert told == ["2 ranks", "given"]
+    world.is_main = False
+    with session.session(recipe("shapes/sage"), None, told.append):
+        pass
+    with session.session(recipe("shapes/sage")):
+        pass
+    assert len(told) == 2
+
+
+def test_objects_of_a_program_cannot_be_loaded_by_their_names() -> None:
+    config = recipe("shapes/sage")
+    with pytest.raises(ObjectNeeded, match=r"got its prompts as an object .*Give a file \(--data\.prompts"):
+        preflight(replace(config, data=replace(config.data, prompts="object:rows")))
+
+
+class Said:
+    """A terminal that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str | None]] = []
+        self.console = SimpleNamespace(print=lambda table: None)
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        self.lines.append((text, style))
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Any:
+    """As much of a trainer as the end of a run asks."""
+    sentinel = SimpleNamespace(doubts=[])
+    return SimpleNamespace(
+        config=replace(recipe("shapes/sage"), out=str(tmp_path), profile=None), export=lambda folder: folder.mkdir(),
+        state=SimpleNamespace(iteration=4, best={}, sentinel=sentinel, size=9, load=lambda *words: None),
+        world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None),
+    )  # fmt: skip
+
+
+def test_a_run_says_why_it_stops_and_where_it_stands(trainer: Any, tmp_path: Path) -> None:
+    said: Any = Said()
+    for number, sentinel, signal in ((4, True, True), (4, False, True), (0, False, False)):
+        trainer.state.iteration = number
+        session._say_why(trainer, said, by_sentinel=sentinel, by_signal=signal)
+    ways = ["by the sentinel after iteration 4; saved", "by signal after iteration 4; saved"]
+    ways.append("as asked before the first iteration")
+    assert said.lines == [(f"Stopped {way}. The same command continues from here.", None) for way in ways]
+    assert [(one["kind"], one["text"]) for one in read_events(tmp_path)] == [
+        ("stop", "by the sentinel"), ("stop", "by signal"), ("stop", "as asked"),
+    ]  # fmt: skip
+
+
+def test_a_run_ends_with_its_weights_and_says_what_is_doubted(trainer: Any, tmp_path: Path) -> None:
+    said: Any = Said()
+    session._finish(trainer, said)
+    assert (tmp_path / ".finished").read_text() == "4\n"
+    assert len(said.lines) == 1
+    assert said.lines[0][0].startswith(f"Done. Weights: {tmp_path / 'final'}   metrics: {tmp_path / 'metrics.jsonl'}")
+    (tmp_path / "final").rmdir()
+    trainer.state.sentinel.doubts, trainer.state.best = ["hacking", "drift"], {"iteration": 3}
+    session._finish(trainer, said)
+    doubt, style = said.lines[2]
+    assert doubt.endswith("this run ends with (hacking, drift): best/ has those after iteration 3.")
+    assert style == "yellow"
+    assert [one["text"] for one in read_events(tmp_path)] == ["", doubt]
+    trainer.state.best = {"iteration": 0}
+    assert session._doubt(trainer).endswith("look at their clips before you use them.")
+    (tmp_path / ".finished").unlink()
+    with pytest.raises(SaveFailed, match=r"final: FileExistsError: .*Checkpoint 4 has them"):
+        session._finish(trainer, said)
+    assert not (tmp_path / ".finished").exists()
+    trainer.world.is_main = False
+    (tmp_path / "final").rmdir()
+    session._finish(trainer, said)
+    assert not (tmp_path / ".finished").exists()
+
+
+def test_a_resumed_run_tells_where_it_stands_and_what_has_changed(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    loaded: list[Any] = []
+    trainer.state.load = lambda *words: loaded.append(words)
+    trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
+    trainer.planner = SimpleNamespace(plan=lambda number, prompts: (number, len(prompts)))
+    trainer.objective, trainer.model = SimpleNamespace(dims=8, clip=0.1), SimpleNamespace(device="cpu")
+    shown: dict[str, Any] = {}
+    monkeypatch.setattr(session, "foresee", lambda config, plan: plan)
+    monkeypatch.setattr(session, "evaluations_of", lambda config, plan, branches: f"{branches(0.5)} branch")
+    monkeypatch.setattr(session, "plan_table", lambda config, plan, **named: shown.update(named, plan=plan))
+    fresh = Found("", {}, [], [], None)
+    said: Any = Said()
+    assert session._resume(trainer, tmp_path, fresh, said) is None
+    assert (loaded, said.lines) == ([], [])
+    assert shown == {
+        "dims": 8, "clip": 0.1, "device": "cpu", "parameters": 9, "evaluations": "1 branch", "choices": None,
+        "plan": (0, trainer.config.batch.prompts),
+    }  # fmt: skip
+    folder = tmp_path / "checkpoints" / "000004"
+    for profile, changed, lines in ((None, [], 0), (4, [], 0), (3, ["out", "seed"], 2)):
+        trainer.config, said.lines[:] = replace(trainer.config, profile=profile), []
+        assert session._resume(trainer, tmp_path, replace(fresh, checkpoint="000004", changed=changed), said) == 4
+        assert said.lines[0] == (f"Resumed from {folder} at iteration 4.", None)
+        assert len(said.lines) == 1 + lines
+    assert said.lines[1:] == [
+        ("profile 3: that iteration is over, so nothing is recorded. Use 4 or more.", "yellow"),
+        ("The run differs from the checkpoint's in: out, seed.", "yellow"),
+    ]
+    assert loaded[-1] == (folder, trainer.world)
+    trainer.model = SimpleNamespace(branches=lambda sigma, guided: (sigma, guided))
+    monkeypatch.setattr(import_module("sage_grpo.run.session"), "RunsCheaply", SimpleNamespace)
+    assert session._branches(trainer, 0.5) == (0.5, trainer.config.model.training_guidance)
+
+
+def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    asked: list[Any] = []
+    group = SimpleNamespace(noise=lambda: {"sigmas": [1.0, 0.0]})
+    trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
+    trainer.planner = SimpleNamespace(plan=lambda number, prompts: SimpleNamespace(groups=[group]))
+    trainer.examples = None
+    monkeypatch.setattr(session.Metrics, "open", lambda *words, **named: asked.append((words, named)) or "open")
+    said: Any = Said()
+    fresh = Found("", {}, [], ["a note"], None)
+    assert session._open_metrics(trainer, fresh, said, None) == "open"
+    assert json.loads((tmp_path / "schedule.json").read_text()) == {"sigmas": [1.0, 0.0]}
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["out"] == str(tmp_path)
+    (words, named) = asked[0]
+    assert (*words[:2], words[2]["out"]) == (tmp_path, trainer.config.log, str(tmp_path))
+    assert named["resumed_at"] is None
+    copy = tmp_path / "checkpoints" / "000004"
+    copy.mkdir(parents=True)
+    (copy / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    session._open_metrics(trainer, replace(fresh, checkpoint="000004", changed=["out", "seed"]), said, 4)
+    assert (bytes(asked[1][1]["journal"].rows), asked[1][1]["resumed_at"]) == (b'{"iteration": 1}\n', 4)
+    ((damaged, style),) = said.lines
+    assert ("was damaged" in damaged, style) == (True, "yellow")
+    events = [(one["kind"], one["text"]) for one in read_events(tmp_path)]
+    assert events == [("start", "a note"), ("resume", f"{damaged} a note changed: out, seed")]
+    trainer.world.is_main = False
+    assert session._open_metrics(trainer, fresh, said, None).journal is None
+
+
+ROW = {
+    "reward/total": 1.175, "reward/group_std": 0.256, "kl/total": 6.7e-4, "kl/position": 6.7e-4, "ratio/clip_fraction": 0.12,
+    "ratio/first_log": 0.0, "ratio/largest_log": 0.01,
+    "gradient/norm": 1.19, "time/total": 17.9,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sage_grpo.models.spec.ModelSpec.load", lambda *_, **__: pytest.fail("a model was loaded"))
+
+
+def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -> None:
+    config = replace(recipe("shapes/sage"), out=str(tmp_path / "run"))
+    window = replace(config.rollout, window=Window(kind="drawn", at=[5]))
+    for change, said in (
+        ({"update": replace(config.update, updates_per_rollout=9)}, "9"),
+        ({"rollout": window}, "window.at names step 5"),
+        ({"rewards": []}, "rewards: none of them counts"),
+        ({"rewards": [RewardSpec(name="no_such_thing:reward")]}, "there is no module no_such_thing"),
+        ({"model": replace(config.model, family="os.path")}, "no function load"),
+        ({"model": replace(config.model, path=str(tmp_path))}, "model_index.json"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            run(replace(config, **change))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_here_is_not_missing(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = recipe("hunyuan15_lora")
+    assert not any(need.is_here for need in needs(config))
+    for offline, fetched in (("0", True), ("1", False)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        with pytest.raises(FileNotFoundError) as missing:
+            check_files(config)
+        last = str(missing.value).splitlines()[-1]
+        assert last.startswith("Would be downloaded from the hub: ") == fetched
+        assert ("Qwen/Qwen2-VL-2B-Instruct" in last) >= fetched
+    for need in needs(config):
+        (tmp_path / need.value).mkdir(parents=True)
+    assert all(need.is_here for need in needs(config))
+    assert [need.key for need in needs(recipe("shapes/sage"))] == []
+
+
+def test_a_line_has_no_kl_and_no_clip_where_the_method_has_none() -> None:
+    """One update has ratios of 1, and its largest is that of the first; a trust region without a term has no KL but 0."""
+    bare = {name: value for name, value in ROW.items() if name != "kl/position"} | {"kl/total": 0.0}
+    once = {"ratio/clip_fraction": 0.0, "ratio/largest_log": 0.0}
+    assert "kl" not in iteration_line(1, 9, bare, 1.0)
+    assert "clip 12%" in iteration_line(1, 9, bare, 1.0)
+    assert "clip" not in iteration_line(1, 9, ROW | once, 1.0)
+    assert "kl 6.7e-04" in iteration_line(1, 9, ROW | once, 1.0)
+    assert iteration_line(1, 9, bare | once, 1.0) == "1/9  reward 1.175 ± 0.256  grad 1.2  17.9 s  1 s left"
+
+
+def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a cat\na dog\n")
+    (tmp_path / "held.txt").write_text("a tree\nthe sea\na hill\n")
+    config = recipe("shapes/sage")
+    data = replace(config.data, prompts=str(tmp_path / "train.txt"), eval_prompts=str(tmp_path / "held.txt"))
+
+    def remarks(asked: int) -> list[str]:
+        evaluate = replace(config.evaluate, prompts=asked)
+        return preflight(replace(config, data=data, evaluate=evaluate))
+
+    (told,) = remarks(16)
+    assert "asks for 16 prompts" in told
+    assert "only 3" in told
+    assert remarks(3) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "told"), [("bfloat16", "cpu", True), ("float32", "cpu", False), ("bfloat16", "cuda", False)]
+)
+def test_bfloat16_on_a_cpu_is_told_before_it_takes_hours(dtype: str, device: str, told: bool, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules[preflight.__module__], "choose_device", torch.device)
+    config = recipe("shapes/sage")
+    model = replace(config.model, dtype=dtype, device=device)
+    remarks = preflight(replace(config, model=model))
+    assert [text for text in remarks if "bfloat16 is hundreds of times slower" in text] == remarks
+    assert len(remarks) == told
+
+
+def test_how_much_noise_a_step_holds_is_left_to_the_models_grid() -> None:
+    """Preflight knows no grid but an even one, where dance would hold too much before its last step."""
+    config = recipe("shapes/dance_grpo")
+    rollout = replace(config.rollout, steps=20, window=Window(kind="fixed", start=18, length=1))
+    kernel = replace(config.kernel, eta=0.5)
+    update = replace(config.update, updates_per_rollout=1)
+    config = replace(config, rollout=rollout, kernel=kernel, update=update)
+    check_plan(config)
+    late = replace(rollout, window=Window(kind="fixed", start=19, length=1))
+    with pytest.raises(ValueError, match="No step of the rollout can be trained"):
+        check_plan(replace(config, rollout=late))
+
+
+def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
+    config = recipe("shapes/sage")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+
+    def of(**changes: object) -> TrainConfig:
+        return replace(config, model=replace(config.model, **changes))
+
+    for name, said in (("file", "is a file: give the folder"), ("empty", "model_index.json")):
+        with pytest.raises((ValueError, FileNotFoundError), match=said):
+            check_model(of(path=str(tmp_path / name)).model)
+    check_model(of(path="on/the-hub", family="wan").model)
+    check_model(config.model)
+    own = Given(model=object(), rewards={"object:x": object()})  # type: ignore[arg-type, dict-item]
+    named = [RewardSpec(name="clip"), RewardSpec(name="object:x")]
+    check_code(replace(of(family="no_such.family"), rewards=named), own)
+    for odd, said in (
+        (of(family="no_such.family"), "no_such"),
+        (of(decoder="no_such:decoder"), "no_such"),
+        (replace(config, log=LogConfig(sinks=["no_such:Sink"])), "no_such"),
+        (replace(config, rewards=[RewardSpec(name="clip", device="cud")]), "cud"),
+        (replace(config, rewards=[RewardSpec(name="object:y")]), "object"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_code(odd, Given())
+
+
+def test_workers_that_have_nothing_to_do_are_counted() -> None:
+    config = recipe("hunyuan15_lora/branch")
+    batch = replace(config.batch, prompts=2, group_size=4, micro_batch=4)
+    config = replace(config, batch=batch)
+
+    def told(workers: int) -> str:
+        ray = replace(config.rollout.ray, workers=workers)
+        changed = replace(config, rollout=replace(config.rollout, on="ray", ray=ray))
+        return idle_workers(changed, check_plan(changed))
+
+    tasks = len(check_plan(config).plan(0, [Prompt("")] * 2).tasks(0))
+    assert told(tasks) == idle_workers(config, check_plan(config)) == ""
+    assert told(tasks + 3).startswith(
+        f"rollout.ray.workers is {tasks + 3}, but an iteration has {tasks} task(s), so that 3 of them"
+    )
+
+
+def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() -> None:
+    config = recipe("wan/rft")
+    data = replace(config.data, clips="clips.jsonl", eval_prompts="startr_eval")
+    model = replace(config.model, path="own/Model", lora=LoraSpec(path="my_lora"))
+    config = replace(config, data=data, model=model)
+    found = {need.key: need for need in needs(config) if not need.key.startswith("rewards")}
+    assert list(found) == ["data.clips", "data.eval_prompts", "model.path", "model.lora.path"]
+    assert "Did you mean 'starter_eval'" in found["data.eval_prompts"].source
+    assert [found[f"model.{name}"].pinned for name in ("lora.path", "path")] == [True, False]
+    assert found["model.path"].hub == "model_index.json"
+    data = replace(config.data, clips=None, prompts="startr", eval_prompts=None)
+    (prompts, *_) = needs(replace(config, data=data))
+    assert (prompts.key, "Did you mean 'starter'" in prompts.source) == ("data.prompts", True)
+    own = Given(model=object(), prompts=[Prompt("a")], held_out=[Prompt("b")])  # type: ignore[arg-type]
+    shapes = recipe("shapes/sage")
+    odd = replace(shapes, data=replace(shapes.data, prompts="x.txt", eval_prompts="y.txt"))
+    check_files(odd, own)
+    with pytest.raises(FileNotFoundError, match=r"2 files or folders are missing:\n  data.prompts x.txt\n"):
+        check_files(odd)
+    with pytest.raises(FileNotFoundError, match=r"^A file or folder is missing:\n  data.eval_prompts y.txt"):
+        check_files(odd, Given(prompts=[Prompt("a")]))
+
+
+def test_a_policy_that_never_lags_is_told() -> None:
+    config = recipe("shapes/nft")
+    never = replace(config.objective, old_decay=0.0, old_ramp=0)
+    once = replace(config.update, updates_per_rollout=1)
+    (told,) = objective_remarks(replace(config, objective=never, update=once))
+    assert "old_decay 0 and update.updates_per_rollout 1" in told
+    assert objective_remarks(config) == objective_remarks(recipe("shapes/sage")) == []
+
+
+def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
+    a, b = Prompt("A  cat"), Prompt("a dog")
+    (told,) = prompt_remarks([a, Prompt("a cat"), b, Prompt("a cat", seed=1)], [])
+    assert told.startswith("1 of 4 training prompts are copies of another ('a cat' is there 2 times)")
+    (told,) = prompt_remarks([], [b, b, b])
+    assert told.startswith("2 of 3 held-out prompts are copies")
+    assert prompt_remarks([a], [b]) == []
+    image, other = tmp_path / "a.png", tmp_path / "b.png"
+    a, b = Prompt("A  cat", image=image), Prompt("a cat", image=image)
+    (told,) = prompt_remarks([a], [b, Prompt("a cat", image=other), Prompt("a dog")])
+    assert told.startswith("1 of 3 held-out prompts are trained on as well")
+    placed = [Prompt("a", conditions=(Condition("image", image, place),)) for place in (8, 16)]
+    assert prompt_remarks(placed[:1], placed[1:]) == []
+    assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []
+
+
+def test_the_crew_is_asked_with_the_ranks_and_the_objects(monkeypatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(sys.modules[preflight.__module__].on_ray, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
+    config = recipe("shapes/sage")
+    preflight(config)
+    preflight(config, 2, Given(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
+    assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]

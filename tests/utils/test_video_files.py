@@ -1,0 +1,218 @@
+"""Clips survive the trip through files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from PIL import Image
+
+from sage_grpo.types import Sound
+from sage_grpo.utils import video
+from sage_grpo.utils.video import contact_sheet, lettering, read_image, read_sound, read_video, write_mp4
+
+
+def smooth_clip(frames: int = 6, height: int = 32, width: int = 48) -> torch.Tensor:
+    """A gradient that moves: video codecs are made for such things."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
+    clip = torch.stack([torch.stack([x, y, (x + y) / 2 * t / frames], -1) for t in range(frames)])
+    return (clip * 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize(("height", "width", "fps"), [(32, 48, 12.5), (31, 45, 24000 / 1001)])
+def test_mp4_round_trip(height: int, width: int, fps: float, tmp_path) -> None:
+    clip = smooth_clip(6, height, width)
+    read, rate = read_video(write_mp4(tmp_path / "a" / "clip.mp4", clip, fps))
+    assert read.shape == clip.shape
+    assert rate == pytest.approx(fps, rel=1e-4)
+    assert (read.float() - clip.float()).abs().mean() < 4
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["clip.mp4"]
+
+
+def test_what_is_no_video_says_so(tmp_path) -> None:
+    (tmp_path / "text.mp4").write_text("hello")
+    with pytest.raises(ValueError, match="cannot be read as a video"):
+        read_video(tmp_path / "text.mp4")
+    with pytest.raises(FileNotFoundError, match="There is no video"):
+        read_video(tmp_path / "none.mp4")
+    with pytest.raises(ValueError, match="uint8 F x H x W x 3"):
+        write_mp4(tmp_path / "x.mp4", torch.zeros(1, 3, 4, 4), 8)
+
+
+def test_contact_sheet_shows_evenly_spaced_frames(tmp_path) -> None:
+    clip = torch.zeros(9, 8, 8, 3, dtype=torch.uint8)
+    clip[:, ..., 0] = torch.arange(9, dtype=torch.uint8)[:, None, None] * 20
+    file = contact_sheet(tmp_path / "sheet.png", [clip, clip], columns=3, cell=8)
+    sheet = read_image(file)
+    assert sheet.shape == (8 + 3 + 8, 3 * 8 + 2 * 3, 3)
+    assert sheet[0, ::11, 0].tolist() == [0, 80, 160]
+    assert bool((sheet[:, 8:11] == 255).all())  # frames stand apart
+    captioned = contact_sheet(tmp_path / "sheet.png", [clip], ["a cat"], columns=3, cell=8)
+    assert Image.open(captioned).height == 8 + 24
+
+
+def test_images_are_read_as_rgb(tmp_path) -> None:
+    Image.new("L", (4, 3), 7).save(tmp_path / "grey.png")
+    assert read_image(tmp_path / "grey.png").tolist() == [[[7, 7, 7]] * 4] * 3
+    (tmp_path / "no.png").write_text("x")
+    with pytest.raises(ValueError, match="not an image"):
+        read_image(tmp_path / "no.png")
+
+
+def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monkeypatch) -> None:
+    from matplotlib import font_manager
+
+    own = lettering(["Ω naïve, Привет, سلام\nline two"])
+    assert own.remark == ""
+    assert own.families == ("DejaVu Sans",)
+    assert own.show("a\nb\u200d\ufe0f") == "a b"
+    # A machine whose fonts have no Chinese.
+    own_face = [face for face in font_manager.fontManager.ttflist if face.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own_face)
+    lacking = lettering(["a cat 猫 here"])
+    assert lacking.show("a cat 猫 here") == "a cat · here"
+    assert "U+732B" in lacking.remark
+    clip = smooth_clip()
+    with pytest.warns(UserWarning, match=r"no font of this machine has \(U\+732B"):
+        sheet = contact_sheet(tmp_path / "a.png", [clip], ["a cat 猫 here"], cell=64)
+    shown = read_image(sheet)[:24]
+    assert bool((shown < 100).any())
+
+
+def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
+    clip = smooth_clip(2)
+    sheet = read_image(contact_sheet(tmp_path / "a.png", [clip], ["word " * 60], columns=2, cell=64))
+    top = sheet[:22].float().mean(-1)
+    assert bool((top[:, :200] < 128).any())
+    assert bool((top[:, -4:] > 250).all())
+    assert lettering(["word"]).pieces("one two")[0][1] == "one two"
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
+def test_the_same_clip_gives_the_same_file(codec, tmp_path, monkeypatch) -> None:
+    """Whatever was in memory before: x264's lookahead reads what nobody wrote, and files that are read in between leave it there."""
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - ({"libx264", "libvpx-vp9"} - {codec}))
+    t, y, x, colour = torch.meshgrid(*(torch.arange(n) for n in (13, 47, 38, 3)), indexing="ij")
+    noise = torch.randn(t.shape, generator=torch.Generator().manual_seed(0))
+    wave = torch.sin((x + 3 * t * (colour + 1)) / 7) * torch.cos((y - 2 * t) / 5)
+    clip = (128 + 100 * wave + 4 * noise).clamp(0, 255).to(torch.uint8)
+    files = set()
+    for number in range(10 if codec == "libx264" else 3):
+        file = write_mp4(tmp_path / f"{number}.mp4", clip, 8.0)
+        _litter = [bytearray(random.randbytes(random.randrange(200, 200_000))) for _ in range(10)]
+        read_video(file)
+        files.add(file.read_bytes())
+    assert len(files) == 1
+
+
+def test_an_encoder_is_asked_for_nothing_that_depends_on_the_machine_and_browsers_play_its_files(
+    tmp_path, monkeypatch
+) -> None:
+    """x264 writes its settings into the file: as many threads everywhere, and no lookahead. Without x264 it is another codec."""
+    settings = write_mp4(tmp_path / "a.mp4", smooth_clip(), 8).read_bytes().decode("latin1")
+    for setting in ("threads=1 ", "rc=cqp ", "mbtree=0", "scenecut=0", "weightp=0", "bframes=0"):
+        assert setting in settings
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
+    file = write_mp4(tmp_path / "clip.mp4", smooth_clip(), 8)
+    with av.open(str(file)) as container:
+        assert container.streams.video[0].codec_context.name in ("vp9", "libvpx-vp9")
+    assert read_video(file)[0].shape == smooth_clip().shape
+
+
+def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) -> None:
+    """By its header, by what is decoded where that is wrong, and by its sound."""
+    clip = smooth_clip()
+    file = write_mp4(tmp_path / "clip.mp4", clip, 8, sound=Sound(torch.zeros(2, 16000), 16000))
+    frames = read_video(file)[0]
+    for largest, read in ((clip.numel() - 1, read_video), (2 * 4 * 16000 - 1, read_sound)):
+        monkeypatch.setattr(video, "LARGEST", largest)
+        with pytest.raises(ValueError, match=r"clip.mp4 takes more than .* GB of memory .* cut it or scale it down"):
+            read(file)
+    monkeypatch.setattr(video, "LARGEST", clip.numel())
+    assert torch.equal(read_video(file)[0], frames)
+    first, *rest = (Image.fromarray(frame.numpy()) for frame in clip)
+    first.save(tmp_path / "clip.gif", save_all=True, append_images=rest)  # which does not say how many frames it has
+    monkeypatch.setattr(video, "LARGEST", clip.numel() - 1)
+    with pytest.raises(ValueError, match="takes more than"):
+        read_video(tmp_path / "clip.gif")
+
+
+def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(tmp_path) -> None:
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 100_000
+    with pytest.raises(ValueError, match=r"bomb.png is too large a picture: .* Scale it down"):
+        read_image(tmp_path / "bomb.png")
+
+
+def test_headers_say_how_long_and_how_large_a_clip_is_and_whether_it_is_heard(tmp_path) -> None:
+    silent = write_mp4(tmp_path / "a.mp4", smooth_clip(6, 32, 48), 12.5)
+    heard = write_mp4(tmp_path / "b.mp4", smooth_clip(6, 31, 47), 8, sound=Sound(torch.full((2, 16000), 0.25), 16000))
+    assert (video.video_size(silent), video.video_length(silent)) == ((6, 32, 48), (6, 12.5))
+    assert (video.video_size(heard), video.has_sound(heard), video.has_sound(silent)) == ((6, 31, 47), True, False)
+    assert read_sound(silent) is None
+    sound = read_sound(heard)
+    assert sound is not None
+    assert (sound.rate, len(sound.waves)) == (16000, 2)
+    assert float(sound.waves[:, 4000:12000].mean()) == pytest.approx(0.25, abs=0.02)
+    mono = read_sound(write_mp4(tmp_path / "c.mp4", smooth_clip(), 8, sound=Sound(torch.zeros(1, 16000), 16000)))
+    assert mono is not None
+    assert len(mono.waves) == 1
+    for file, kinds in ((heard, "yuv444p"), (silent, "yuv420p")):
+        with av.open(str(file)) as container:
+            assert container.streams.video[0].codec_context.pix_fmt == kinds
+    first, *rest = (Image.fromarray(frame.numpy()) for frame in smooth_clip(4))
+    first.save(tmp_path / "clip.gif", save_all=True, append_images=rest, duration=100)  # does not say how many frames
+    assert video.video_length(tmp_path / "clip.gif") == (4, 10.0)
+    (tmp_path / "text.mp4").write_text("x")
+    assert video.video_size(tmp_path / "text.mp4") is None
+    assert not video.has_sound(tmp_path / "text.mp4")
+    with pytest.raises(ValueError, match="cannot be read as a video"):
+        video.video_length(tmp_path / "text.mp4")
+    sizes = [write_mp4(tmp_path / f"{q}.mp4", smooth_clip(), 8, quality=q).stat().st_size for q in (0, 18, 40)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_sounds_are_resampled_and_pictures_are_read_in_pairs(tmp_path) -> None:
+    sound = Sound(torch.full((2, 8000), 0.5), 8000)
+    assert video.resampled(sound, 8000) is sound
+    other = video.resampled(sound, 16000)
+    assert (other.rate, len(other.waves), abs(other.waves.shape[1] - 16000) < 100) == (16000, 2, True)
+    assert float(other.waves[:, 2000:14000].mean()) == pytest.approx(0.5, abs=0.01)
+    for name, size in (("a", (4, 3)), ("b", (4, 3)), ("c", (5, 3))):
+        Image.new("RGB", size, (1, 2, 3)).save(tmp_path / f"{name}.png")
+    a, b, c = (tmp_path / f"{name}.png" for name in "abc")
+    assert video.read_pictures(None, a) is None
+    assert [tuple(video.read_pictures(*some).shape) for some in ((a,), (a, b))] == [(3, 4, 3), (2, 3, 4, 3)]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="their sizes are 4 x 3 and 5 x 3"):
+        video.read_pictures(a, c)
+    with pytest.raises(FileNotFoundError, match="There is no image"):
+        read_image(tmp_path / "none.png")
+
+
+def test_a_sheet_enlarges_small_frames_and_leaves_lines_for_captions(tmp_path) -> None:
+    clips = [torch.full((3, 8, 10, 3), level, dtype=torch.uint8) for level in (50, 150)]
+    sheet = read_image(contact_sheet(tmp_path / "a.png", clips, ["a"], columns=2, cell=20))
+    assert sheet.shape == (2 * (16 + 24) + 3, 2 * 20 + 3, 3)  # 2.5 rounds to 2
+    assert [int(sheet[row, 0, 0]) for row in (24, 39, 40, 43 + 24, 82)] == [50, 50, 255, 150, 150]
+    assert bool((sheet[:24] < 100).any())
+    assert bool((sheet[43 : 43 + 24] == 255).all())  # it has no caption
+    assert read_image(contact_sheet(tmp_path / "a.png", [clips[0][:1]], columns=6, cell=1)).shape == (8, 10, 3)
+    with pytest.raises(ValueError, match="at least one clip"):
+        contact_sheet(tmp_path / "a.png", [])
+    for odd in (torch.zeros(2, 3, 3), torch.zeros(1, 2, 2, 4, dtype=torch.uint8), torch.zeros(1, 2, 2, 3)):
+        with pytest.raises(ValueError, match="A clip is uint8"):
+            video.check_clip(odd)
+
+
+def test_letters_go_to_the_first_face_that_has_them(monkeypatch) -> None:
+    own, other = Path("own"), Path("other")
+    monkeypatch.setattr(video, "_letters_of", lambda file: frozenset("ab ") if file == own else frozenset("xyb"))
+    letters = video.Lettering(("one", "two"), (own, other), ("q",))
+    assert letters.pieces("a x by") == [(own, "a "), (other, "x "), (own, "b"), (other, "y")]
+    assert letters.pieces("q") == [(own, "·")]
+    many = video.Lettering(("one",), (own,), tuple("qrstu"))
+    assert "(U+0071, U+0072, U+0073, U+0074, ...; " in many.remark
+    assert "(U+0071, U+0072, U+0073, U+0074; " in video.Lettering(("one",), (own,), tuple("qrst")).remark

@@ -1,0 +1,178 @@
+"""What workers cannot do is refused before anything is loaded, with the reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.distributed import cluster
+from sage_grpo.distributed.spec import RaySpec
+from sage_grpo.models.lora import LoraSpec
+from sage_grpo.recipes.methods import dpo, nft
+from sage_grpo.run.preflight import preflight
+from sage_grpo.training.inputs import Given
+from sage_grpo.workers import ray_pool
+from sage_grpo.workers.messages import CrewError
+
+
+@pytest.fixture
+def config(make_config):
+    made = make_config(model={"lora": LoraSpec(rank=2)})
+    return replace(made, rollout=replace(made.rollout, on="ray"))
+
+
+def stale(config):
+    return replace(config, rollout=replace(config.rollout, staleness=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: replace(c, model=replace(c.model, lora=None)), "model.lora null"),
+        (lambda c: nft(stale(c)), "objective.kind nft: it learns at noise levels without the log-probability"),
+        (lambda c: replace(dpo(c), data=replace(c.data, clips="own.jsonl"), rewards=[]), "data.clips: clips are given"),
+        (
+            lambda c: replace(stale(c), optimizer=replace(c.optimizer, max_kl=1.0)),
+            "rollout.staleness 1 does not go with",
+        ),
+        (lambda c: replace(c, rollout=replace(c.rollout, on="here", ray=RaySpec(workers=3))), "about workers on Ray"),
+    ],
+)
+def test_configurations(config, change, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        change(config)
+
+
+def test_what_only_the_start_knows(config, monkeypatch) -> None:
+    monkeypatch.setattr(ray_pool, "find_ray", lambda address: None)
+    with pytest.raises(CrewError, match=r"2 training processes without rollout.ray.address"):
+        preflight(config, ranks=2)
+    there = replace(config, rollout=replace(config.rollout, ray=RaySpec(address="127.0.0.1:1", workers=1)))
+    with pytest.raises(CrewError, match=r"2 training processes with rollout.ray.workers 1"):
+        preflight(there, ranks=2)
+    with pytest.raises(CrewError, match=r"2 training processes parallel.sp 2"):
+        preflight(replace(there, parallel=replace(there.parallel, sp=2)), ranks=2)
+    with pytest.raises(CrewError, match="cannot have the reward mine that this program made"):
+        preflight(config, given=Given(rewards={"mine": None}))  # type: ignore[dict-item]
+    assert not [text for text in preflight(config) if "task" in text]
+    many = replace(config, rollout=replace(config.rollout, ray=RaySpec(workers=9)))
+    assert any("9, but an iteration has 2 task(s), so that 7" in text for text in preflight(many))
+
+
+def test_without_the_package_the_extra_is_named(config, monkeypatch) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", cluster.LOOPBACK):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'pip install "sage-grpo\[ray\]"'):
+        preflight(config)
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == os.environ[cluster.LOOPBACK] == "0"
+
+
+class Ray:
+    """As much of Ray as a connection needs: what it was asked."""
+
+    class exceptions:
+        class RayActorError(Exception): ...
+
+    def __init__(self, address: str = "127.0.0.1", there: bool = False, fails: Exception | None = None) -> None:
+        self.address, self.open, self.fails, self.given, self.made = address, there, fails, {}, []
+
+    def is_initialized(self) -> bool:
+        return self.open
+
+    def init(self, **options: object) -> None:
+        if self.fails:
+            raise self.fails
+        self.open, self.given = True, options
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"NodeManagerAddress": self.address}]
+
+    def shutdown(self) -> None:
+        self.open = False
+
+    def get(self, call: Any) -> Any:
+        if self.fails:
+            raise self.fails
+        return call
+
+
+@pytest.fixture
+def connecting(monkeypatch):
+    monkeypatch.setattr(cluster.os, "cpu_count", lambda: 4)
+    given = signal.signal(signal.SIGTERM, before := lambda number, frame: None)
+
+    def connect(ray: Ray, *given: Any) -> Any:
+        monkeypatch.setattr(cluster, "find_ray", lambda address: ray)
+        return cluster.connected(*given)
+
+    yield connect
+    found = signal.signal(signal.SIGTERM, given)
+    assert found is before, "Ray takes the signal for itself"
+
+
+def test_a_cluster_that_others_could_reach_is_not_used(connecting) -> None:
+    ray = Ray("192.0.2.7")
+    with pytest.raises(ConfigError, match=r"listens on 192.0.2.7, where others could run code"), connecting(ray, None):
+        pass
+    assert not ray.open
+
+
+def test_a_cluster_of_ones_own_has_room_and_ends_and_others_stay(connecting, monkeypatch) -> None:
+    fixed = {"log_to_driver": False, "logging_level": "ERROR"}
+    for cpus, wanted in ((0, None), (4, None), (4.5, 5)):
+        with connecting(Ray(), None, cpus, 1000) as ray:
+            store = {"object_store_memory": 256 * 2**20 + 1000, "include_dashboard": False}
+            assert ray.given == {"address": "local", "num_cpus": wanted, **store, **fixed}
+            assert ray.open
+        assert not ray.open
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: asked.append((place, timeout)) or Mock())
+    asked: list[Any] = []
+    with connecting(Ray("192.0.2.7"), "head:6379") as ray:
+        assert (ray.given, asked) == ({"address": "head:6379", **fixed}, [(("head", 6379), 5)])
+    with connecting(Ray("192.0.2.7"), "auto") as ray:
+        assert (ray.given["address"], len(asked)) == ("auto", 1)
+    with connecting(Ray(there=True), None) as ray:
+        assert ray.given == {}
+    assert ray.open, "it was there before"
+    busy = connecting(Ray(fails=ValueError("busy")), None)
+    with pytest.raises(ConfigError, match="Ray cluster at loopback: busy"), busy:
+        pass
+    with pytest.raises(ConfigError, match="answers at 'head'"), connecting(Ray(), "head"):
+        pass
+
+
+def test_actors_are_asked_in_turn_and_end(monkeypatch) -> None:
+    monkeypatch.setattr(cluster.os, "getpid", lambda: 7)
+    ray, ended = Ray(), []
+    copies = [SimpleNamespace(add=SimpleNamespace(remote=lambda *given, n=n: (n, given))) for n in range(3)]
+    waiting = list(copies)
+    monkeypatch.setattr(Ray, "kill", lambda self, one: ended.append(one), raising=False)
+    monkeypatch.setattr(Ray, "remote", lambda self, *given: self._made(given), raising=False)
+
+    def made(given: tuple[Any, ...]) -> Any:
+        if given == (int,):
+            return SimpleNamespace(options=lambda **options: ray.made.append(options) or ray)
+        assert given == ("a", "b")
+        return waiting.pop(0)
+
+    ray._made = made
+    with cluster.hired(ray, int, ("a", "b"), copies=3, cpus=0.5, gpus=0.25) as actors:
+        assert [actors.ask("add", 1, 2)[0] for _ in range(4)] == [1, 2, 0, 1]
+        assert actors.ask("add", 1, 2) == (2, (1, 2))
+        ray.fails = Ray.exceptions.RayActorError("no memory")
+        with pytest.raises(ConfigError, match="An actor could not start: no memory"):
+            actors.ask("add")
+    assert ended == copies
+    assert ray.made == [{"num_cpus": 0.5, "num_gpus": 0.25, "max_restarts": -1, "max_task_retries": -1}]

@@ -1,0 +1,245 @@
+"""A run whose clips are made by workers is the run that makes them itself, whoever did what."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from in_process import employing
+
+import tiny
+from sage_grpo.distributed.spec import RaySpec
+from sage_grpo.distributed.world import World
+from sage_grpo.models.lora import LoraSpec
+from sage_grpo.models.network.attention import processors
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.recipes import methods
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.samplers.windows import Window
+from sage_grpo.tools.doctor import examine
+from sage_grpo.training import inputs
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.types import Conditioning
+from sage_grpo.utils.video import write_mp4
+from sage_grpo.workers.messages import moved
+from sage_grpo.workers.ray_pool import chosen_by
+from sage_grpo.workers.worker import Worker
+from trainer_helpers import resume, same, weights_of
+
+ITERATIONS = 2
+
+
+@pytest.fixture
+def config(make_config):
+    """A few groups of a toy, all of whose weights travel as if they were a LoRA."""
+    made = make_config(model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3})
+    return replace(made, batch=BatchConfig(prompts=3, group_size=2, micro_batch=2))
+
+
+def on_ray(config, **spec):
+    return replace(config, rollout=replace(config.rollout, on="ray", ray=RaySpec(**spec)))
+
+
+def lying(worker, job):
+    return "lies" * (worker == "liar")
+
+
+def figures(row):
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "crew/"))}
+
+
+def run(trainer, iterations=ITERATIONS):
+    rows = [figures(trainer.step()) for _ in range(iterations)]
+    return rows, weights_of(trainer)
+
+
+def assert_alike(one, other):
+    assert one[0] == other[0]
+    assert same(one[1], other[1])
+
+
+_ALONE = []
+
+
+@pytest.fixture
+def alone(config, make_trainer):
+    """What the run gives without workers."""
+    if not _ALONE:
+        _ALONE.append(run(make_trainer(config)))
+    return _ALONE[0]
+
+
+def test_groups_that_go_different_ways_come_back_in_order(config, make_trainer, monkeypatch) -> None:
+    """Where some walk side by side, micro-batches do not stand in the order of groups."""
+    window = Window(kind="drawn", at=[0, 1])
+    rollout = replace(config.rollout, window=window, same_noise=True, steps=4)
+    batch = BatchConfig(prompts=6, group_size=2, micro_batch=2)
+    mixed = replace(config, rollout=rollout, batch=batch, kernel=replace(config.kernel, name="sage_exact"))
+    mixed = replace(mixed, update=replace(mixed.update, updates_per_rollout=1))
+    alone, others = make_trainer(mixed), employing(monkeypatch, on_ray(mixed), "a", "b")
+    disorder = False
+    for _ in range(2):
+        assert figures(alone.step()) == figures(others.step())
+        assert torch.equal(alone.videos, others.videos)
+        order = [member.group for task in alone.done.tasks() for member in others.studio.scored(task)]
+        disorder |= order != [member.group for member in alone.studio.scored(alone.done)]
+    assert disorder, "tasks were the whole in order: nothing was tried"
+
+
+@pytest.mark.parametrize("scores", ["workers", "trainer"])
+def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
+    trainer, ticks = employing(monkeypatch, on_ray(config, scores=scores), "a", "b"), []
+    monkeypatch.setattr(trainer.studio.clock, "ticker", lambda total: lambda: ticks.append(total))
+    assert_alike(run(trainer), alone)
+    assert ticks.count(3) >= 3 * ITERATIONS, "a tick for every part"
+    assert {worker for worker, _ in trainer.crew.hands.done} == {"a", "b"}
+    assert len(trainer.crew.hands.done) == ITERATIONS * 3
+    wanted = {"crew/gap": 0.0, "crew/lost": 0, "crew/refused": 0, "crew/queue": 3, "crew/workers": 2}
+    assert {name: trainer.crew.row[name] for name in wanted} == wanted
+    assert list(trainer.crew.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
+
+
+@pytest.mark.parametrize("method", [methods.nft, methods.adjoint])
+def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, monkeypatch, method) -> None:
+    """There is no ratio to check a worker by: it says how probable a target is, and the trainer asks its own weights."""
+    steps = replace(config.rollout, steps=4)
+    made = method(replace(config, rollout=steps, update=replace(config.update, updates_per_rollout=1)))
+    made = replace(
+        made,
+        objective=replace(made.objective, levels=2),
+        rewards=[RewardSpec(name="crew_toys:smooth", options={"differentiable": True})],
+    )
+    if method is methods.nft:  # the policy that samples is not the newest
+        made = replace(made, objective=replace(made.objective, old_decay=0.5))
+    fate = lambda worker, job: lying(worker, job) * job.iteration  # noqa: E731
+    trainer = employing(monkeypatch, on_ray(made), "a", "liar", fate=fate)
+    with pytest.warns(UserWarning, match="liar is refused"):
+        assert_alike(run(trainer), run(make_trainer(made)))
+    assert trainer.crew.row["crew/gap"] == 0.0
+
+
+def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
+    draw = random.Random(0)
+    fate = lambda worker, job: "dies" * (draw.random() < 0.6)  # noqa: E731
+    trainer = employing(monkeypatch, on_ray(config), "a", "b", fate=fate)
+    assert_alike(run(trainer), alone)
+    assert trainer.crew.row["crew/lost"] >= 1
+
+
+def test_who_lies_is_refused_and_its_clips_are_made_again(config, alone, monkeypatch) -> None:
+    trainer = employing(monkeypatch, on_ray(config), "a", "liar", fate=lying)
+    with pytest.warns(UserWarning, match="liar is refused"):
+        assert_alike(run(trainer), alone)
+    assert trainer.crew.hands.names == ["a"]
+    assert trainer.crew.row["crew/refused"] == 1.0
+
+
+@pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a liar", "fail"), ("a", "warn")])
+def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> None:
+    asked = replace(on_ray(config), batch=BatchConfig(prompts=1, group_size=2, micro_batch=2))
+    trainer = employing(monkeypatch, asked, *names.split(), fate=lying)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (check,) = examine.of_workers(trainer, trainer.crew)
+    assert check.status == status, check.value
+    assert "1 of 2" in check.value or trainer.crew.gaps.keys() == set(names.split())
+    assert trainer.crew.hands.names == [], "workers are let go"
+
+
+def stale(config, by):
+    return replace(config, rollout=replace(config.rollout, staleness=by))
+
+
+def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, monkeypatch) -> None:
+    """And another than that of the newest weights."""
+    here, fresh = make_trainer(stale(config, 2)), run(make_trainer(config), 3)
+    rows = [here.step() for _ in range(3)]
+    assert [row["crew/staleness"] for row in rows] == [0.0, 1.0, 2.0]
+    assert all("ratio/first_log" not in row for row in rows), "it is 0 only where nothing is old"
+    assert rows[2]["ratio/std"] > fresh[0][2]["ratio/std"]
+    assert not same(weights_of(here), fresh[1])
+    workers = employing(monkeypatch, stale(on_ray(config), 2), "a", "b")
+    assert_alike(run(workers, 3), ([figures(row) for row in rows], weights_of(here)))
+    assert workers.crew.row["crew/gap"] == 0.0, "ratios are checked with the weights that sampled"
+    workers.close()
+    assert not workers.crew._thread.is_alive()
+
+
+def employed(config, make_trainer, monkeypatch, where):
+    if where == "workers":
+        return employing(monkeypatch, stale(on_ray(config), 2), "a")
+    return make_trainer(stale(config, 2))
+
+
+@pytest.mark.parametrize("where", ["here", "workers"])
+def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+    trainer = employed(replace(config, iterations=6), make_trainer, monkeypatch, where)
+    trainer.step()
+    good = trainer.save(tmp_path / "kept")
+    trainer.writer.finish()
+    trainer.step()
+    assert trainer.crew.row["crew/staleness"] == 1.0
+    trainer.state.go_back(good, trainer.world)
+    for old in (0.0, 1.0):
+        trainer.step()
+        assert trainer.crew.row["crew/staleness"] == old
+    trainer.close()
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("workers", marks=pytest.mark.slow)])
+def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+    config = replace(config, iterations=4)
+    whole = make_trainer(stale(config, 2))
+    rows = [figures(whole.step()) for _ in range(4)]
+    first = employed(config, make_trainer, monkeypatch, where)
+    found = [figures(first.step()) for _ in range(2)]
+    first.save(tmp_path / "kept")
+    first.writer.finish()
+    first.close()
+    second = employed(config, make_trainer, monkeypatch, where)
+    resume(second, tmp_path / "kept")
+    found += [figures(second.step()) for _ in range(2)]
+    second.close()
+    assert_alike((found, weights_of(second)), (rows, weights_of(whole)))
+
+
+@pytest.mark.slow
+def test_clips_to_start_from_travel_with_the_job(make_config, make_trainer, monkeypatch, tmp_path) -> None:
+    write_mp4(tmp_path / "dog.mp4", torch.stack([tiny.image(frame, 16, 16) for frame in range(5)]), 8.0)
+    (tmp_path / "rows.csv").write_text("prompt,source_video\na dog,dog.mp4\na cat,dog.mp4\n")
+    model = {"frames": 5, "options": {"strength": 0.7}, "lora": LoraSpec(rank=2)}
+    made = make_config(kind="wan_t2v", model=model, rollout={"steps": 3}, batch=BatchConfig(prompts=2, group_size=2))
+    made = replace(made, data=replace(made.data, prompts=str(tmp_path / "rows.csv"), eval_prompts=None))
+    alone = run(make_trainer(made), 1)
+    trainer = employing(monkeypatch, on_ray(made), "a", "b")
+    trainer.encode_prompts()
+    monkeypatch.setattr(inputs, "read_video", None)  # once encoded, clips are not read again, by workers least of all
+    assert_alike(run(trainer, 1), alone)
+
+
+def test_conditions_that_are_one_object_stay_one() -> None:
+    shared = torch.ones(2)
+    one, other = Conditioning({"text": shared}), Conditioning({"text": shared}, source=torch.ones(3))
+    there = moved({0: one, 1: one, 2: other}, torch.device("meta"))
+    assert there[0].source is None
+    assert there[2].source.device.type == "meta"
+    assert there[0] is there[1]
+    assert there[2] is not there[0]
+    assert there[2].tensors["text"] is there[0].tensors["text"]
+
+
+@pytest.mark.parametrize(("card", "taken"), [("cpu", "_native_math"), ("another card", "native")])
+def test_a_worker_on_the_same_card_takes_the_trainers_attention(card, taken, make_config, checkpoint) -> None:
+    """Measured a second time, beside other processes, another kernel could win, and clips would differ in their last bits."""
+    model = ModelSpec(path=str(checkpoint("wan_t2v")), lora=LoraSpec(rank=2), cache=None, device="cpu")
+    config = replace(make_config(), model=model)
+    trainers = inputs.load_model(config, World())
+    assert chosen_by(trainers) == ("cpu", "native")
+    native = replace(config, model=replace(config.model, attention="native"))
+    assert chosen_by(inputs.load_model(native, World())) is None
+    worker = Worker(config, 1, torch.get_num_threads(), [], {}, (card, "_native_math"))
+    assert worker.studio.model.attention == taken
+    assert {one._attention_backend.value for one in processors(worker.studio.model.network)} == {taken}
