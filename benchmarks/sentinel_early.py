@@ -24,6 +24,7 @@ from broken_runs import short
 
 from sage_grpo.callbacks.journal import read_rows
 from sage_grpo.health import sentinel as sentinel_module
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import Change, by_prompt
 from sage_grpo.health.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.health.statistics import agreements
@@ -33,7 +34,7 @@ from sage_grpo.run.session import run as train
 from sage_grpo.tools.compare.prepare import MINIATURE
 from sage_grpo.tools.compare.suites.common import SETTING_B, judged, proxied
 from sage_grpo.training import trainer as trainer_module
-from sage_grpo.training.config import SentinelConfig, TrainConfig
+from sage_grpo.training.config import TrainConfig
 
 FILE = Path(__file__).parent / "results" / "sentinel_early_cpu.jsonl"
 WITNESSES: Mapping[str, Mapping[str, Mapping[str, float]]] = {

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sage_grpo import api
-from sage_grpo.config.errors import did_you_mean, explain, family_hint, groups, nearest_key
+from sage_grpo.config.errors import explain, family_hint, groups, nearest_key
 from sage_grpo.config.help import kind_in_words, manual
 from sage_grpo.config.metadata import affects
 from sage_grpo.config.parsing import ConfigError
@@ -33,6 +33,7 @@ from sage_grpo.utils import http_server, hub, pretrained
 from sage_grpo.utils import text as printing
 from sage_grpo.utils.json_schema import DocumentError, finite, shown
 from sage_grpo.utils.statistics import crossed_interval
+from sage_grpo.utils.text import did_you_mean
 
 
 @checked

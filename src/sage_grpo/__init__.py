@@ -15,6 +15,7 @@ _HOMES = {
     "data.prompts": ("Prompt", "load_prompts"),
     "samplers.kernels": ("KernelSpec",),
     "samplers.windows": ("Window",),
+    "health.config": ("SentinelConfig",),
     "models.base": ("VelocityModel",),
     "models.spec": ("LoraSpec", "ModelSpec"),
     "distributed.spec": ("ParallelSpec",),
@@ -34,7 +35,6 @@ _HOMES = {
         "LogConfig",
         "OptimizerConfig",
         "RolloutConfig",
-        "SentinelConfig",
         "SurrogateConfig",
         "TrainConfig",
         "UpdateConfig",
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt as Prompt
     from sage_grpo.data.prompts import load_prompts as load_prompts
     from sage_grpo.distributed.spec import ParallelSpec as ParallelSpec
+    from sage_grpo.health.config import SentinelConfig as SentinelConfig
     from sage_grpo.models.base import VelocityModel as VelocityModel
     from sage_grpo.models.spec import LoraSpec as LoraSpec
     from sage_grpo.models.spec import ModelSpec as ModelSpec
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
     from sage_grpo.training.config import LogConfig as LogConfig
     from sage_grpo.training.config import OptimizerConfig as OptimizerConfig
     from sage_grpo.training.config import RolloutConfig as RolloutConfig
-    from sage_grpo.training.config import SentinelConfig as SentinelConfig
     from sage_grpo.training.config import SurrogateConfig as SurrogateConfig
     from sage_grpo.training.config import TrainConfig as TrainConfig
     from sage_grpo.training.config import UpdateConfig as UpdateConfig

@@ -13,6 +13,7 @@ import torch
 
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
@@ -27,7 +28,6 @@ from sage_grpo.health.evidence import (
 from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.health.sentinel import Finding, Remembered, Sentinel, Witnesses
 from sage_grpo.health.statistics import MOST, Travel, _mean, correlation, thumbnails
-from sage_grpo.training.config import SentinelConfig
 from sage_grpo.training.guard import Guard
 
 FOUND = [Finding("a", 7, "old", True, False), Finding("b", 7, "fresh", False), Finding("c", 7, "both", True)]

@@ -8,12 +8,12 @@ import random
 import pytest
 from watching import RESULTS, healthy_row
 
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import change
 from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.health.sentinel import Finding, Sentinel
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.training.config import SentinelConfig
 
 WEIGHTS = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
 RUNS = [json.loads(line) for line in (RESULTS / "parts_cpu.jsonl").read_text().splitlines()]

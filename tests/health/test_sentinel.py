@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from watching import clips, curves, healthy_row, names, watched
 
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Finding, Sentinel, Witnesses
 from sage_grpo.training.adaptive_lr import Pace
-from sage_grpo.training.config import SentinelConfig
 
 Break = Callable[[dict[str, float]], dict[str, float]]
 FROM, LONG = 30, 60

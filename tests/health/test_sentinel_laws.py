@@ -17,11 +17,12 @@ from watching import clips, healthy_row, names, watched
 import trainer_toys
 from sage_grpo.callbacks.journal import read_events
 from sage_grpo.health.checks import SIGNS, Past, robust
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import by_prompt, change, weighted
 from sage_grpo.health.sentinel import Sentinel, Witnesses
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
-from sage_grpo.training.config import EvalConfig, KeepConfig, SentinelConfig, UpdateConfig
+from sage_grpo.training.config import EvalConfig, KeepConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import same, weights_of

@@ -16,11 +16,12 @@ from sage_grpo.data.groups import Member
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.fsdp import Engine
 from sage_grpo.distributed.world import World
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.statistics import Travel, appearance, describe, frames_seen, thumbnails
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run
 from sage_grpo.training.adaptive_lr import Pace
-from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, SentinelConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.events import Hooks, SentinelEvent
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Finding, Sentinel
-from sage_grpo.training.config import SentinelConfig
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sage_grpo.callbacks.observers import Callbacks
-from sage_grpo.training.config import SentinelConfig
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.training.events import Hooks, SentinelEvent, StopRequest
 from sage_grpo.training.guard import Guard
 from sage_grpo.training.loop import Evaluated, Loop, Observer

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sage_grpo.callbacks.journal import Journal
 from sage_grpo.training.config import LogConfig
+from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.imports import import_object
 from sage_grpo.utils.safe_io import inside, replace_text
 
@@ -184,16 +185,6 @@ class Trackio(Sink):
 
     def close(self) -> None:
         self._trackio.finish()  # type: ignore[no-untyped-call]
-
-
-def attempt(what: str, action: Callable[[], Any]) -> bool:
-    """Do something that a run can do without: if it fails, a warning says so and the run goes on. Returns whether it worked."""
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days
-        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
-        return False
-    return True
 
 
 class Metrics:

@@ -16,13 +16,13 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.config.ranges import Count, Folder, Natural, Positive, Seed, checked
 from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.tools.compare.suites import Size
 from sage_grpo.utils.safe_io import check as check_links
 from sage_grpo.utils.safe_io import inside, printable
+from sage_grpo.utils.text import did_you_mean
 
 
 @checked

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sage_grpo.config.ranges import KINDS, inner_dataclass
+from sage_grpo.utils.text import did_you_mean, nearest
 from sage_grpo.version import ROOT
 
 ALSO_CALLED = {
@@ -44,19 +44,6 @@ ALSO_CALLED = {
     "prompts": ("prompt", "text"),
 }
 """What other programs call an option; only where that is not near enough in letters."""
-
-
-def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """ " Did you mean 'x'?" with the nearest name, whatever the case of its letters; empty where none is near."""
-    near = nearest(given, known, cutoff)
-    return f" Did you mean {near!r}?" if near else ""
-
-
-def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The nearest name, whatever the case of its letters; empty where none is near."""
-    folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), folded, n=1, cutoff=cutoff)
-    return folded[near[0]] if near else ""
 
 
 def nearest_key(given: str, keys: Sequence[str]) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
+from sage_grpo.utils.json_schema import LARGEST
+
 KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list ([a, b])",
     "tuple": "a list of numbers ([0.9, 0.999])", "dict": "a mapping ({name: value})", "NoneType": "null", "Path": "a path",
@@ -21,8 +23,6 @@ KINDS = {
 """What values of a type are called."""
 
 
-LARGEST = 2**63
-"""Whole numbers from here on are no values of anything; Python does not even turn the largest into a float."""
 LONGEST_PROMPT = 20_000
 """Characters of a prompt: four times the 1,024 tokens that the text encoders read at most. Tokenizers walk through all of it."""
 

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Row, values
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
@@ -34,7 +35,6 @@ from sage_grpo.health.evidence import (
 )
 from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.training.config import SentinelConfig, TrainConfig
 
 WATCHED = (
     "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_log",
@@ -129,19 +129,21 @@ class Sentinel:
         """Each witness's agreement until its best evaluation."""
 
     @classmethod
-    def of(cls, config: TrainConfig, reward: CompositeReward, clip: float) -> Sentinel:
-        """The sentinel of a run, which knows how many clips it makes and what is only measured."""
+    def of(
+        cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip: float, deviates: bool
+    ) -> Sentinel:
+        """The sentinel of a run that makes so many clips an iteration and rewards and measures these parts."""
         parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
         return cls(
-            config.sentinel,
-            clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
+            config,
+            clips=clips,
             clip=clip,
             witnesses=Witnesses(
                 scores={title: weights for title, weights in parts.items() if weights},
                 statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
             ),
             trained=reward.weights,
-            deviates=any(config.objective.old_passes(config.update.updates_per_rollout)),
+            deviates=deviates,
         )
 
     @property

@@ -7,12 +7,12 @@ from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.config.metadata import Content, Machine, Speed, Training, Values
 from sage_grpo.config.ranges import Count, Finite, Fps, Positive, Range, Seed, check_prompt, checked
 from sage_grpo.models import ModelError
 from sage_grpo.utils.imports import NoSuchModule, import_named, is_object, is_there, refuse_object
 from sage_grpo.utils.pretrained import MOST_ALPHA
+from sage_grpo.utils.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import Explains, SplitsSequence, VelocityModel
+from sage_grpo.models.base import SplitsSequence, VelocityModel
 from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.plan import formulas
@@ -42,6 +40,7 @@ from sage_grpo.rewards.spec import facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
+from sage_grpo.training.memory import levels
 from sage_grpo.training.offload import SHARE as STAYS
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import Planner, foresee
@@ -473,14 +472,6 @@ def _parameters(reward: str) -> float:
     return 0.0 if facts is None else facts.parameters
 
 
-def fit_memory(config: TrainConfig, model: VelocityModel, world: World) -> None:
-    """Set what a loaded model's blocks keep, and note it where the model says what was decided."""
-    chosen = choose_levels(config, model, world)
-    model.keep(chosen)
-    if isinstance(model, Explains):
-        model.choices["blocks keep"] = kept(chosen)
-
-
 def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
     """A level for every block. It goes by the size of the GPU, not by what is free at the moment: a run that is continued does as before."""
     asked, blocks, cuda = config.update.gradient_checkpointing, len(model.blocks()), model.device.type == "cuda"
@@ -489,15 +480,3 @@ def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> li
         if len(found) == blocks:
             return found
     return levels(asked, blocks, cuda=cuda)
-
-
-def levels(asked: bool | Literal["attention", "auto"], blocks: int, *, cuda: bool) -> list[Keep]:
-    """What was asked for; for "auto", what is right where memory is not known."""
-    known: dict[bool | str, Keep] = {True: "input", False: "all", "attention": "attention"}
-    return [known.get(asked) or ("attention" if cuda else "all")] * blocks
-
-
-def kept(levels: Sequence[Keep]) -> str:
-    """What blocks keep, in words."""
-    words = {"all": "everything", "attention": "attention's outputs", "input": "their input only"}
-    return ", ".join(f"{words[level]} ({count} of {len(levels)})" for level, count in Counter(levels).items())

@@ -10,9 +10,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.plan.formulas import Rates
+from sage_grpo.utils.text import did_you_mean
 
 Origin = str
 """Where figures come from, in words for a table."""

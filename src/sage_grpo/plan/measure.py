@@ -13,10 +13,11 @@ from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.plan import formulas
 from sage_grpo.plan.architecture import Architecture
-from sage_grpo.plan.costs import forecast, levels
+from sage_grpo.plan.costs import forecast
 from sage_grpo.plan.formulas import Job, Network, Rates
 from sage_grpo.plan.hardware import Hardware
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.memory import levels
 from sage_grpo.training.offload import get_ready, same_bits
 
 MORE = 2

@@ -13,13 +13,14 @@ from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import find_distilled
 from sage_grpo.plan.budgets import counted, outcome, over_memory
 from sage_grpo.plan.changes import Change, way_to_fit
-from sage_grpo.plan.costs import Forecast, kept
+from sage_grpo.plan.costs import Forecast
 from sage_grpo.plan.costs import forecast as make_forecast
 from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
 from sage_grpo.plan.passes import PHASES, Passes, evaluations
 from sage_grpo.plan.workers import Crew, crew_of
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.memory import kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
 from sage_grpo.utils.text import narrow_table

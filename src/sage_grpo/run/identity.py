@@ -20,7 +20,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.config.metadata import MEANING, affects
 from sage_grpo.config.parsing import ConfigError, leaves
 from sage_grpo.data.prompts import Prompt
@@ -35,6 +34,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Given, load_sources
 from sage_grpo.utils.imports import PREFIX
+from sage_grpo.utils.text import did_you_mean
 from sage_grpo.version import ROOT, __version__
 
 CONTENT = {

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from sage_grpo.callbacks.metrics import find_sink
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.data.prompts import Prompt, too_few
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import ORIGINS, detect_family, resolve
@@ -24,6 +23,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import NAMES, Given, load_sources
 from sage_grpo.training.planner import Planner
 from sage_grpo.utils.imports import refuse_object
+from sage_grpo.utils.text import did_you_mean
 from sage_grpo.workers import ray_pool
 
 

@@ -18,6 +18,7 @@ from sage_grpo.callbacks.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import RankLost, World, start
 from sage_grpo.models.base import Explains, RunsCheaply
+from sage_grpo.plan.costs import choose_levels
 from sage_grpo.plan.passes import evaluations_of
 from sage_grpo.plan.show import opening
 from sage_grpo.rewards.member import RewardFailure
@@ -28,7 +29,7 @@ from sage_grpo.run.preflight import preflight
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import Ended, Hooks, StopRequest
 from sage_grpo.training.guard import Guard
-from sage_grpo.training.inputs import Given, build
+from sage_grpo.training.inputs import Given, Inputs, build
 from sage_grpo.training.loop import Loop
 from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
@@ -36,6 +37,7 @@ from sage_grpo.training.update import Diverged
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.workers.messages import CrewError
+from sage_grpo.workers.ray_pool import crew_of
 
 
 @contextmanager
@@ -60,6 +62,12 @@ def session(
     finally:
         if not lost:  # else to close would be to wait for the rank that is gone
             world.close()
+
+
+def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None) -> Trainer:
+    """A trainer with the memory plan of this machine and the workers that the configuration asks for."""
+    world = world or World()
+    return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=crew_of)
 
 
 def run(
@@ -94,7 +102,7 @@ def run(
         if world.is_main and not quiet and given.model is None:
             for line in opening(config, world.processes):
                 terminal.say(line)
-        trainer = Trainer(config, build(config, world, given), world, Clock(listen))
+        trainer = assemble(config, build(config, world, given), world, Clock(listen))
         resumed = _resume(trainer, out, found, terminal)
         metrics = _open_metrics(trainer, found, terminal, resumed)
         saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)

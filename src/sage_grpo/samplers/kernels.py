@@ -15,11 +15,11 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, cast, get_
 import torch
 from torch import Tensor
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.config.ranges import NotNegative, Range, Share, checked, faults, ranged, type_hints
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.transition import Transition
 from sage_grpo.utils.imports import import_object
+from sage_grpo.utils.text import did_you_mean
 
 Sigma: TypeAlias = float | Tensor
 OfGrid = Annotated[float, Range(0, 1, open_below=True)]

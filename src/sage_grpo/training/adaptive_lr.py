@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from sage_grpo.health.checks import LEAST
+
 GAIN = 1 / 3
 """Share of a deviation that one observation corrects: a rollout's KL scatters by a factor of 2 around its mean, for its prompts
 differ, and a rate that followed each of them would scatter as much."""
 LARGEST_STEP = 1.5
 """The factor changes by at most this, up or down, from one rollout to the next."""
-LEAST = 1e-3
-"""The factor never falls below this: a run that needs less is broken in another way."""
 SLACK = 0.02
 """A step that is scaled back to a KL has it to within this share."""
 TRIES = 12

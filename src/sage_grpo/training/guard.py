@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.distributed import checkpoint
+from sage_grpo.health.checks import LEAST
 from sage_grpo.health.sentinel import Finding
-from sage_grpo.training.adaptive_lr import LEAST
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import SentinelEvent
 from sage_grpo.training.state import TrainState

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
@@ -27,6 +28,7 @@ from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, check_cheap, parts_of
+from sage_grpo.training.reference import Past
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import Judged, Scored, Sheet, gathered, metadata_of, score_here
 from sage_grpo.training.update import Objective
@@ -35,6 +37,23 @@ from sage_grpo.utils.clock import Clock
 
 Conditions = Mapping[int, Conditioning]
 """What groups are conditioned on, by their index."""
+
+
+class Workers(Protocol):
+    """Rollouts that are made elsewhere, or with older weights."""
+
+    row: dict[str, float]
+    """Metrics of the last iteration."""
+
+    def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
+        """The rollout of an iteration that is due; those that are `coming` may be begun."""
+
+    def close(self) -> None:
+        """End what is running."""
+
+
+MakeWorkers = Callable[["TrainConfig", "Studio", "Mapping[str, nn.Parameter]", "Past | None", float], "Workers | None"]
+"""Makes the workers of a configuration, or None: engine, parameters by name, old weights where they sample, and the clip range."""
 
 
 class Studio:

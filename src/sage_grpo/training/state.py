@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from sage_grpo.data.prompts import Prompt, PromptStream
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
+from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.kl_control import KlController
-from sage_grpo.training.config import SentinelConfig, TrainConfig
+from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.reference import Anchor, Ema, Old, Past, Reference
 

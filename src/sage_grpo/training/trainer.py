@@ -16,6 +16,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.groups import Member
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.distributed import checkpoint
@@ -24,7 +25,6 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import Travel, appearance
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.objectives.surrogate import clip_range
-from sage_grpo.plan.costs import fit_memory
 from sage_grpo.training.adaptive_lr import share_kept
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import (
@@ -34,12 +34,13 @@ from sage_grpo.training.decoding import (
 )
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs, conditions_of
+from sage_grpo.training.memory import fit_memory
 from sage_grpo.training.offload import distribute
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import Old, Snapshot
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.sampling import Studio
+from sage_grpo.training.sampling import MakeWorkers, Studio
 from sage_grpo.training.scoring import (
     Judged,
     Scored,
@@ -65,20 +66,27 @@ from sage_grpo.training.update import (
     with_old,
     with_rivals,
 )
-from sage_grpo.types import Conditioning, Sound
+from sage_grpo.types import Conditioning, Keep, Sound
 from sage_grpo.utils.clock import Clock
-from sage_grpo.workers.ray_pool import crew_of
 
 
 class Trainer:
     """Trains what it is handed and owns the training state. `step` is one iteration; what stands between iterations is the loop's."""
 
     def __init__(
-        self, config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None
+        self,
+        config: TrainConfig,
+        inputs: Inputs,
+        world: World | None = None,
+        clock: Clock | None = None,
+        *,
+        keep: Sequence[Keep] | None = None,
+        workers: MakeWorkers | None = None,
     ) -> None:
+        """`keep` is what each block keeps for the backward pass; `workers` makes those that sample in this process's place."""
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.model, self.reward, self.held_out = inputs.model, inputs.reward, inputs.held_out
-        fit_memory(config, self.model, self.world)
+        fit_memory(config, self.model, keep)
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
@@ -102,7 +110,13 @@ class Trainer:
         self.planner, self.parts, self.vae = self.studio.planner, self.studio.parts, self.studio.vae
         dims = sum(part.dims for part in self.parts) or math.prod(self.model.latent_shape())
         self.objective = Objective(config.surrogate, config.trust_region, dims, spec)
-        self.state.sentinel = Sentinel.of(config, self.reward, self.objective.clip)
+        self.state.sentinel = Sentinel.of(
+            config.sentinel,
+            self.reward,
+            clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
+            clip=self.objective.clip,
+            deviates=any(spec.old_passes(config.update.updates_per_rollout)),
+        )
         self._check_groups()
         if spec.by_gradient:
             check_differentiable(self.model, self.reward, spec.frames)
@@ -116,8 +130,12 @@ class Trainer:
         self.sound: Sound | None = None
         """Of the last iteration's clips."""
         clip = clip_range(dims, config.surrogate.clip_scale) if spec.fresh else self.objective.clip
-        self.crew = crew_of(config, self.studio, params, self.state.past, clip)
-        """Who samples in this process's place; mostly nobody."""
+        self.crew = None if workers is None else workers(config, self.studio, params, self.state.past, clip)
+        """Workers that sample in this process's place, where there are any."""
+        if self.crew is None and (config.rollout.on != "here" or self.state.past is not None):
+            raise ConfigError(
+                "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
+            )
         self.done: Plan | None = None
         """The plan of the last iteration, with the clips that it trained."""
 

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from sage_grpo.callbacks.metrics import attempt
+from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.safe_io import replace_text, replacing
 
 PASSES = 8

@@ -15,8 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sage_grpo.config.ranges import LARGEST
 from sage_grpo.utils.safe_io import regular
+
+LARGEST = 2**63
+"""Whole numbers from here on are no values of anything; Python does not even turn the largest into a float."""
 
 MAX_DEPTH = 100
 """Objects inside objects. The files of this package and of checkpoints have ten; Python's own limit depends on who calls."""

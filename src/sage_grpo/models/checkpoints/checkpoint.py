@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sage_grpo.config.errors import nearest
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
     LIBRARIES,
@@ -39,6 +38,7 @@ from sage_grpo.utils.pretrained import (
     vocabulary_fault,
     weights_fault,
 )
+from sage_grpo.utils.text import nearest
 
 if TYPE_CHECKING:
     import torch

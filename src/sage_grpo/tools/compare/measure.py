@@ -26,6 +26,7 @@ from sage_grpo.distributed import checkpoint
 from sage_grpo.plan.passes import references
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.run.identity import identify, of_code, plain
+from sage_grpo.run.session import assemble
 from sage_grpo.tools.compare.prepare import Job, head
 from sage_grpo.tools.compare.store import KEPT_EVERY
 from sage_grpo.training.config import TrainConfig
@@ -130,7 +131,7 @@ def measure(
         with (
             TemporaryDirectory() as folder,  # for a run that nobody will continue
             # Clips that are given are encoded into the run's folder, which a run that is compared does not have.
-            closing(Trainer(replace(job.config, out=folder), build(job.config))) as trainer,
+            closing(assemble(replace(job.config, out=folder), build(job.config))) as trainer,
         ):
             if job.kind == "rollout":
                 sample(trainer, record, progress)

@@ -15,6 +15,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
 from sage_grpo.models.family import FamilyModel
+from sage_grpo.run.session import assemble
 from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling, workers
 from sage_grpo.tools.doctor.check import ORDER, Check
 from sage_grpo.tools.doctor.sampling import Sample
@@ -83,7 +84,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     if not parts.model.trainable():
         return
     try:
-        trainer = Trainer(small(config, spec), parts, world)
+        trainer = assemble(small(config, spec), parts, world)
     except BROKEN as error:
         yield _stopped("plan", error)
         return

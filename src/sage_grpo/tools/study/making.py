@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.tools.study.pairs import Shown, check_count, comparisons, deal, spoilt_pool
 from sage_grpo.tools.study.store import Store, Study, StudyError
 from sage_grpo.utils.safe_io import inside
+from sage_grpo.utils.text import did_you_mean
 
 DATABASE, CLIPS = "study.sqlite", "clips"
 DIMENSIONS = {

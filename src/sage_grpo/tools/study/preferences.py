@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.config.errors import did_you_mean
 from sage_grpo.tools.study.results import preferred, raters
 from sage_grpo.tools.study.store import Store, StudyError
+from sage_grpo.utils.text import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""Activations that blocks keep for the backward pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.types import Keep
+
+
+def fit_memory(config: TrainConfig, model: VelocityModel, chosen: Sequence[Keep] | None) -> None:
+    """Set what a loaded model's blocks keep, and note it where the model says what was decided. None goes by the configuration alone."""
+    if chosen is None:
+        chosen = levels(config.update.gradient_checkpointing, len(model.blocks()), cuda=model.device.type == "cuda")
+    model.keep(list(chosen))
+    if isinstance(model, Explains):
+        model.choices["blocks keep"] = kept(chosen)
+
+
+def levels(asked: bool | Literal["attention", "auto"], blocks: int, *, cuda: bool) -> list[Keep]:
+    """What was asked for; for "auto", what is right where memory is not known."""
+    known: dict[bool | str, Keep] = {True: "input", False: "all", "attention": "attention"}
+    return [known.get(asked) or ("attention" if cuda else "all")] * blocks
+
+
+def kept(levels: Sequence[Keep]) -> str:
+    """What blocks keep, in words."""
+    words = {"all": "everything", "attention": "attention's outputs", "input": "their input only"}
+    return ", ".join(f"{words[level]} ({count} of {len(levels)})" for level, count in Counter(levels).items())
