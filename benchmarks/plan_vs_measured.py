@@ -34,9 +34,9 @@ from sage_grpo.plan.published import PUBLISHED
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.training import config as c
 from sage_grpo.training.inputs import Inputs
-from sage_grpo.training.trainer import Trainer
 
 PATHS = {
     "wan": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
@@ -137,7 +137,7 @@ def iterate(model: Any, config: c.TrainConfig, said: Forecast) -> dict[str, floa
     reward = CompositeReward(config.rewards, device=model.device)
     prompts = [Prompt(f"a prompt {number}") for number in range(config.batch.prompts)]
     parts = Inputs(model=model, reward=reward, prompts=prompts)
-    trainer = Trainer(config, parts)
+    trainer = assemble(config, parts)
     trainer.state.optimizer.materialize()
     if trainer.state.anchor is not None:
         trainer.state.anchor.renewed_at = -1

@@ -24,9 +24,9 @@ from torch import Tensor
 from sage_grpo.models.base import differentiable
 from sage_grpo.models.policy import Policy
 from sage_grpo.recipes import recipe
+from sage_grpo.run.session import assemble
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.inputs import build
-from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 from sage_grpo.worlds.shapes.judge import ShapesJudge
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=9)
     options = parser.parse_args()
     config = recipe("shapes/branch")
-    trainer = Trainer(config, build(config))
+    trainer = assemble(config, build(config))
     model = trainer.model
     for parameter in model.trainable().values():
         parameter.requires_grad_(False)

@@ -25,12 +25,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sage_grpo.recipes import recipe
+from sage_grpo.run.session import assemble
 from sage_grpo.tools.compare import machine
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import configured
 from sage_grpo.training.inputs import build
 from sage_grpo.training.offload import get_ready, same_bits
-from sage_grpo.training.trainer import Trainer
 
 SHAPES: dict[str, tuple[torch.dtype, tuple[int, int, int, int]]] = {
     "miniature": (torch.float32, (48, 4, 68, 32)),
@@ -67,7 +67,7 @@ def train(name: str, iterations: int, *, wanted: bool) -> dict[str, Any]:
     arm = Arm(name=name, recipe=name, options={"model.deterministic": wanted}, iterations=iterations)
     suite = Suite(name="same_bits", title="", question="", arms=(arm,), baseline=name)
     config = replace(configured(suite, arm, recipe(name)), seed=1002)  # as a comparison has it
-    trainer = Trainer(config, build(config))
+    trainer = assemble(config, build(config))
     trainer.encode_prompts()
     digests, seconds = [], []
     for _ in range(iterations):

@@ -20,48 +20,25 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "sage_grpo"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
-# The house from the ground up: imports point down. Units of one floor are siblings and do not import one another. A unit is a room, or a
-# module of one that stands on another floor than the rest of its room.
+# The house from the ground up: a room imports rooms of lower floors only, and itself.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("inside", "ranges", "version"),
-    (
-        "documents",
-        "effects",
-        "secrecy",
-        "hints",
-        "printing",
-        "web",
-        "statistics",
-    ),
-    ("manual", "named", "types", "gaussian", "pretrained", "configure", "hub", "telling.events"),
-    ("flow", "rl", "video"),
-    ("models", "rewards", "worlds", "data", "parallel", "inspector"),
-    ("training.config", "folder"),
-    ("recipes", "telling", "sentinel"),
+    ("types", "version"),
+    ("utils",),
+    ("config",),
+    ("data", "distributed", "rewards", "samplers"),
+    ("health", "models", "objectives", "worlds"),
     ("training",),
-    (
-        "crew",
-        "forecast",
-        "sentinel.guard",
-        "telling.terminal",
-        "folder.identity",
-        "folder.saved",
-        "folder.card",
-    ),
-    ("session.preflight", "training.trainer", "clips", "probe", "worlds.making"),
-    ("training.loop", "doctor", "report", "study"),
-    ("lab", "telling.observers"),
-    ("session",),
-    ("commands",),
+    ("callbacks", "plan", "recipes", "workers"),
+    ("run",),
+    ("generation", "tools"),
     ("api", "cli"),
-    ("__main__",),
 )
 RANKS = {unit: rank for rank, units in enumerate(FLOORS) for unit in units}
 QUARANTINE = {
     "diffusers": ("models/", "rewards/", "worlds/"),
-    "transformers": ("models/", "rewards/", "worlds/", "pretrained.py"),
+    "transformers": ("models/", "rewards/", "worlds/", "utils/pretrained.py"),
     "peft": ("models/", "rewards/", "worlds/"),
-    "torch.distributed": ("parallel/",),
+    "torch.distributed": ("distributed/",),
     "tensorboard": ("callbacks/metrics.py",),
     "torch.utils.tensorboard": ("callbacks/metrics.py",),
     "wandb": ("callbacks/metrics.py",),
@@ -179,7 +156,7 @@ def test_there_is_a_house() -> None:
 
 
 def test_every_module_has_a_place() -> None:
-    units = {_unit(_module_name(path)) for path in FILES} - {None}
+    units = {_unit(_module_name(path)) for path in FILES} - {None, "__main__"}
     _report([f"{unit}: give it a rank in tests/test_house.py" for unit in sorted(units - set(RANKS))])
 
 
@@ -189,7 +166,7 @@ def test_imports_point_down_and_siblings_do_not_import_one_another() -> None:
         own = _unit(_module_name(path))
         for name, line in _package_imports(path):
             other = _unit(name)
-            if own is None or other == own:  # the package's own file hands out names of every floor
+            if own in (None, "__main__") or other == own:  # doors: the package hands out names of every floor
                 continue
             if other is None:
                 problems.append(f"{_relative(path)}:{line}: {own} must not import the package itself: name the module")
@@ -199,7 +176,7 @@ def test_imports_point_down_and_siblings_do_not_import_one_another() -> None:
 
 
 def test_a_room_is_seen_at_a_glance() -> None:
-    rooms = {path.parent for path in FILES} - {PACKAGE, PACKAGE / "commands"}
+    rooms = {path.parent for path in FILES} - {PACKAGE, PACKAGE / "cli"}
     crowded = {_relative(room): len(list(room.glob("*.py"))) for room in rooms}
     _report([f"{room} has {count} modules" for room, count in sorted(crowded.items()) if count > MOST_FILES])
 
@@ -285,11 +262,12 @@ def test_heavy_libraries_stay_in_quarantine() -> None:
 
 def test_the_parser_needs_only_the_standard_library_and_jsonargparse() -> None:
     allowed = {*sys.stdlib_module_names, "jsonargparse", "yaml"}
-    own = ("configure", "documents", "hints", "inside", "manual", "named", "ranges", "version")
-    for path in (PACKAGE / f"{name}.py" for name in own):
-        names = [
-            (name, line) for name, line in _imports(path) if name.split(".")[:2] not in [["sage_grpo", n] for n in own]
-        ]
+    own = tuple(
+        f"sage_grpo.{name}"
+        for name in ("config", "utils.imports", "utils.json_schema", "utils.safe_io", "utils.suggest", "version")
+    )
+    for path in (path for path in FILES if _module_name(path).startswith(own)):
+        names = [(name, line) for name, line in _imports(path) if not name.startswith(own)]
         _report([f"{path.name}:{line}: {name}" for name, line in names if name.split(".")[0] not in allowed])
 
 
@@ -376,7 +354,7 @@ def _dangers(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, "allow_pickle=True runs code from a file"
         if called in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
             yield node.lineno, f"{called}: use yaml.safe_load"
-        if called.endswith(".from_pretrained") and _relative(path) != "pretrained.py":
+        if called.endswith(".from_pretrained") and _relative(path) != "utils/pretrained.py":
             yield node.lineno, f"{called}: call sage_grpo.utils.pretrained.from_pretrained, which fetches no kernel"
 
 

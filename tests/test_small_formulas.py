@@ -33,7 +33,7 @@ from sage_grpo.utils import http_server, hub, pretrained
 from sage_grpo.utils import text as printing
 from sage_grpo.utils.json_schema import DocumentError, finite, shown
 from sage_grpo.utils.statistics import crossed_interval
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 
 @checked

@@ -13,6 +13,7 @@ import torch
 import double
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.training.config import (
     BatchConfig,
     DataConfig,
@@ -116,7 +117,7 @@ def make_trainer() -> MakeTrainer:
     """A trainer whose updates can be watched: `trainer.log` holds the metrics of every single optimizer update."""
 
     def make(config: TrainConfig) -> Trainer:
-        trainer = Trainer(config, build(config))
+        trainer = assemble(config, build(config))
         apply, log = trainer._apply, []
 
         def watched(metrics: dict[str, float]) -> dict[str, float]:

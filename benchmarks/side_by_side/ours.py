@@ -21,6 +21,7 @@ from sage_grpo.models import family
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
@@ -124,7 +125,7 @@ def build_trainer(config: TrainConfig, pipeline: Any = None) -> Trainer:
     """A trainer that is ready to step, with a pipeline in place of the checkpoint's files where one is given."""
     given = mock.patch.object(family, "load_pipeline", return_value=pipeline) if pipeline is not None else nullcontext()
     with given:
-        trainer = Trainer(config, build(config))
+        trainer = assemble(config, build(config))
     trainer.encode_prompts()
     return trainer
 

@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from crew.in_process import InProcess
 
 from double import in_double
 from sage_grpo.distributed import checkpoint, heartbeat
@@ -26,7 +25,7 @@ from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.run.session import run
+from sage_grpo.run.session import assemble, run
 from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training import config as c
@@ -37,6 +36,7 @@ from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import CrewError, Job
+from workers.in_process import InProcess
 
 PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")
 
@@ -89,7 +89,7 @@ def whole(trainer: Trainer) -> dict[str, Any]:
 @in_double
 def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool = False) -> dict[str, Any]:
     """All iterations of a run, with what happened in each."""
-    trainer = Trainer(config, build(config, world), world)
+    trainer = assemble(config, build(config, world), world)
     root = Path(config.out) / "checkpoints"
     if resume:
         trainer.state.load(checkpoint.newest_good(root), world)
@@ -141,7 +141,7 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
             return InProcess(config, [f"{name} {rank}" for name in names], fate, ranks)
 
         with mock.patch.object(ray_pool, "RayHands", hands), mock.patch.object(ray_pool, "find_ray"):
-            trainer = Trainer(config, build(config, world), world)
+            trainer = assemble(config, build(config, world), world)
             rows = [trainer.step() for _ in range(config.iterations)]
             trainer.close()
         figures = [{k: v for k, v in row.items() if not k.startswith(("time/", "crew/"))} for row in rows]
@@ -332,7 +332,7 @@ def failing_reward(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[
     found = []
     for config in configs:
         try:
-            trainer = Trainer(config, build(config, world), world)
+            trainer = assemble(config, build(config, world), world)
             row = trainer.step()
         except (RewardConfigError, RewardFailure) as refused:
             found.append({type(refused).__name__: str(refused)})

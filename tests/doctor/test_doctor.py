@@ -14,12 +14,12 @@ from sage_grpo.cli.main import main
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.tools.doctor import DoctorSpec, examine
 from sage_grpo.tools.doctor.check import ORDER, REMEDY, WHY, Check, show, worst
 from sage_grpo.training.config import DataConfig
 from sage_grpo.training.inputs import build
-from sage_grpo.training.trainer import Trainer
 
 NAMES = [
     *("versions", "device", "plan", "files", "prompts", "trainable", "variance", "last step", "stability"),
@@ -57,7 +57,7 @@ def test_healthy_checkpoint(make_config, prompts, tmp_path: Path) -> None:
 def test_healthy_shapes() -> None:
     config, spec = replace(recipe("shapes/sage"), seed=3), DoctorSpec(prompts=3, probe=False)
     made = build(recipe("shapes/sage"))
-    sample = examine.prepare(Trainer(examine.small(config, spec), made))
+    sample = examine.prepare(assemble(examine.small(config, spec), made))
     found = [*examine.of_schedule(sample.trainer, sample), *examine.of_sampling(config, spec, made, sample)]
     found += examine.of_learning(sample)
     assert not raised(found)

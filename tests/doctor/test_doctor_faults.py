@@ -24,6 +24,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
+from sage_grpo.run.session import assemble
 from sage_grpo.samplers import kernels
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine
@@ -53,7 +54,7 @@ def sample(make_config) -> Callable[..., Sample]:
         if chosen["kind"] == "toy":
             chosen["model"] = {}
         config = make_config(**chosen)
-        return examine.prepare(Trainer(examine.small(config, SMALL), build(config)))
+        return examine.prepare(assemble(examine.small(config, SMALL), build(config)))
 
     return make
 
@@ -156,7 +157,7 @@ def test_weights_that_do_not_survive_saving(sample, monkeypatch) -> None:
 def clips() -> tuple[Sample, Tensor]:
     """A rollout of the shapes world and its clips."""
     config = recipe("shapes/sage")
-    sample = examine.prepare(Trainer(examine.small(config, DoctorSpec()), build(config)))
+    sample = examine.prepare(assemble(examine.small(config, DoctorSpec()), build(config)))
     sample.trainer.encode_prompts()
     return sample, sample.trainer.studio.decode(sample.rollout)
 

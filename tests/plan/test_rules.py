@@ -11,12 +11,13 @@ import torch
 
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.plan import budgets, changes, costs, hardware, measure, show
+from sage_grpo.plan import budgets, changes, hardware, measure, show
 from sage_grpo.plan.architecture import Architecture, latent_elements, sigmas
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.plan.passes import Guiding, Passes, evaluation
 from sage_grpo.plan.workers import Crew
 from sage_grpo.recipes import recipe
+from sage_grpo.training import memory
 
 
 def test_a_card_without_rates_has_the_share_of_its_peak() -> None:
@@ -163,9 +164,9 @@ def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
     assert budgets.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
     one.fits = True
     assert budgets.outcome(one) == "all 2, input 1"
-    assert costs.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
+    assert memory.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
     asked = [(True, True), (False, True), ("attention", False), ("auto", True), ("auto", False)]
-    found = [costs.levels(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
+    found = [memory.levels(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
     assert found == [[level] * 2 for level in ("input", "all", "attention", "attention", "all")]
 
 

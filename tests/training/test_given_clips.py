@@ -21,6 +21,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import ParallelSpec
 from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.decoding import LATENTS, Encoder
@@ -69,7 +70,7 @@ def offline(make_config, pairs):
 
 
 def made(config) -> Trainer:
-    return Trainer(config, build(config))
+    return assemble(config, build(config))
 
 
 def test_the_better_clip_is_predicted_ever_better_than_the_worse(offline) -> None:
@@ -253,7 +254,7 @@ def built(config):
 
 
 def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
-    assert_resumes_to_the_bit(lambda config: Trainer(config, built(config)), several("rft"), tmp_path / "saved")
+    assert_resumes_to_the_bit(lambda config: assemble(config, built(config)), several("rft"), tmp_path / "saved")
 
 
 def taken(folder: Path, formats: Sequence[str], size: tuple[int, int, int], fps: float = 8.0) -> VideoSpec | None:
@@ -305,7 +306,7 @@ def test_a_run_writes_the_card_and_encodes_each_clip_once_in_its_format(several)
     assert [row["clips"] for row in card["formats"]] == [2, 4, 2]
     assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8
     alone = replace(config, data=replace(config.data, formats=[]))
-    Trainer(alone, built(alone)).step()  # the same files in another format are other latents
+    assemble(alone, built(alone)).step()  # the same files in another format are other latents
     assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8 + 4
 
 

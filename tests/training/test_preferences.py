@@ -15,6 +15,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training import trainer as line
 from sage_grpo.training.config import BatchConfig, UpdateConfig
@@ -46,7 +47,7 @@ def small(make_config):
 
 
 def made(config) -> Trainer:
-    return Trainer(config, build(config))
+    return assemble(config, build(config))
 
 
 def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

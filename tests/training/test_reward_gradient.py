@@ -12,6 +12,7 @@ from sage_grpo.data.groups import Member
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.training import inputs
 from sage_grpo.training.inputs import build
 from sage_grpo.training.rollout import NoiseKeys
@@ -70,8 +71,8 @@ def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
 )
 def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective: dict, make_config) -> None:
     config = small(of_method(method, make_config()), **objective)
-    wanted = whole(Trainer(config, build(config)))
-    trainer = Trainer(config, build(config))
+    wanted = whole(assemble(config, build(config)))
+    trainer = assemble(config, build(config))
     found = watch_gradients(trainer)
     trainer.step()
     assert_alike(found[0], wanted, 1e-4)
@@ -79,7 +80,7 @@ def test_what_is_sent_is_the_gradient_of_the_mean_reward(method: str, objective:
 
 def test_clips_that_are_decoded_together_are_differentiated_together(make_config, monkeypatch) -> None:
     config, rows = small(of_method("draft", make_config())), []
-    trainer = Trainer(config, build(config))
+    trainer = assemble(config, build(config))
     plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
     rollout = trainer.roll_out(plan)
     ((members, alone),) = trainer.differentiate(plan, rollout).items()

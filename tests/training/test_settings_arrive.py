@@ -25,6 +25,7 @@ from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.run.session import run as train
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.windows import Window
@@ -245,7 +246,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
     total, counts, passes, weight = torch.tensor([1.0, 2.0, 4.0]), [], [], 0.0
     for rank in range(2):
         world = World(rank=rank, size=2, layout=Layout(1, 2, 1))
-        trainer = Trainer(config, build(config, world), world)
+        trainer = assemble(config, build(config, world), world)
         plan, velocity, calls = plan_of(trainer), trainer.model.velocity, []
         trainer.model.velocity = lambda *a, v=velocity, c=calls, **named: c.append(1) or v(*a, **named)
         rollout = trainer.roll_out(plan)

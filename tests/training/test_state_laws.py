@@ -15,6 +15,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.objectives.objective import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
+from sage_grpo.run.session import assemble
 from sage_grpo.training import update as update_module
 from sage_grpo.training.config import (
     AnchorConfig,
@@ -25,7 +26,6 @@ from sage_grpo.training.config import (
 )
 from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import compose
-from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Tally, mean_of, summarize
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
@@ -190,7 +190,7 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config) -> None:
     seen: list[set[str]] = []
     for rank in range(2):
         world = World(rank=rank, size=2, layout=Layout(1, 2, 1))
-        trainer, texts = Trainer(config, build(config, world), world), set()
+        trainer, texts = assemble(config, build(config, world), world), set()
         encode = trainer.model.encode
         trainer.model.encode = lambda prompts, images=None, t=texts, e=encode: t.update(prompts) or e(prompts, images)
         trainer.encode_prompts()

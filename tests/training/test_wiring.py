@@ -17,6 +17,7 @@ from wiring_table import ELSEWHERE, ROWS, changed
 from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.session import assemble
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
@@ -149,9 +150,9 @@ def test_every_field_has_a_row_or_a_place() -> None:
 @pytest.mark.parametrize("key", ROWS)
 def test_a_field_changes_its_phase_and_nothing_before_it(key: str, base) -> None:
     row, (config, other) = ROWS[key], base(key)
-    known, changed_run = repr(dataclasses.replace(config, out="-")), Trainer(other, build(other))
+    known, changed_run = repr(dataclasses.replace(config, out="-")), assemble(other, build(other))
     if known not in KNOWN:
-        trainer = Trainer(config, build(config))
+        trainer = assemble(config, build(config))
         KNOWN[known] = trainer.evaluate().metrics, training(trainer)
     figures, line = KNOWN[known]
     assert equal(figures, changed_run.evaluate().metrics) != row.evaluation

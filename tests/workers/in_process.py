@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from sage_grpo.run.session import assemble
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
@@ -80,4 +81,4 @@ def employing(monkeypatch, config: TrainConfig, *names: str, fate: Fate = lambda
         ray_pool, "RayHands", lambda config, studio, rank, ranks: InProcess(own, names, fate, ranks, studio.reward.away)
     )
     monkeypatch.setattr(ray_pool, "find_ray", lambda address: None)
-    return Trainer(config, build(config))
+    return assemble(config, build(config))

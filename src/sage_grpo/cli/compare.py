@@ -22,7 +22,7 @@ from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.tools.compare.suites import Size
 from sage_grpo.utils.safe_io import check as check_links
 from sage_grpo.utils.safe_io import inside, printable
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 
 @checked

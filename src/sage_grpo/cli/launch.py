@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import field
 
 from sage_grpo.config.ranges import Natural, checked
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 
 @checked

@@ -18,7 +18,7 @@ from sage_grpo.cli import COMMANDS
 from sage_grpo.config.errors import family_hint
 from sage_grpo.utils.redact import hide
 from sage_grpo.utils.safe_io import printable
-from sage_grpo.utils.text import did_you_mean, nearest
+from sage_grpo.utils.suggest import did_you_mean, nearest
 from sage_grpo.version import ROOT, __version__
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sage_grpo.config.ranges import KINDS, inner_dataclass
-from sage_grpo.utils.text import did_you_mean, nearest
+from sage_grpo.utils.suggest import did_you_mean, nearest
 from sage_grpo.version import ROOT
 
 ALSO_CALLED = {

@@ -11,7 +11,7 @@ from typing import Any
 from sage_grpo.data.prompts import Prompt, prompt_of, read_rows, text_of
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import shown
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 LISTS = ("pairs.jsonl", "clips.jsonl")
 """What the list of a folder is called."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 from sage_grpo.config.ranges import check_prompt
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
-from sage_grpo.utils.text import did_you_mean, nearest
+from sage_grpo.utils.suggest import did_you_mean, nearest
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
 """Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""

@@ -24,7 +24,7 @@ from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
 from sage_grpo.generation.generate import BenchName, Clip, GenerateSpec, sample
 from sage_grpo.utils.json_schema import demand, read_object, shown
 from sage_grpo.utils.safe_io import replace_text, replacing
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from sage_grpo.run.saved import Weights

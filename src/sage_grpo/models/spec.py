@@ -12,7 +12,7 @@ from sage_grpo.config.ranges import Count, Finite, Fps, Positive, Range, Seed, c
 from sage_grpo.models import ModelError
 from sage_grpo.utils.imports import NoSuchModule, import_named, is_object, is_there, refuse_object
 from sage_grpo.utils.pretrained import MOST_ALPHA
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import Any
 
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.plan.formulas import Rates
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 Origin = str
 """Where figures come from, in words for a table."""

@@ -15,7 +15,7 @@ from sage_grpo.config.errors import family_hint
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 PINNED = ("guidance_scale", "guidance_scale_2", "frames", "height", "width", "fps", "shift")
 """Fields of a model that are facts of one checkpoint."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from sage_grpo.rewards.frames import sample_indices, stretch
 from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.types import PartScores, Sound
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 REASONS = "reasons"
 """Key of a returned mapping under which a reward may say why: one text (or None) a clip, or index -> text."""

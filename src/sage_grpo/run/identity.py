@@ -34,7 +34,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Given, load_sources
 from sage_grpo.utils.imports import PREFIX
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.version import ROOT, __version__
 
 CONTENT = {

@@ -23,7 +23,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import NAMES, Given, load_sources
 from sage_grpo.training.planner import Planner
 from sage_grpo.utils.imports import refuse_object
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.workers import ray_pool
 
 

@@ -19,7 +19,7 @@ from sage_grpo.config.ranges import NotNegative, Range, Share, checked, faults, 
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.transition import Transition
 from sage_grpo.utils.imports import import_object
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 Sigma: TypeAlias = float | Tensor
 OfGrid = Annotated[float, Range(0, 1, open_below=True)]

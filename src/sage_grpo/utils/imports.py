@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 PREFIX = "object:"
 """What the names begin with; `object:bright` is the reward `bright` of somebody's program."""

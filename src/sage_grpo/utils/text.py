@@ -7,7 +7,6 @@ terminal and 6.3% in a browser.
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -130,16 +129,3 @@ def progress_bar(name: str, total: int, *, shown: bool, console: Console | None 
     with Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task(name, total=total)
         yield lambda: progress.advance(task)
-
-
-def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """ " Did you mean 'x'?" with the nearest name, whatever the case of its letters; empty where none is near."""
-    near = nearest(given, known, cutoff)
-    return f" Did you mean {near!r}?" if near else ""
-
-
-def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The nearest name, whatever the case of its letters; empty where none is near."""
-    folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), folded, n=1, cutoff=cutoff)
-    return folded[near[0]] if near else ""

@@ -38,7 +38,7 @@ from sage_grpo.utils.pretrained import (
     vocabulary_fault,
     weights_fault,
 )
-from sage_grpo.utils.text import nearest
+from sage_grpo.utils.suggest import nearest
 
 if TYPE_CHECKING:
     import torch

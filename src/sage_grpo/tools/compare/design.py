@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 FIRST_SEED = 1000
 """Seeds of experiments start here: runs that were looked at while settings were chosen had small ones."""

@@ -20,7 +20,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.tools.study.pairs import Shown, check_count, comparisons, deal, spoilt_pool
 from sage_grpo.tools.study.store import Store, Study, StudyError
 from sage_grpo.utils.safe_io import inside
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 DATABASE, CLIPS = "study.sqlite", "clips"
 DIMENSIONS = {

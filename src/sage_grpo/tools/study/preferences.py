@@ -11,7 +11,7 @@ from typing import Any
 
 from sage_grpo.tools.study.results import preferred, raters
 from sage_grpo.tools.study.store import Store, StudyError
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sage_grpo.utils.text import did_you_mean
+from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.worlds.grammar import AnyScene, Meaning, Phrase, named_in, vocabulary_of
 from sage_grpo.worlds.judging import Rows
 
