@@ -46,7 +46,12 @@ QUARANTINE = {
     "ray": ("distributed/cluster.py",),
 }
 MOST_FILES = 16
-"""Modules that a room shows; a list of commands is one."""
+"""Modules of a room."""
+MORE_FILES = {
+    "cli": (24, "a list of commands"),
+    "training": (21, "one iteration is read in one room"),
+}
+"""Rooms with more modules, how many, and why."""
 MANY = 20
 """Modules of ours that a file imports without being looked at."""
 LOOKED_AT = {
@@ -176,9 +181,10 @@ def test_imports_point_down_and_siblings_do_not_import_one_another() -> None:
 
 
 def test_a_room_is_seen_at_a_glance() -> None:
-    rooms = {path.parent for path in FILES} - {PACKAGE, PACKAGE / "cli"}
-    crowded = {_relative(room): len(list(room.glob("*.py"))) for room in rooms}
-    _report([f"{room} has {count} modules" for room, count in sorted(crowded.items()) if count > MOST_FILES])
+    rooms = {path.parent for path in FILES} - {PACKAGE}
+    counts = {_relative(room): len(list(room.glob("*.py"))) for room in rooms}
+    most = {room: MORE_FILES.get(room, (MOST_FILES, ""))[0] for room in counts}
+    _report([f"{room} has {count} modules" for room, count in sorted(counts.items()) if count > most[room]])
 
 
 def test_a_file_that_imports_much_is_looked_at() -> None:
@@ -201,10 +207,13 @@ def test_the_picture_of_the_house_is_drawn_from_the_code() -> None:
 
 def test_every_room_is_in_the_plan_of_the_house() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
-    _report([f"docs/architecture.md does not name {room}" for room in rooms if f"`{room}`" not in page])
-    first = re.findall(r"`([\w/]+\.py)`", page.partition("| room |")[2].partition("## The line")[0])
-    _report([f"docs/architecture.md: there is no {name}" for name in first if not (PACKAGE / name).is_file()])
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    first = dict(re.findall(r"^\| `(\w+)` \| .* \| `([\w/]+\.py)` \|$", page, flags=re.MULTILINE))
+    _report([f"docs/architecture.md: no row for {room}" for room in sorted(rooms - first.keys())])
+    _report([f"docs/architecture.md: {room} is not a room" for room in sorted(first.keys() - rooms)])
+    files = re.findall(r"`([\w/]+/\w+\.py)`", page)
+    files = [name for name in files if not name.startswith(("tests/", "scripts/"))]
+    _report([f"docs/architecture.md: there is no {name}" for name in files if not (PACKAGE / name).is_file()])
     words = re.findall(r"^\| ([\w ]+) \|", page.partition("## The words")[2], flags=re.MULTILINE)
     assert words[1:] == sorted(set(words[1:])), "a word stands once, in order"
 
