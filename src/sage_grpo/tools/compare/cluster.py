@@ -1,4 +1,4 @@
-"""Runs of a comparison on a Ray cluster: a worker of the pool is a place on some node, with the process that makes runs on one machine."""
+"""Runs of a comparison on a Ray cluster: each worker is an actor on some node, with a process that makes the runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # a node imports this module for `Place` alone
 MARK = "cluster"
 """File in logs/ by which a node sees whether it has the same disk."""
 TRIES = 3
-"""Places in a row that may end before they were there."""
+"""Actors in a row that may end before they start."""
 
 
 class Place:
@@ -35,16 +35,16 @@ class Place:
         seen = Path(out) / "logs" / MARK
         self._shares = seen.is_file() and seen.read_text() == mark
         self._folder = Path(out if self._shares else tempfile.mkdtemp(prefix="sage-grpo-"))
-        with suppress(OSError):  # relative paths of a configuration are meant from where the command was given
+        with suppress(OSError):  # relative paths of a configuration start at the folder of the command
             os.chdir(home)
         self._process = Process(self._folder, number, environment)
 
     def facts(self) -> dict[str, Any]:
-        """Which node it is, and whether it shares the comparison's folder."""
+        """The node's name, and if it shares the comparison's folder."""
         return {"node": platform.node(), "shares": self._shares}
 
     def answer(self, line: str, config: str) -> Iterator[Mapping[str, Any]]:
-        """As a worker's; without the comparison's folder a run has its configuration from here, and is not kept while it is under way."""
+        """Run a job and yield its messages. Without the comparison's folder its configuration comes from here, and it is not kept."""
         if not self._shares:
             file = self._folder / "config.yaml"
             replace_text(file, config)
@@ -53,7 +53,7 @@ class Place:
 
 
 class Remote:
-    """A worker wherever the cluster has room; when its node is lost, it finds another place."""
+    """A worker on any node with room; it moves to another node when its own is lost."""
 
     def __init__(self, ray: Any, make: Callable[[], Any], out: Path, *, weights: bool) -> None:
         """`make` asks the cluster for a `Place`."""
@@ -75,7 +75,7 @@ class Remote:
                 return False
             try:
                 facts = self._ray.get(asked)
-            except self._ray.exceptions.RayActorError as error:  # it ended before it was there, or we ended it
+            except self._ray.exceptions.RayActorError as error:  # it ended before it started, or we ended it
                 self._place, fault = None, error
                 continue
             if self._weights and not facts["shares"]:
@@ -87,7 +87,7 @@ class Remote:
         raise ConfigError(f"No node of the Ray cluster can make runs. Ray says: {fault}")
 
     def answer(self, line: str) -> Iterator[Mapping[str, Any]]:
-        """What is said on the node."""
+        """The messages from the node."""
         from sage_grpo.run.identity import of_code
 
         config = Path(json.loads(line)["file"]).read_text(encoding="utf-8")
@@ -102,19 +102,19 @@ class Remote:
                 if "ended" in words:
                     words = {"ended": f"Node {self._node}: {words['ended']}"}
                 yield words
-                # What comes later is no answer: when all runs are over we end the place, and the stream with it.
+                # Later items are not answers: after the last run we end the actor, and the stream with it.
                 if "row" in words or "ended" in words:
                     return
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             if self._closed:
                 yield {"ended": "We ended it."}
                 return
-            self._ray.kill(self._place)  # it may only seem lost: nobody makes a run twice at once
+            self._ray.kill(self._place)  # perhaps it only seems lost: no run is made twice
             self._place = None
             raise Lost(f"Its node {self._node} was lost ({type(error).__name__}).") from error
 
     def close(self, *, now: bool) -> None:
-        """The place goes; a process without a job ends by itself."""
+        """Release the node; a process without a job ends by itself."""
         self._closed = True
         if self._place is not None:
             self._ray.kill(self._place)
@@ -127,13 +127,13 @@ class Cluster:
     address: str | None = None
     """HOST:PORT of its head, or `auto` for the one that this machine belongs to; None starts one here, on loopback."""
     weights: bool = False
-    """Whether runs leave weights, which takes a folder that all nodes share."""
+    """Save the runs' weights, which takes a folder that all nodes share."""
 
     @contextmanager
     def open(
         self, configs: Sequence[TrainConfig], out: Path, most: int | None
     ) -> Iterator[tuple[Sequence[Remote], str]]:
-        """Places on its nodes; more than it has room for now wait for nodes that join."""
+        """Actors on its nodes; those beyond the present room wait for nodes that join."""
         from sage_grpo.tools.compare import machine
 
         with connected(self.address) as ray:

@@ -1,4 +1,4 @@
-"""What an experiment is, as pure data: arms that differ in settings, seeds, a baseline, and what is read off the runs."""
+"""An experiment as pure data: arms that differ in settings, seeds, a baseline, and the columns of its tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sage_grpo.config.parsing import ConfigError
 from sage_grpo.utils.suggest import did_you_mean
 
 FIRST_SEED = 1000
-"""Seeds of experiments start here: runs that were looked at while settings were chosen had small ones."""
+"""Seeds of experiments start here: settings were chosen on runs with small seeds."""
 Figure = Literal["curves", "steps", "bars"]
 
 
@@ -22,7 +22,7 @@ class Arm:
     name: str
     """Short and unique; the first column of every table."""
     recipe: str
-    """Where the settings start from, such as shapes/sage."""
+    """The recipe to start from, such as shapes/sage."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings that differ from the recipe: dotted fields of TrainConfig ("optimizer.lr") with their values (numbers, strings, None,
     booleans, lists, mappings)."""
@@ -37,15 +37,15 @@ class Column:
     key: str
     """Its name without "eval/": total, TA, MQ, VQ, drift, ..."""
     label: str = ""
-    """What readers see; empty is the key."""
+    """For readers; empty is the key."""
     higher: bool = True
-    """Whether more is better."""
+    """True where more is better."""
     ceiling: float | None = None
-    """The best that can be reached, where that is known; scores are then also given as a share of the way from the base to it."""
+    """The best possible score, where known; scores are then also given as a share of the gap from the base to it."""
 
     @property
     def title(self) -> str:
-        """What readers see."""
+        """The heading."""
         return self.label or self.key
 
 
@@ -58,9 +58,9 @@ class Suite:
     title: str
     """Heading of the report."""
     question: str
-    """What it is to decide, in a sentence or two; stands under the heading."""
+    """The question that it decides, in a sentence or two, below the heading."""
     arms: tuple[Arm, ...]
-    """What is compared, in the order of the tables."""
+    """The arms, in the order of the tables."""
     baseline: str
     """The arm that the others are compared with, seed by seed."""
     seeds: tuple[int, ...] = tuple(range(FIRST_SEED, FIRST_SEED + 8))
@@ -70,26 +70,26 @@ class Suite:
     iterations: int | None = None
     """Iterations of all arms; None is the recipe's."""
     points: tuple[int, ...] | None = None
-    """Iterations that are evaluated; None goes by evaluate.every. The first (0) and the last always are. A sentinel that goes back goes to one of them: few
-    points make that dearer than it is for a user."""
+    """Iterations that are evaluated; None goes by evaluate.every. The first (0) and the last always are. A sentinel that rolls back returns to one of them: few
+    points cost it more than they cost a user."""
     passes: int | None = None
-    """A budget of network passes: every run is evaluated after its last iteration within it, and compared there. None: where the cheapest
-    arm ends, on the line between the evaluations before and after."""
+    """A budget of network evaluations: every run is evaluated after its last iteration within it, and compared there. None: the end of the
+    cheapest arm, interpolated between the evaluations before and after."""
     clips: int | None = None
-    """A budget of scored clips, which is one of reward calls: every run is evaluated after its last iteration within it as well."""
+    """A budget of scored clips (reward calls): every run is evaluated after its last iteration within it as well."""
     unseen: bool = False
-    """At its end a run is also evaluated on the held-out prompts that no evaluation before had, for scores that its sentinel could not act on:
+    """At its end a run is also evaluated on held-out prompts that no earlier evaluation had, for scores that the sentinel could not act on:
     columns `unseen/NAME`."""
     columns: tuple[Column, ...] = (Column(key="total", label="Overall"), Column(key="drift", higher=False))
-    """What tables show; the first one decides."""
+    """Columns of the tables; the first one decides."""
     kind: Literal["train", "rollout"] = "train"
-    """train: train and evaluate. rollout: only sample `iterations` batches of rollouts, with exploration, and score them: nothing is
-    learned, and the columns are means over these rollouts."""
+    """train: train and evaluate. rollout: only sample `iterations` batches of rollouts, with exploration, and score them, without learning;
+    the columns are means over these rollouts."""
     figures: tuple[Figure, ...] = ("curves",)
-    """curves: columns over iterations and over network passes. steps: gradient norms by denoising step beside the predicted
+    """curves: columns over iterations and over network evaluations. steps: gradient norms by denoising step beside the predicted
     sensitivity. bars: the final value of every column, by arm."""
     notes: str = ""
-    """Markdown that stands under the tables."""
+    """Markdown below the tables."""
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(arm.name for arm in self.arms).items() if count > 1]

@@ -1,4 +1,4 @@
-"""What makes runs: the interface between the pool and an engine (`machine.py`, `cluster.py`), and the process in which every run is made."""
+"""The interface between the pool and an engine (`machine.py`, `cluster.py`), and the process that makes the runs."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from sage_grpo.utils.safe_io import alone
 
-if TYPE_CHECKING:  # a node of a cluster holds a process, and needs nothing of what that imports
+if TYPE_CHECKING:  # a node of a cluster holds a process, and needs none of these imports
     from sage_grpo.training.config import TrainConfig
 
 COMMAND = (sys.executable, "-m", "sage_grpo.tools.compare.worker")
 
 
 class Lost(Exception):
-    """The place where a run was made is gone, by no fault of the run: it is made again elsewhere."""
+    """The process or node of a run is lost, by no fault of the run: the run is made again elsewhere."""
 
 
 class Worker(Protocol):
     """Makes one run after another; a thread of the pool waits for it."""
 
     def ready(self) -> bool:
-        """Wait for a place where a run can be made; False when the worker was closed before there was one."""
+        """Wait for room to make a run; False when the worker was closed before."""
 
     def answer(self, line: str) -> Iterator[Mapping[str, Any]]:
-        """What is said of a job on the way; at the end its {"row": ...}, or how it ended without one, {"ended": sentence}. Raises `Lost`."""
+        """The messages of a job; the last is its {"row": ...}, or the reason why it has none, {"ended": sentence}. Raises `Lost`."""
 
     def close(self, *, now: bool) -> None:
-        """No more jobs; `now` also ends the one under way."""
+        """Take no more jobs; `now` also ends this one."""
 
 
 class Engine(Protocol):
-    """Where runs are made."""
+    """Makes runs somewhere."""
 
     def open(
         self, configs: Sequence[TrainConfig], out: Path, most: int | None
     ) -> AbstractContextManager[tuple[Sequence[Worker], str]]:
-        """Workers for these runs while this lasts, at most so many (None: as many as it serves well), and in words where they are. Logs go
+        """Workers for these runs while the context is open, at most `most` (None: as many as are useful), and a description of them. Logs go
         to `out`."""
 
 
@@ -59,11 +59,11 @@ class Process:
         self._closed = False
 
     def ready(self) -> bool:
-        """It has its place."""
+        """A process never waits."""
         return True
 
     def start(self) -> subprocess.Popen[str]:
-        """The process; a new one where there is none, or where the last one ended."""
+        """The process, started if there is none or the last one ended."""
         if self._process is None or self._process.poll() is not None:
             with alone(self.log).open("ab") as log:
                 self._process = subprocess.Popen(
@@ -74,20 +74,20 @@ class Process:
                     env=self._environment,
                     text=True,
                     bufsize=1,
-                    start_new_session=True,  # Ctrl-C is for us: we end it, and then its end is no failure
+                    start_new_session=True,  # Ctrl-C is for us: we end it, and its end is then no failure
                 )
         if self._closed:  # between two looks of the thread
             self._process.kill()
         return self._process
 
     def answer(self, line: str) -> Iterator[Mapping[str, Any]]:
-        """What the process says, to the row or to its end."""
+        """Its messages, to the row or to its end."""
         process = self.start()
         with suppress(BrokenPipeError):
             _of(process.stdin).write(line + "\n")
         for said in _of(process.stdout):
             words = json.loads(said)
-            if "row" in words and words["row"]["status"] == "failed":  # it ends now; the next job is for another
+            if "row" in words and words["row"]["status"] == "failed":  # it ends now; the next job needs another
                 self._let_go(process)
             yield words
             if "row" in words:
@@ -104,7 +104,7 @@ class Process:
         self._let_go(self._process)
 
     def _let_go(self, process: subprocess.Popen[str]) -> None:
-        """Give it no more jobs, and wait for its end."""
+        """Close its input, and wait for its end."""
         with suppress(OSError):
             _of(process.stdin).close()
         process.wait()

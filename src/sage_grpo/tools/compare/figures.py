@@ -13,13 +13,13 @@ from sage_grpo.tools.compare.summary import Summary
 from sage_grpo.utils.safe_io import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's, which people of all kinds of sight tell apart (yellow, too pale for a line, is brown here)."""
+"""Okabe and Ito's, which color-blind readers tell apart (brown in place of yellow, too pale for a line)."""
 STYLES = ("-", "--", ":", "-.")
 """After every eight arms the next style; together with the colours they name an arm."""
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
-    """The figures that the suite asks for, as far as there is something to draw, and to draw it with."""
+    """The figures of the suite for which there are data and matplotlib."""
     if not any(arm.counts["done"] for arm in summary.arms.values()):
         return []
     try:
@@ -34,7 +34,7 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
 
 
 def _curves(summary: Summary, path: Path) -> Path | None:
-    """Rows: columns of the table; left over iterations, right over network passes."""
+    """Rows: columns of the table; left over iterations, right over network evaluations."""
     columns = [c for c in summary.suite.columns if any(len(a.curves[c.key]) > 1 for a in summary.arms.values())]
     if not columns:
         return None
@@ -128,7 +128,7 @@ def _band(half: float) -> float:
 
 
 def _save(figure: Any, axes: Any, path: Path, title: str, *, legend: bool = True) -> Path:
-    """Names stand beside the panels, where they hide nothing; the file is written at once."""
+    """Write the file at once, with the legend beside the panels, where it hides no line."""
     from matplotlib import pyplot
 
     for axis in axes.flat:

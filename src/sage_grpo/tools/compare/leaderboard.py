@@ -1,4 +1,4 @@
-"""The shapes world as a benchmark (docs/benchmark.md): which arms of comparisons kept its rules, what they scored, and which of them cannot be told apart."""
+"""The shapes world as a benchmark (docs/benchmark.md): arms that kept its rules, their scores, and which are not distinguishable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sage_grpo.version import __version__
 FILE = "leaderboard.json"
 FORMAT = 2
 BUDGETS = {"passes": 22_680, "clips": 6_480}
-"""Network passes, and scored clips (reward calls), within which entries are compared: those of 135 iterations of branch."""
+"""Network evaluations and scored clips (reward calls) within which entries are compared: those of 135 iterations of branch."""
 
 
 @dataclass(frozen=True)
 class Edition:
-    """What is drawn anew with each version, so that what was tuned on one does not carry over to the next."""
+    """Seeds that change with each version, so that tuning on one version does not carry over to the next."""
 
     seeds: tuple[int, ...]
     """Of the runs: all of them, and no others."""
@@ -36,17 +36,17 @@ EVALUATION = {
     "evaluate.steps": 20,
     "evaluate.seed": EDITION.noise,
 }
-"""How entries are evaluated, on the held-out split."""
+"""Settings of the evaluation, on the held-out split."""
 FIXED = ("model.", "data.", "evaluate.")
 """Fields that an entry cannot set, except for EVALUATION."""
 TRUTH = ("Overall", "drift", "flicker")
-"""What nobody can argue with, whatever a run was trained on; flicker where it was measured."""
+"""Exact scores, independent of the trained reward; flicker where it was measured."""
 
 Row = Mapping[str, Any]
 
 
 def board(comparisons: Sequence[tuple[Suite, Sequence[Row]]]) -> dict[str, Any]:
-    """The content of leaderboard.json: entries of all comparisons with the best first, and why other arms are none."""
+    """The content of leaderboard.json: entries of all comparisons, best first, and the reasons against other arms."""
     entries, left_out = list[dict[str, Any]](), dict[str, str]()
     scores = list[dict[str, Cells]]()
     for suite, rows in comparisons:
@@ -60,7 +60,7 @@ def board(comparisons: Sequence[tuple[Suite, Sequence[Row]]]) -> dict[str, Any]:
             scores.append({name: cells(by_seed, "Overall", within(name)) for name in BUDGETS})
             entries.append(_entry(suite, by_seed, scores[-1]))
     for own, entry in zip(scores, entries):
-        # Entries that cannot be told apart from the best share the first place, and so on.
+        # Entries not distinguishable from the best share the first place, and so on.
         entry["place"] = {
             name: 1 + sum(difference(other[name], own[name]).low > 0 for other in scores) for name in BUDGETS
         }
@@ -70,7 +70,7 @@ def board(comparisons: Sequence[tuple[Suite, Sequence[Row]]]) -> dict[str, Any]:
 
 
 def broken_rule(suite: Suite, runs: Sequence[Row]) -> str:
-    """Why an arm is no entry; empty where it is one."""
+    """The reason against an entry; empty for an entry."""
     if suite.kind != "train":
         return "nothing was trained"
     seeds = [row["seed"] for row in runs if row["status"] == "done"]
@@ -113,7 +113,7 @@ def _entry(suite: Suite, runs: Mapping[int, Row], at: Mapping[str, Cells]) -> di
         "recipe": rows[0]["recipe"],
         "settings": {k: v for k, v in settings.items() if k not in (*EVALUATION, "rewards")},
         "trained_on": [reward["name"] for reward in rewards if not reward.get("metric_only")],
-        # Training on rendered clips shows the answer: allowed, and told.
+        # Training on rendered clips shows the answer: allowed, and marked.
         "supervised": any(row.get("supervised", False) for row in rows),
         "at": {name: _plain(interval(found)) for name, found in at.items()},
         "passes": sum(row["passes"][end(row)] for row in rows) / len(rows),
@@ -125,12 +125,12 @@ def _entry(suite: Suite, runs: Mapping[int, Row], at: Mapping[str, Cells]) -> di
 
 
 def _gain(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any] | None:
-    """How much a run added to a score. Own without true is a reward that was hacked."""
+    """The gain of a run in a score. One in its own reward alone is reward hacking."""
     if any(score.get(name) is None for score in (*first, *last)):
         return None
     return _plain(mean_interval([after[name] - before[name] for before, after in zip(first, last)]))
 
 
 def _plain(value: Interval) -> dict[str, Any]:
-    """All digits: places are decided, and pages round, on what was measured."""
+    """All digits: places are decided, and pages round, on measured values."""
     return finite({"mean": value.mean, "half": value.half, "count": value.count})

@@ -1,4 +1,4 @@
-"""This machine as the place of many runs side by side: cores, GPUs, and NVIDIA's MPS, which lets processes compute on one GPU at once."""
+"""Many runs side by side on this machine: cores, GPUs, and NVIDIA's MPS, which lets processes share a GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sage_grpo.worlds.world import world_of_model
 
 CONTROL = "nvidia-cuda-mps-control"
 PER_GPU = 16
-"""Runs of a world's model that one large GPU serves well (H200 under MPS); a real model has it for itself."""
+"""Runs of a world's model that one large GPU serves well (H200 under MPS); a real model has the GPU to itself."""
 PATIENCE = 30
 """Seconds that MPS may take to start or to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The engine of one machine: as many processes as runs go on at once."""
+    """The engine of one machine: one process per run side by side."""
 
     share: bool = True
     """Let processes share a GPU by MPS."""
@@ -43,7 +43,7 @@ class Machine:
 
 
 def gpus(configs: Sequence[TrainConfig]) -> list[str]:
-    """The GPUs that these runs may use, as CUDA_VISIBLE_DEVICES names them; none where they are to run on the CPU."""
+    """The GPUs for these runs, as in CUDA_VISIBLE_DEVICES; none where they run on the CPU."""
     import torch
 
     if all(config.model.device == "cpu" for config in configs) or not torch.cuda.is_available():
@@ -66,12 +66,12 @@ def per_gpu(configs: Sequence[TrainConfig]) -> int:
 
 
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
-    """Runs side by side where nobody says."""
+    """The default of runs side by side."""
     return min(max(cores(), len(devices)), per_gpu(configs) * len(devices)) if devices else cores()
 
 
 def environment(devices: Sequence[str], number: int) -> dict[str, str]:
-    """What a worker's environment has besides ours: one thread, one GPU in turn, and repeatable products of matrices."""
+    """Environment variables of a worker: one thread, one GPU in turn, and repeatable matrix products."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     one = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
     return {**threads, **one, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false"}
@@ -79,7 +79,7 @@ def environment(devices: Sequence[str], number: int) -> dict[str, str]:
 
 @contextmanager
 def mps(wanted: bool) -> Iterator[tuple[dict[str, str], str]]:
-    """MPS while this lasts: the environment of its clients, and a sentence for people. Stopped afterwards if it was not there before."""
+    """Run MPS while the context is open: its clients' environment, and a sentence for people. Stopped afterwards unless it ran before."""
     if not wanted or shutil.which(CONTROL) is None:
         yield {}, "" if not wanted else f"Processes take turns on the GPU: there is no {CONTROL}."
         return
@@ -101,13 +101,13 @@ def mps(wanted: bool) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def _start(own: dict[str, str]) -> str:
-    """Start the daemon; returns what went wrong."""
+    """Start the daemon; returns the error."""
     try:
         done = subprocess.run(
             [CONTROL, "-d"],
             env={**os.environ, **own},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the daemon keeps what it inherits: a pipe would never end
+            stdout=subprocess.DEVNULL,  # the daemon keeps inherited streams: a pipe would never end
             stderr=subprocess.DEVNULL,
             timeout=PATIENCE,
             check=False,
@@ -118,7 +118,7 @@ def _start(own: dict[str, str]) -> str:
 
 
 def _tell(order: str, own: dict[str, str]) -> bool:
-    """Give the daemon an order; returns whether there is one that took it."""
+    """Send an order to the daemon; returns True if one accepted it."""
     try:
         done = subprocess.run(
             [CONTROL],

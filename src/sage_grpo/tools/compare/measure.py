@@ -1,4 +1,4 @@
-"""One run, measured: train and evaluate (or only sample), and everything about it as one row; cut off, it goes on from its last point."""
+"""One run, measured: train and evaluate (or only sample), and record everything as one row; an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -48,36 +48,36 @@ Bases = dict[str, Evaluation]
 """Evaluations of untrained models."""
 Progress = Callable[[int], None]
 RECORD = "metrics.jsonl"
-"""File of an unfinished run's checkpoint with what is known about it; the name is one of those that a checkpoint may have."""
+"""File with the record in an unfinished run's checkpoint; the name is one that a checkpoint may have."""
 
 
 @dataclass
 class Record:
-    """What is known about a run so far; also one that diverges or fails leaves what it had."""
+    """The record of a run so far; a run that diverges or fails keeps it too."""
 
     evaluations: dict[str, Scores] = field(default_factory=dict)
     passes: dict[str, int] = field(default_factory=dict)
     training: list[dict[str, float]] = field(default_factory=list)
     clips: dict[str, int] = field(default_factory=dict)
     budgets: dict[str, int] = field(default_factory=dict)
-    """By what is counted: the last iteration within its budget, once that is known."""
+    """By budget (passes, clips): the last iteration within it, once known."""
     by_prompt: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
     """By evaluated iteration and score: one value for every prompt, in the order of the prompts. At budgets and at the end."""
     grid: dict[int, dict[str, float]] = field(default_factory=dict)
-    """By step of the run's grid: what the kernel predicts."""
+    """By step of the run's grid: the kernel's prediction."""
     updates: int = 0
     cost: int = 0
     scored: int = 0
     """Clips so far."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sentinel: list[list[Any]] = field(default_factory=list)
-    """What the sentinel said and did: iteration, name, action."""
+    """Warnings and actions of the sentinel: iteration, name, action."""
 
     def __post_init__(self) -> None:
         self._began = time.perf_counter()
 
     def content(self) -> dict[str, Any]:
-        """The row's part that the run itself decides; the same for the same settings and seed."""
+        """The reproducible part of the row: the same for the same settings and seed."""
         return {
             "reached": len(self.training),
             "evaluations": self.evaluations,
@@ -92,7 +92,7 @@ class Record:
         }
 
     def times(self) -> dict[str, float]:
-        """Seconds of an iteration, of all evaluations, and of the run, with those before it was cut off."""
+        """Seconds of an iteration, of all evaluations, and of the run, with those before an interruption."""
         return {
             "iteration": self.seconds["iterations"] / max(1, len(self.training)),
             "evaluate": self.seconds["evaluate"],
@@ -103,12 +103,12 @@ class Record:
         return self.seconds["before"] + time.perf_counter() - self._began
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything; JSON."""
+        """All of it, as JSON."""
         known = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**known, "seconds": {**self.seconds, "before": self._total()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave, after a file: its keys are text."""
+        """Restore a `state_dict` that was read from a file, where keys are text."""
         for name, value in state.items():
             setattr(self, name, value)
         self.grid = {int(step): known for step, known in self.grid.items()}
@@ -123,14 +123,14 @@ def measure(
     unfinished: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Run a job; returns its row. `bases` remembers evaluations of untrained models, which many runs have in common. `unfinished` is
-    where the run is kept while it is under way, and goes on from where it was cut off."""
+    """Run a job; returns its row. `bases` caches evaluations of untrained models, which many runs share. `unfinished` is the folder where
+    the run is kept while it is under way, and from which an interrupted one resumes."""
     record = Record()
     status, fault = "done", None
     try:
         with (
-            TemporaryDirectory() as folder,  # for a run that nobody will continue
-            # Clips that are given are encoded into the run's folder, which a run that is compared does not have.
+            TemporaryDirectory() as folder,  # for a run that will not be continued
+            # Given clips are encoded into the run's folder, which a compared run does not have.
             closing(assemble(replace(job.config, out=folder), build(job.config))) as trainer,
         ):
             if job.kind == "rollout":
@@ -160,10 +160,10 @@ class Recording(Observer):
     progress: Progress
     budgets: Mapping[str, int]
     points: set[int]
-    """Where evaluations stand; the last iteration within a budget is added as soon as the next one would leave it."""
+    """Iterations to evaluate; the last one within a budget is added as soon as the next one would exceed it."""
 
     def after(self, row: dict[str, float]) -> None:
-        """What the iteration gave and cost."""
+        """Record metrics and cost."""
         trainer, record, plan = self.trainer, self.record, self.trainer.done
         if plan is None:
             raise RuntimeError("An iteration is complete, but there is no plan of it.")
@@ -184,11 +184,11 @@ class Recording(Observer):
         self.progress(trainer.state.iteration)
 
     def evaluated(self, found: Evaluated) -> None:
-        """The scores at this point."""
+        """Record the scores at this point."""
         self.keep(found.result, self.trainer.state.iteration)
 
     def keep(self, found: Evaluation, number: int) -> None:
-        """Scores as those after so many iterations."""
+        """Record scores as those after `number` iterations."""
         self.record.evaluations[str(number)] = with_plain_names(_scores(found), self.trainer.config)
         self.record.passes[str(number)] = self.record.cost
         self.record.clips[str(number)] = self.record.scored
@@ -196,11 +196,11 @@ class Recording(Observer):
             self.record.by_prompt[str(number)] = by_prompt(found.rows)
 
     def told(self, event: SentinelEvent) -> None:
-        """What the sentinel found and did."""
+        """Record the sentinel's event."""
         self.record.sentinel.append([event.iteration, event.name, event.action])
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
-        """Evaluate, or remember: untrained models are the same in many runs."""
+        """Evaluate, or use the cache: many runs share an untrained model."""
         base = base_key(self.trainer.config) if self.trainer.state.iteration == 0 else ""
         if base in self.bases:
             return self.bases[base]
@@ -214,7 +214,7 @@ class Recording(Observer):
 
 @dataclass(frozen=True)
 class Kept:
-    """Keeps a run that is under way, at its points and once in a while."""
+    """Saves a run under way, at its points and at intervals."""
 
     trainer: Trainer
     record: Record
@@ -222,31 +222,31 @@ class Kept:
     points: Collection[int]
 
     def due(self, number: int, *, last: bool, stopping: bool) -> bool:
-        """At evaluated points, and where the last one was long ago; what is over needs no going on."""
+        """At evaluated points, and when the last save is old; a finished run needs none."""
         return not (last or stopping) and (number in self.points or self.place.late)
 
     def save(self, *, needed: bool) -> Path | None:
-        """Keep this moment."""
+        """Save this state."""
         if self.trainer.state.iteration < self.trainer.config.iterations:
             self.place.keep(self.trainer, self.record.state_dict(), needed=needed)
         return None
 
 
 class Unfinished:
-    """The place of a run that is under way: a checkpoint of its last point, and the one that its sentinel may go back to."""
+    """The folder of a run under way: a checkpoint of its last point, and the one that its sentinel may roll back to."""
 
     def __init__(self, root: Path, made_by: Mapping[str, Any], tell: Callable[[str], None] = lambda text: None) -> None:
-        """`made_by` is all that decides what the run computes, as JSON has it; `tell` gets sentences for people."""
+        """`made_by` is all that decides the run's results, as JSON; `tell` gets sentences for people."""
         self.root, self.made_by, self.tell = root, dict(made_by), tell
         self._kept = time.monotonic()
 
     @property
     def late(self) -> bool:
-        """Whether the last point was long ago."""
+        """True when the last save is old."""
         return time.monotonic() - self._kept > KEPT_EVERY
 
     def keep(self, trainer: Trainer, record: Mapping[str, Any], *, needed: bool) -> None:
-        """Save this moment. A full disk ends the run only where its sentinel needs to come back to here."""
+        """Save this state. A full disk ends the run only where its sentinel needs this checkpoint."""
         try:
             trainer.save(self.root, {"made_by": self.made_by}, {RECORD: json.dumps(record).encode()})
             trainer.writer.finish()
@@ -258,7 +258,7 @@ class Unfinished:
         self._kept = time.monotonic()
 
     def resume(self, trainer: Trainer) -> dict[str, Any] | None:
-        """Put the trainer at the last point, to the bit; returns what was known about the run there, None where it starts anew."""
+        """Restore the trainer to the last point, to the bit; returns the record of the run there, None for a new run."""
         if not self.root.is_dir():
             return None
         checkpoint.recover(self.root)
@@ -273,7 +273,7 @@ class Unfinished:
         return read_object(folder / RECORD)
 
     def _fault(self, folder: Path) -> str:
-        """Why a checkpoint would not lead to what an uninterrupted run computes."""
+        """The reason why a checkpoint would not reproduce an uninterrupted run."""
         meta = checkpoint.read_meta(folder)
         known = meta.get("made_by", {})
         other = [name for name in sorted({*known, *self.made_by}) if known.get(name) != self.made_by.get(name)]
@@ -287,19 +287,19 @@ class Unfinished:
 
 
 def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Progress, place: Unfinished) -> None:
-    """Train to the end, from the start or from where the run was cut off; evaluate at the points and budgets."""
+    """Train to the end, from the start or from the interruption; evaluate at the points and budgets."""
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
     known = place.resume(trainer)
     if known is not None:
         record.load_state_dict(known)
-    trainer.encode_prompts()  # which ones goes by the iteration
+    trainer.encode_prompts()  # the prompts depend on the iteration
     points = {*job.points, *record.budgets.values()}
     recording = Recording(trainer, record, bases, progress, job.budgets, points)
     guard = Guard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
     saver = Kept(trainer, record, place, points)
     loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
-    if loop.run() and trainer.held_out:  # its end is what the weights are worth that it ends with
+    if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
         recording.keep(recording.evaluate(), trainer.config.iterations)
     if job.unseen:
         trainer.held_out = trainer.held_out[trainer.config.evaluate.prompts :]
@@ -308,14 +308,14 @@ def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Pr
 
 
 def base_key(config: TrainConfig) -> str:
-    """Runs with equal keys have the same scores before training: those of the same model on the same prompts, whatever they learn with."""
+    """Runs with equal keys have the same scores before training: those of the same model on the same prompts, whatever the method."""
     parts: list[Any] = [config.model, *config.rewards, config.evaluate, config.data]
     text = json.dumps([config.batch.micro_batch, *(plain(asdict(part)) for part in parts)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def with_plain_names(scores: Scores, config: TrainConfig) -> Scores:
-    """Parts have their reward's title where another reward has parts of the same names. A column asks for `TA`, and means the trained reward's."""
+    """Parts with their reward's title where another reward has the same part names. A column asks for `TA`, and means the trained reward's."""
     return unlabelled(scores, next(reward.title for reward in config.rewards if reward.counts)) | scores
 
 
@@ -344,7 +344,7 @@ def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
 
 
 def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
-    """Only sample, with exploration, and score; the means stand where an evaluation's would."""
+    """Only sample, with exploration, and score; the means take the place of an evaluation's."""
     config, state = trainer.config, trainer.state
     trainer.encode_prompts()
     totals: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -369,7 +369,7 @@ def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
 
 
 def scored_clips(plan: Plan) -> int:
-    """Clips that a rollout has and rewards see."""
+    """Clips of a rollout that rewards score."""
     return (
         0
         if plan.examples
@@ -378,7 +378,7 @@ def scored_clips(plan: Plan) -> int:
 
 
 def rollout_cost(plan: Plan) -> int:
-    """Samples through the network in a rollout; what a group shares counts once. Clips that are given cost none."""
+    """Network evaluations of a rollout; a shared prefix counts once. Given clips cost none."""
     if plan.examples:
         return 0
     shared = len({key for group in plan.groups for key in plan.trunk(group)})
@@ -391,7 +391,7 @@ def rollout_cost(plan: Plan) -> int:
 
 
 def update_cost(plan: Plan, references: Sequence[int]) -> int:
-    """Samples through the network in the updates: forward and backward 3, a reference's forward pass (anchor, old policy; so many in each
+    """Network evaluations of the updates: forward and backward 3, a reference's forward pass (reference, old policy; `references` gives how many in each
     update) 1, measuring the step 1."""
     ranks = range(len(plan.shares))
     updates = range(plan.updates)
@@ -402,7 +402,7 @@ def update_cost(plan: Plan, references: Sequence[int]) -> int:
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:
-    """What the kernel says about a step of the run's grid: sensitivity |b| / std (where there is noise) and std."""
+    """The kernel's values for a step of the run's grid: sensitivity |b| / std (where there is noise) and std."""
     transition = trainer.planner.kernel(*trainer.planner.grid.pair(step))
     std = float(transition.std)
     return {"std": std, **({"sensitivity": float(transition.sensitivity)} if std > 0 else {})}
@@ -423,12 +423,12 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
 
 
 def _in_curves(name: str) -> bool:
-    """Not seconds, nor what has a value for every step."""
+    """False for seconds and values by step."""
     return not name.startswith("time/") and (name.count("/") < 2 or name.startswith("reward/"))
 
 
 def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str, float]]) -> dict[str, Scores]:
-    """Mean gradient norms of every step that was trained, beside what the kernel predicts."""
+    """Mean gradient norms of every trained step, beside the kernel's prediction."""
     steps: dict[str, Scores] = {}
     for step, known in sorted(grid.items()):
         found = {kind: [row[name] for row in rows if (name := f"gradient/{kind}/{step:03d}") in row] for kind in KINDS}
@@ -442,7 +442,7 @@ KINDS = ("raw", "equalized", "sent")
 
 
 def made_by(job: Job) -> dict[str, Any]:
-    """All that decides what a run computes: a run that is cut off goes on only where it is the same."""
+    """All that decides the results of a run: an interrupted run resumes only where it is the same."""
     around = surroundings(job.config)
     return {
         **identify(job.config),
@@ -454,7 +454,7 @@ def made_by(job: Job) -> dict[str, Any]:
 
 
 def surroundings(config: TrainConfig) -> dict[str, Any]:
-    """Hardware, versions and code: what may explain that another machine's figures differ."""
+    """Hardware, versions and code: they may explain different numbers on another machine."""
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     return {
         "machine": {
@@ -494,7 +494,7 @@ def _version(package: str) -> str:
 
 @cache
 def commit() -> str:
-    """The commit of the source, "+changes" where it was edited; empty where it is no checkout."""
+    """The commit of the source, "+changes" where it was edited; empty outside a checkout."""
     folder = ROOT
 
     def git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Many runs side by side: workers that take one job after another, a budget, and what is left to do."""
+"""Many runs side by side: workers that take one job after another, a time budget, and the remaining jobs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from sage_grpo.tools.compare.store import KEPT_EVERY
 
 Row = dict[str, Any]
 LOSSES = 3
-"""So often the place of a run may be lost before the run itself counts as the reason."""
+"""Losses of its worker after which a run itself counts as the reason."""
 
 
 class Estimates:
-    """Seconds that an iteration takes, by arm and settings: in runs that ended, and until one has, in those under way."""
+    """Seconds of an iteration, by arm and settings: from finished runs, and until there is one, from those under way."""
 
     def __init__(self) -> None:
         self._ended: dict[str, float] = {}
         self._under_way: dict[str, float] = {}
 
     def learn(self, job: Job, seconds: float, iterations: float) -> None:
-        """A job ended; it did so many iterations in so many seconds."""
+        """Add a finished job: its iterations and their seconds."""
         if iterations > 0:
             self._ended[_kind(job)] = seconds / iterations
 
     def guess(self, job: Job, seconds: float, iterations: float) -> None:
-        """A job under way did so many iterations in so many seconds, its start left out."""
+        """Add a job under way: its iterations and their seconds, without its start."""
         if iterations > 0:
             self._under_way[_kind(job)] = seconds / iterations
 
     def seconds(
         self, job: Job, iterations: int, unknown: Callable[[Iterable[float]], float] = statistics.fmean
     ) -> float | None:
-        """What so many iterations of a job will take; `unknown` makes a rate of the other arms' where its own is not known yet. None where
-        none is."""
+        """Seconds for so many iterations of a job; `unknown` makes a rate of the other arms' where its own is not known yet. None where
+        no rate is known."""
         rates = {**self._under_way, **self._ended}
         if not rates:
             return None
@@ -49,12 +49,12 @@ class Estimates:
 
 
 def _kind(job: Job) -> str:
-    """What runs have in common that differ in their seed; suites may have arms of one name."""
+    """Key of runs that differ in their seed alone; suites may have arms of one name."""
     return json.dumps([job.arm, job.recipe, job.settings], sort_keys=True)
 
 
 class Pool:
-    """Runs jobs in order on so many workers; `on_row` gets every row, one at a time."""
+    """Runs jobs in order on the workers; `on_row` gets every row, one at a time."""
 
     def __init__(
         self,
@@ -67,20 +67,20 @@ class Pool:
         kept: Mapping[str, int] | None = None,
         budget: float | None = None,
     ) -> None:
-        """`request` is what a worker is told of a job; `on_note` gets what it has to say for people; `kept` is where unfinished runs
-        stand, by key."""
+        """`request` makes a worker's message of a job; `on_note` gets notes for people; `kept` maps keys of unfinished runs to their last
+        iteration."""
         self.waiting, self.workers, self.on_row = deque(jobs), list(workers), on_row
         self.request, self.on_note, self.kept, self.budget = request, on_note, dict(kept or {}), budget
         self.estimates, self.running = Estimates(), dict[str, tuple[Job, float, int]]()
         self._heard = dict[str, tuple[float, int, int]]()
-        """When a run under way first said how far it was, how far that was, and how far it is: what came before is its start, not its pace."""
+        """Of a run under way: time of its first report, its iteration then, and its iteration now. Time before that is its start, not its speed."""
         self.began = time.monotonic()
         self._lock, self._changed = threading.RLock(), threading.Event()
         self._stopped, self._lost = False, Counter[str]()
         self._fault: BaseException | None = None
 
     def run(self, look: Callable[[Pool], None] = lambda pool: None, interval: float = 0.5) -> None:
-        """Until all jobs are done or the budget is spent; `look` is called now and then. An interruption ends the workers."""
+        """Run until all jobs are done or the budget is spent; `look` is called at intervals. An interruption ends the workers."""
         threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self.workers]
         for thread in threads:
             thread.start()
@@ -104,7 +104,7 @@ class Pool:
             raise self._fault
 
     def _over(self) -> bool:
-        """Whether nothing waits or runs; a worker may wait for a place even then."""
+        """True when no job waits or runs; a worker may wait for room even then."""
         with self._lock:
             return not (self.waiting or self.running)
 
@@ -114,7 +114,7 @@ class Pool:
         return time.monotonic() - self.began
 
     def left(self) -> float | None:
-        """Seconds until all is done, as far as is known."""
+        """Estimated seconds until all jobs are done."""
         with self._lock:
             jobs = [*self.waiting, *(job for job, _, _ in self.running.values())]
             all_of_it = [self.estimates.seconds(job, self._ahead(job)) for job in jobs]
@@ -124,17 +124,17 @@ class Pool:
         return max(sum(known) / max(1, len(self.workers)), max(known, default=0.0))
 
     def _ahead(self, job: Job) -> int:
-        """Iterations that a job has before it."""
+        """Iterations that a job still has to do."""
         _, _, done = self._heard.get(job.key, (0.0, 0, self.kept.get(job.key, 0)))
         return job.config.iterations - done
 
     def _stretch(self, job: Job) -> int:
-        """Iterations until a job is kept the next time."""
+        """Iterations until a job is saved the next time."""
         at, points = self.kept.get(job.key, 0), job.points or (job.config.iterations,)
         return next((point - at for point in points if point > at), 0)
 
     def _take(self) -> Job | None:
-        """The next job of which something is kept in time: a run is at every evaluated point, and once in a while between."""
+        """The next job that reaches a save within the budget: runs are saved at every evaluated point, and at intervals between."""
         with self._lock:
             if self._stopped:
                 return None
@@ -157,7 +157,7 @@ class Pool:
                             self._hear(job, words)
                 except Lost as loss:
                     self._end(job, loss)
-            worker.close(now=False)  # its place is free for one that lost its own
+            worker.close(now=False)  # its room is free for another worker
         except BaseException as error:  # noqa: BLE001 - the thread's caller raises it
             self._fault = error
         self._changed.set()
@@ -169,7 +169,7 @@ class Pool:
             if "done" in words:
                 now, done = time.monotonic(), int(words["done"])
                 _, since, first = self.running[job.key]
-                if done < first:  # it was not continued
+                if done < first:  # it did not resume
                     self.running[job.key] = (job, since, 0)
                     del self.kept[job.key]
                 then, at, _ = self._heard.get(job.key, (now, done, done))
@@ -177,7 +177,7 @@ class Pool:
                 self.estimates.guess(job, now - then, done - at)
 
     def _end(self, job: Job, answer: Row | str | Lost) -> None:
-        """A job has its row, or ended without one, or lost its place."""
+        """A job has its row, ended without one, or lost its worker."""
         with self._lock:
             _, since, first = self.running.pop(job.key)
             self._heard.pop(job.key, None)

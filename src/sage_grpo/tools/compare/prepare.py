@@ -24,17 +24,17 @@ SET_ELSEWHERE = {
     "parallel": "each run is one process",
     "keep": "runs that are compared write no folders of their own",
 }
-"""What an arm cannot set, and why; for other fields about the start of a run the reason is the last one."""
+"""Fields that an arm cannot set, with the reason; other fields about the start of a run have the last reason."""
 MINIATURE = {
     "model.vae_slicing": False,
     "model.cache": None,
     "model.options": {"pad_text": 20},
     "batch.micro_batch": 128,
 }
-"""For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
+"""Settings for the small embedded model: many clips at once, whatever their prompts' lengths, and no files of encoded prompts."""
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "shapes": MINIATURE,
-    # Wan pads every prompt to the same length itself. What 32 clips keep for their gradient is up to 4 GB, and 16 runs share a GPU. What has a
+    # Wan pads every prompt to the same length itself. 32 clips keep up to 4 GB for their gradient, and 16 runs share a GPU. Code with a
     # fixed order is not compiled (docs/speed.md).
     "scenes": {
         "model.vae_slicing": False,
@@ -43,9 +43,9 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "batch.micro_batch": 32,
     },
 }
-"""By world: how its model, which is small, is run quickly."""
+"""By world: settings that run its small model quickly."""
 BUDGETS = ("passes", "clips")
-"""What a suite may limit: samples through the network, and clips that were scored."""
+"""Limits of a suite: network evaluations, and scored clips."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +56,17 @@ class Job:
     recipe: str
     seed: int
     key: str
-    """Digest of everything that decides what it computes."""
+    """Digest of everything that decides the results."""
     config: TrainConfig
     settings: dict[str, Any]
-    """What differs from the recipe, and how it is evaluated."""
+    """Settings other than the recipe's, and the evaluation's."""
     points: tuple[int, ...]
     """Iterations that are evaluated."""
     kind: str
     budgets: dict[str, int] = field(default_factory=dict)
-    """By what is counted (`passes`, `clips`): evaluated after the last iteration within so many, too."""
+    """By budget (`passes`, `clips`): a limit; the last iteration within it is evaluated too."""
     unseen: bool = False
-    """Whether its end is also evaluated on other prompts."""
+    """The end is also evaluated on other prompts."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Job:
 def prepare(
     suite: Suite, recipe: Callable[..., TrainConfig], check: Callable[[TrainConfig], object] = lambda config: None
 ) -> list[Job]:
-    """All jobs, seed by seed, long runs first; `check` is what a configuration has to pass before anything starts."""
+    """All jobs, seed by seed, long runs first; `check` must accept every configuration before any run starts."""
     arms = []
     for arm in suite.arms:
         try:
@@ -125,7 +125,7 @@ def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job
     points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
     changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
     budgets = {name: most for name in BUDGETS if (most := getattr(suite, name)) is not None}
-    # What the benchmark's rules ask for is told also where it is the recipe's own.
+    # Settings that the benchmark's rules need are recorded even if unchanged.
     rules = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in EVALUATION}
     return Job(
         arm=arm.name,
@@ -142,13 +142,13 @@ def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job
 
 
 def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -> list[int]:
-    """Iterations that are evaluated: the first, the last, and what was asked for between them."""
+    """Iterations that are evaluated: the first, the last, and the requested ones between."""
     between = spec.points(iterations) if points is None else points
     return sorted({0, iterations, *(point for point in between if 0 < point < iterations)})
 
 
 def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[str, int] | None = None) -> str:
-    """Digest of what a run computes; `more` is what else is evaluated. Defaults do not count, so that a field that is added later changes no key."""
+    """Digest of the results of a run; `more` has its other evaluations. Defaults do not count, so that a new field changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
     text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
@@ -156,7 +156,7 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[
 
 
 def head(job: Job, status: str, fault: str | None) -> dict[str, Any]:
-    """What a row says about its job."""
+    """The job's part of a row."""
     return {
         "format": FORMAT,
         "arm": job.arm,

@@ -30,7 +30,7 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     rows.sort(key=lambda row: order[row["key"]])
     summary = summarize(suite, rows)
     place = out or folder
-    # Names come from the folder, which may be somebody else's, and these are read in terminals.
+    # Names come from the folder, which may be another user's, and are read in terminals.
     replace_text(place / TABLE, printable(tables(summary)) + "\n")
     replace_text(place / leaderboard.FILE, json.dumps(leaderboard.board([(suite, rows)]), indent=1) + "\n")
     replace_text(place / NUMBERS, json.dumps(numbers(summary), indent=1) + "\n")
@@ -72,7 +72,7 @@ def _differences(summary: Summary) -> list[str]:
     arms = [arm for arm in summary.arms.values() if arm.difference]
     if not arms:
         return []
-    # A score that is bought with drift is no gain: both, where all have cost the same.
+    # A score gained at the price of drift is no gain: show both, at equal cost.
     both = [column for column in suite.columns if column.key in (first.key, "drift")]
     at_equal = both if any(arm.equal_difference for arm in arms) else []
     at_clips = both if suite.clips is not None else []
@@ -96,7 +96,7 @@ def _differences(summary: Summary) -> list[str]:
 
 
 def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
-    """Scores before training as they are printed, and of which arms; those whose runs began alike share a row, which is true for all of them."""
+    """Scores before training as they are printed, with their arms; arms whose runs started equal share a row, which holds for all of them."""
     groups: list[list[ArmSummary]] = []
     for arm in summary.arms.values():
         if not arm.base:
@@ -127,7 +127,7 @@ def _ranges(arms: Sequence[ArmSummary]) -> dict[str, tuple[float, float]]:
 
 
 def _alike(one: Mapping[str, tuple[float, float]], other: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether what is printed of two ranges has something in common, in every column."""
+    """True where the printed values of two ranges overlap in every column."""
     if one.keys() != other.keys():
         return False
     gaps = [(max(one[key][0], other[key][0]), min(one[key][1], other[key][1])) for key in one]
@@ -135,7 +135,7 @@ def _alike(one: Mapping[str, tuple[float, float]], other: Mapping[str, tuple[flo
 
 
 def numbers(summary: Summary) -> dict[str, Any]:
-    """What the tables show, with all digits, for programs."""
+    """The numbers of the tables, with all digits, for programs."""
 
     def plain(value: Interval | None) -> dict[str, float | int] | None:
         if value is None:
@@ -208,7 +208,7 @@ def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
     known = [row for row in rows if "machine" in row]
     for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):
-        # Rows that were kept for a page may lack some of it.
+        # Rows that were saved for a page may lack some fields.
         values = sorted({json.dumps(row[part], sort_keys=True) for row in known if part in row})
         shown = "; ".join(_words(json.loads(value)) for value in values)
         mixed = " (runs differ in this: take care)" if len(values) > 1 else ""
@@ -235,7 +235,7 @@ def plus_minus(value: Interval | None, *, signed: bool = False) -> str:
 
 
 def percent(value: Interval | None) -> str:
-    """A share as per cent."""
+    """A share in percent."""
     if value is None:
         return NONE
     mean = printing.percent(value.mean)

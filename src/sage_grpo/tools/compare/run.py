@@ -1,4 +1,4 @@
-"""Comparisons from start to end: what their folders lack is run by one pool of workers, rows are written as they come."""
+"""Comparisons from start to end: one pool of workers makes the missing runs, and rows are written as they come."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a call ended; a run that several suites have in common counts once."""
+    """The outcome of a call; a run that several suites share counts once."""
 
     finished: int
-    """Runs that are done or diverged, from this call and from before."""
+    """Runs that are done or diverged, in this call or before."""
     failed: int
     missing: int
     """Runs that were not made, for lack of time."""
@@ -53,7 +53,7 @@ class Part:
 
 
 class Book:
-    """The folder of a suite: which rows it has, which it lacks."""
+    """The folder of a suite: its rows, and its missing runs."""
 
     def __init__(self, part: Part, command: str, say: Callable[[str], None]) -> None:
         self.folder, self.suite, self.rows = part.folder, part.suite, part.folder / store.ROWS
@@ -64,18 +64,18 @@ class Book:
         self.done = {key: row for key, row in found.items() if row["status"] in store.FINISHED}
         self.asked = {job.key: job for job in part.jobs if part.arms is None or job.arm in part.arms}
         store.save_suite(self.folder, self.suite, keys, command)
-        for key in store.kept(self.folder, self.done):  # cut off between the two
+        for key in store.kept(self.folder, self.done):  # stopped between the two
             store.forget(self.folder, key)
         for job in self.missing.values():
             write_config(job, self.folder)
 
     @property
     def missing(self) -> dict[str, Job]:
-        """Runs that are to be made."""
+        """Runs to make."""
         return {key: job for key, job in self.asked.items() if key not in self.done}
 
     def write(self, row: Row, weights: Path | None = None) -> None:
-        """Write down a run that was made, here or for another suite, under the name that it has here; with its weights."""
+        """Write the row of a run that was made here or for another suite, under its name here; with its weights."""
         job = self.missing[row["key"]]
         if weights is not None and weights != weights_of(job, self.folder):
             shutil.copytree(weights, weights_of(job, self.folder), dirs_exist_ok=True)
@@ -96,7 +96,7 @@ def run(
     budget: float | None = None,
     weights: bool = False,
 ) -> Ended:
-    """Make the runs that the folders lack, where the engine says; the workers' logs go to `out`."""
+    """Make the missing runs of the folders on the engine; the workers' logs go to `out`."""
     began = time.monotonic()
     with ExitStack() as stack:
         for part in parts:
@@ -138,7 +138,7 @@ def run(
 
 
 def _share(books: Sequence[Book]) -> None:
-    """What one suite has from before, the others need not make."""
+    """Copy rows that one suite already has to the others."""
     known = {key: row for book in books for key, row in book.done.items()}
     for book in books:
         for key in [key for key in book.missing if key in known]:
@@ -146,7 +146,7 @@ def _share(books: Sequence[Book]) -> None:
 
 
 def _missing(books: Sequence[Book]) -> tuple[list[Job], dict[str, Book], dict[str, int]]:
-    """The runs to make, suite by suite, those first that were cut off; the book in whose folder each is kept; and how far those were."""
+    """The runs to make, suite by suite, interrupted ones first; the book in whose folder each is kept; and their last saved iterations."""
     jobs: dict[str, Job] = {}
     homes: dict[str, Book] = {}
     kept: dict[str, int] = {}
@@ -162,7 +162,7 @@ def _missing(books: Sequence[Book]) -> tuple[list[Job], dict[str, Book], dict[st
 
 
 class Teller:
-    """Says how far a call is: a bar where a person looks, a line per run where not."""
+    """Prints the progress of a call: a bar in a terminal, else a line per run."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, stderr=True)
@@ -184,7 +184,7 @@ class Teller:
         self.console.print(text, soft_wrap=True, markup=False)
 
     def look_back(self, books: Sequence[Book]) -> None:
-        """Runs that are there already; a warning where other code made them."""
+        """Print the number of existing runs; warn where other code made them."""
         asked = {key for book in books for key in book.asked}
         rows = {key: row for book in books for key, row in book.done.items() if key in asked}
         self.total, self._done, self._many = len(asked), len(rows), len(books) > 1
@@ -199,17 +199,17 @@ class Teller:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While runs are made."""
+        """Show progress meanwhile."""
         self._bar.update(self._task, completed=self._done, total=self.total)
         with self._bar:
             yield
 
     def note(self, job: Job, text: str) -> None:
-        """A worker has something to say about a run."""
+        """Print a worker's note about a run."""
         self.say(f"{job.name}: {text}")
 
     def ended(self, book: Book, job: Job, row: Mapping[str, Any], pool: Pool) -> None:
-        """A run ended."""
+        """Print a run's end."""
         self._done += 1
         column = book.suite.columns[0]
         last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
@@ -219,7 +219,7 @@ class Teller:
         self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")
 
     def look(self, pool: Pool) -> None:
-        """Now and then."""
+        """Refresh the bar."""
         note = f"{len(pool.running)} under way, {minutes(pool.left())} left"
         self._bar.update(self._task, completed=self._done, note=note)
 

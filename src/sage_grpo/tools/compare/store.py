@@ -1,5 +1,5 @@
-"""runs.jsonl: one row a run, the only data; and suite.json, what was asked for. Tables and figures derive from the two. And unfinished/,
-where runs are kept that are under way."""
+"""runs.jsonl, the only data: one row a run; suite.json, the request. Tables and figures derive from the two. And unfinished/, with runs
+that are under way."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sage_grpo.utils.safe_io import inside, replace_text
 
 ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
 KEPT = (ROWS, SUITE, UNFINISHED, "configs", "logs", "weights")
-"""What a comparison writes into and deletes from its folder, besides files that it replaces. None of it may lead out."""
+"""Names that a comparison writes and deletes in its folder, besides files that it replaces. None may lead out."""
 FORMAT = 1
 KEPT_EVERY = 60.0
-"""Seconds after which a run under way is kept between two evaluated points, too."""
+"""Seconds after which a run under way is saved between two evaluated points, too."""
 FINISHED = ("done", "diverged")
-"""States that a run does not leave: to diverge is a result. One that failed is tried again by the next call."""
+"""Final states: divergence is a result. A failed run is tried again by the next call."""
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a last line that was cut off is left out, any other damage is an error."""
+    """The rows of a file; an incomplete last line is left out, any other damage is an error."""
     inside(file.parent, file.name)
     if not file.is_file():
         return []
@@ -58,18 +58,18 @@ HEAD = {
     "arm": str, "recipe": str, "seed": int, "key": str, "kind": str, "status": str, "error": str | None, "iterations": int,
     "settings": dict[str, Any],
 }  # fmt: skip
-"""What every row says, with the types."""
+"""Fields of every row, with their types."""
 MEASURED = {
     "evaluations": dict[int, dict[str, float | None]], "passes": dict[int, float], "updates": int, "seconds": dict[str, float],
     "clips": dict[int, float], "budgets": dict[str, int], "by_prompt": dict[int, dict[str, list[float | None]]],
     "steps": dict[int, dict[str, float | None]], "training": dict[str, list[float | None]], "reached": int, "commit": str | None,
     "code": str | None,
 }  # fmt: skip
-"""What rows of runs that got somewhere may say."""
+"""Fields of rows of runs that measured something."""
 
 
 def _fault(row: Mapping[str, Any]) -> str:
-    """What is wrong with a row, in a sentence: a folder may come from somebody else, and tables believe what they read."""
+    """The fault of a row, in a sentence: a folder may come from another user, and tables trust its rows."""
     lacking = [name for name in HEAD if name not in row]
     needed = ("evaluations", "passes", "updates", "seconds") if row.get("status") in FINISHED else ()
     lacking += [name for name in needed if name not in row]
@@ -94,7 +94,7 @@ def _fault(row: Mapping[str, Any]) -> str:
 
 
 def repair(file: Path) -> bool:
-    """Cut off a last line that was half written; returns whether there was one."""
+    """Cut off an incomplete last line; returns True if there was one."""
     content = file.read_bytes() if file.is_file() else b""
     rows = read_rows(file)
     if content.count(b"\n") == len(rows) and content[-1:] in (b"", b"\n"):
@@ -112,7 +112,7 @@ def append(file: Path, row: Mapping[str, Any]) -> None:
 
 
 def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The row that counts for every key: the last one that is finished, else the last."""
+    """The valid row of every key: the last one that is finished, else the last."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         known = found.get(row["key"])
@@ -122,13 +122,13 @@ def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, 
 
 
 def save_suite(folder: Path, suite: Suite, keys: Sequence[str], command: str) -> None:
-    """Write down what was asked for, with the keys of its runs."""
+    """Write the request, with the keys of its runs."""
     content = {"format": FORMAT, "suite": asdict(suite), "keys": list(keys), "command": command}
     replace_text(folder / SUITE, json.dumps(content, indent=1) + "\n")
 
 
 def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
-    """What was asked for in a folder, the keys of its runs, and the command."""
+    """The suite of a folder, the keys of its runs, and the command."""
     file = inside(folder, SUITE)
     if not file.is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a comparison: it has no {SUITE}.")
@@ -150,20 +150,20 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
 
 
 def place(folder: Path, key: str) -> Path:
-    """Where a run is kept while it is under way: checkpoints by the number of their iteration (see `Unfinished` in tools/compare/measure.py)."""
+    """Folder of a run under way: checkpoints by the number of their iteration (see `Unfinished` in tools/compare/measure.py)."""
     return inside(folder, UNFINISHED, key)
 
 
 def kept(folder: Path, keys: Iterable[str]) -> dict[str, int]:
-    """By key: the iteration after which an unfinished run was kept last."""
+    """By key: the last saved iteration of an unfinished run."""
     found = {key: [int(point.name) for point in place(folder, key).glob("*") if point.name.isdigit()] for key in keys}
     return {key: max(numbers) for key, numbers in found.items() if numbers}
 
 
 def forget(folder: Path, key: str) -> None:
-    """A run is over: its row says all."""
+    """Delete a finished run's checkpoints."""
     shutil.rmtree(place(folder, key), ignore_errors=True)
-    with suppress(OSError):  # there are others
+    with suppress(OSError):  # other runs remain
         (folder / UNFINISHED).rmdir()
 
 

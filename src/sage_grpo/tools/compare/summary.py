@@ -1,4 +1,4 @@
-"""The numbers of an experiment from its rows: means over seeds, differences seed by seed, shares of the way, equal passes."""
+"""The numbers of an experiment from its rows: means over seeds, differences seed by seed, shares of the gap closed, equal cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ArmSummary:
     name: str
     iterations: int
     counts: dict[str, int]
-    """Runs by how they ended: done, diverged, failed, missing."""
+    """Runs by outcome: done, diverged, failed, missing."""
     base: dict[str, float]
     """Columns before training, where they were measured."""
     base_range: dict[str, tuple[float, float]]
@@ -30,26 +30,26 @@ class ArmSummary:
     final: dict[str, Interval]
     """Columns after the last iteration, over the seeds that got there."""
     way: Interval | None
-    """Share of the way from base to ceiling, in the first column."""
+    """Share of the gap closed, in the first column."""
     equal: dict[str, Interval]
-    """Columns at equal network passes: within the suite's budget, or where the cheapest arm ends."""
+    """Columns at equal network evaluations: within the suite's budget, or at the end of the cheapest arm."""
     clips: dict[str, Interval]
     """Columns within the suite's budget of scored clips; empty where it has none."""
     difference: dict[str, Paired]
     """Final columns minus the baseline's."""
     equal_difference: dict[str, Paired]
-    """Columns minus the baseline's, at equal passes."""
+    """Columns minus the baseline's, at equal network evaluations."""
     clips_difference: dict[str, Paired]
     """Columns minus the baseline's, at equal clips."""
     passes: float
-    """Samples through the network in a whole run, mean over seeds."""
+    """Network evaluations of a whole run, mean over seeds."""
     updates: float
     seconds: dict[str, float]
     """Means over runs: an iteration, all evaluations, the run."""
     curves: dict[str, dict[int, Interval]] = field(repr=False)
     """Columns by iteration."""
     passes_at: dict[int, float] = field(repr=False)
-    """Passes by iteration."""
+    """Network evaluations by iteration."""
     steps: dict[int, dict[str, float]] = field(repr=False)
     """Gradient norms and predictions by denoising step, means over runs."""
 
@@ -62,19 +62,19 @@ class Summary:
     arms: dict[str, ArmSummary]
     """In the suite's order; arms without a finished run are there too."""
     budget: float
-    """Passes of the comparison at equal cost; NaN where there is none."""
+    """Network evaluations of the comparison at equal cost; NaN where there is none."""
     adjusted: dict[str, float]
     """p of every arm's difference in the first column after Holm's adjustment over all arms."""
 
 
 def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
-    """From the rows that count, one per arm and seed at most (see `store.latest`)."""
+    """Summarize the valid rows, one per arm and seed at most (see `store.latest`)."""
     by_arm = {arm.name: {row["seed"]: row for row in rows if row["arm"] == arm.name} for arm in suite.arms}
     ended = {name: {s: row for s, row in runs.items() if reached(row)} for name, runs in by_arm.items()}
     costs = [_mean([cost(row) for row in runs.values()]) for runs in ended.values() if runs]
     budget = min(costs) if costs and suite.kind == "train" and min(costs) > 0 else math.nan
     if costs and suite.passes is None and math.isclose(min(costs), max(costs)):
-        budget = math.nan  # all have cost the same: their ends are the comparison
+        budget = math.nan  # all cost the same: their ends are compared
     budget = budget if suite.passes is None or math.isnan(budget) else suite.passes
     baseline = ended[suite.baseline]
     arms = {name: _arm(suite, name, by_arm[name], ended[name], baseline, budget) for name in by_arm}
@@ -84,12 +84,12 @@ def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
 
 
 def reached(row: Row) -> bool:
-    """Whether a run got to its end."""
+    """True for a run with an end."""
     return row["status"] == "done" and str(row["iterations"]) in row["evaluations"]
 
 
 def cost(row: Row) -> float:
-    """Passes of a whole run."""
+    """Network evaluations of a whole run."""
     return row["passes"][str(row["iterations"])]
 
 
@@ -153,7 +153,7 @@ class Cell:
 
     mean: float
     by_prompt: tuple[float | None, ...] = ()
-    """Its value for every prompt, where the row has them."""
+    """Its value for every prompt, where the row has it."""
 
 
 Cells = Mapping[int, Cell]
@@ -177,7 +177,7 @@ def end(row: Row) -> str:
 
 
 def within(name: str) -> Callable[[Row], str | None]:
-    """The last iteration within a budget, which the run has found."""
+    """The last iteration within a budget, as recorded by the run."""
 
     def point(row: Row) -> str | None:
         at = row.get("budgets", {}).get(name)
@@ -187,7 +187,7 @@ def within(name: str) -> Callable[[Row], str | None]:
 
 
 def _at_budget(suite: Suite, runs: Mapping[int, Row], key: str, budget: float) -> dict[int, Cell]:
-    """A column of every seed where it had made so many passes: measured there where the suite has a budget, else on a line."""
+    """A column of every seed at a budget: measured there where the suite has one, else interpolated."""
     if suite.passes is not None:
         return cells(runs, key, within("passes"))
     values = {seed: at_passes(row, key, budget) for seed, row in runs.items()}
@@ -210,7 +210,7 @@ def difference(ours: Cells, theirs: Cells) -> Paired:
 
 
 def _table(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Seeds by prompts; empty where a seed has no scores by prompt, a clip of one failed, or they are not of the same prompts."""
+    """Seeds by prompts; empty where a seed has no scores by prompt, a clip has none, or the prompts differ."""
     table = [[value for value in row if value is not None] for row in rows]
     lengths = {len(row) for row in (*rows, *table)}
     return table if len(lengths) == 1 and lengths != {0} else []
@@ -221,7 +221,7 @@ def _at(runs: Mapping[int, Row], key: str, point: int) -> list[float]:
 
 
 def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
-    """Each run by its own base."""
+    """The share of the gap, from each run's own base."""
     if column.ceiling is None:
         return None
     shares = []
@@ -236,7 +236,7 @@ def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
 
 
 def at_passes(row: Row, key: str, budget: float) -> float | None:
-    """A column where a run had made so many passes: on the line between the evaluations before and after; None past its end."""
+    """A column at a number of network evaluations, interpolated between two evaluations; None past its end."""
     found = [
         (row["passes"][point], scores[key])
         for point, scores in sorted(row["evaluations"].items(), key=lambda one: int(one[0]))

@@ -1,7 +1,7 @@
 """A process that makes one run after another: `python -m sage_grpo.tools.compare.worker`, jobs as JSON lines on stdin, answers on stdout.
 
-The libraries take longer to import than a short run to finish, so a process makes many. After a fault it ends, because what it
-holds (a GPU's context above all) may be broken; whoever started it starts another.
+Importing the libraries takes longer than a short run, so a process makes many. After a fault it ends, because its state
+(a GPU's context above all) may be broken; the pool starts another.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
 
 
 def weights_of(job: Job, folder: Path) -> Path:
-    """Where the final weights of a run go."""
+    """Folder of the final weights of a run."""
     return folder / "weights" / f"{Path(job.file).stem}-{job.seed}"
 
 
 def read(line: str) -> tuple[Job, Path | None, Path | None]:
-    """The job of a line, where its weights go, and where it is kept while it is under way; None: they are not."""
+    """The job of a line, the folder of its weights, and the folder of its checkpoints; None: not kept."""
     from sage_grpo.config.parsing import parse
     from sage_grpo.training.config import TrainConfig
 
@@ -63,8 +63,7 @@ def write_config(job: Job, folder: Path) -> None:
 
 
 def jobs() -> Iterator[str]:
-    """The lines of stdin. Where it ends during a job, whoever asked is gone: so are we then, at once, because the next one who asks goes on
-    with this very run."""
+    """The lines of stdin. If stdin ends during a job, the parent is gone: exit at once, because the next parent resumes this very run."""
     lines: SimpleQueue[bytes | None] = SimpleQueue()
     asked = answered = 0
 
@@ -87,7 +86,7 @@ def jobs() -> Iterator[str]:
 def main() -> int:
     """Answer jobs until there are no more: {"ready": digest of the code}, then per job {"done": iteration}, {"note": sentence} ... and {"row": ...}."""
     channel = os.dup(1)
-    os.dup2(2, 1)  # what libraries print goes to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
 
     def say(**words: Any) -> None:
         line = json.dumps(words).encode() + b"\n"
@@ -107,7 +106,7 @@ def main() -> int:
         print(f"--- {job.name}", file=sys.stderr, flush=True)
         try:
             row = measure(job, bases, lambda done: say(done=done), weights, unfinished, lambda text: say(note=text))
-        except BrokenPipeError:  # whoever asked is gone
+        except BrokenPipeError:  # the parent is gone
             return 1
         except Exception as error:  # noqa: BLE001 - one run's fault is recorded, the others go on
             traceback.print_exc()
