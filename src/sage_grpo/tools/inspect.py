@@ -1,8 +1,8 @@
-"""What a kernel and a schedule will do, known before any network runs.
+"""Properties of a kernel and a schedule, known before any network runs.
 
 Everything here follows from the three scalars (a, b, std) of each step. For Gaussian data with variance c the perfect
 velocity is linear in x, so the variance of a whole rollout is a scalar recursion: c = 0 is a direction normal to the data
-manifold (whatever is left there is noise in the video), c = 1 a direction along it.
+manifold (variance left there is noise in the video), c = 1 a direction along it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sage_grpo.samplers.sde_steps import swallowed
 from sage_grpo.samplers.transition import Transition
 
 SPAN_LIMIT = 100.0
-"""Equaliser weights that differ by more than this deserve a cap."""
+"""Equalizer weights that differ by more than this need a cap."""
 PROPORTION = 2.0
-"""A step whose noise, or whose factor on x, is more than so many times the mean of its neighbours' deserves a look."""
+"""A step whose noise, or whose factor on x, is more than this multiple of its neighbors' mean is reported."""
 CONVERGES = 0.97
-"""A kernel whose variance tends to no more than this settles on the wrong law; one that explodes is told by its amplification."""
+"""A kernel whose variance tends to less converges to a wrong law; a large amplification reveals one that explodes."""
 CLOSE = 0.05
-"""Kernels that keep the mixture exact end this close to the ODE's variance, or that is said."""
+"""Kernels that keep the mixture exact end this close to the ODE's variance, or get a warning."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StepRow:
     sensitivity: float | None
     """|b| / std, the size of d(log-prob)/dv up to a constant; None where the step is not trained."""
     weight: float | None
-    """Equaliser weight; None where the step is not trained."""
+    """Equalizer weight; None where the step is not trained."""
     share: float
     """Part of the total injected variance, 0 to 1."""
 
@@ -73,7 +73,7 @@ class KernelReport:
     sensitivity_span: float | None
     """Largest over smallest sensitivity of the trained steps; None without trained steps."""
     warnings: tuple[str, ...]
-    """What will go wrong, and what to change."""
+    """Problems, and their remedies."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON (no infinities, no tuples)."""
@@ -101,7 +101,7 @@ def final_variance(kernel: Kernel, schedule: Schedule, data_variance: float) -> 
 
 
 def inspect_kernel(kernel: Kernel, schedule: Schedule) -> KernelReport:
-    """Everything there is to know about a kernel on a schedule."""
+    """All properties of a kernel on a schedule."""
     step = transitions(kernel, schedule)
     trained = step.std > 0
     sensitivity = step.sensitivity
@@ -137,7 +137,7 @@ def inspect_kernel(kernel: Kernel, schedule: Schedule) -> KernelReport:
 
 
 def warnings(kernel: Kernel, schedule: Schedule) -> list[str]:
-    """Where this schedule makes this kernel unstable or useless, and what to change."""
+    """Reasons why this schedule makes this kernel unstable or useless, with remedies."""
     if isinstance(kernel, Ode):
         return []
     step = transitions(kernel, schedule)
@@ -149,13 +149,13 @@ def warnings(kernel: Kernel, schedule: Schedule) -> list[str]:
 
 
 def instabilities(kernel: Kernel, schedule: Schedule) -> list[str]:
-    """Those of them that carry samples away from the data."""
+    """The warnings about samples that leave the data."""
     return list(_instabilities(kernel, schedule, transitions(kernel, schedule)))
 
 
 def _instabilities(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator[str]:
     clamp, steps = getattr(kernel, "sigma_max", None), swallowed(kernel, schedule)
-    # They are the first of the grid. Whoever explores the step after them meant them, too; a later window does not miss them.
+    # They are the first of the grid. A window with the step after them was meant to include them; a later one was not.
     if clamp is not None and steps and any(schedule.stochastic[: steps[-1] + 2]):
         inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
         inside[list(steps)] = True
@@ -179,7 +179,7 @@ def _instabilities(kernel: Kernel, schedule: Schedule, step: Transition) -> Iter
     if kernel.leaves_noise:
         yield from _out_of_proportion(kernel, step)
     excess = _peak_excess(kernel, schedule)
-    if not excess <= 1.5:  # here and below: a figure that is not a number is told, too
+    if not excess <= 1.5:  # here and below: NaN is reported, too
         yield (
             f"On the way the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
             f"leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take {EXACT}, which keep it at 1."
@@ -199,7 +199,7 @@ def _instabilities(kernel: Kernel, schedule: Schedule, step: Transition) -> Iter
 
 
 def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator[str]:
-    """What costs learning, and carries no sample away."""
+    """Warnings about learning, not about samples."""
     if not kernel.leaves_noise:
         yield from _out_of_proportion(kernel, step)
     if float(schedule.sigmas[-1]) == 0 and float(step.std[-1]) > 0:
@@ -210,7 +210,7 @@ def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator
     trained, variance = step.std > 0, step.std.square()
     index = int(variance.argmax())
     share = float(variance[index] / variance.sum())
-    # The coefficient-preserving kernels renew noise that is there anyway: a large share does no harm.
+    # The coefficient-preserving kernels renew existing noise: a large share does no harm.
     if share > 0.4 and kernel.leaves_noise and int(trained.sum()) >= 3:
         cause = " (its diffusion is infinite at sigma = 1, so it borrows sigma_1's)" if isinstance(kernel, Flow) else ""
         later = ", or start the window one step later" if index == 0 else ""
@@ -254,7 +254,7 @@ def _variances(step: Transition, sigmas: Tensor, c: float) -> list[float]:
 
 
 def _peak_excess(kernel: Kernel, schedule: Schedule) -> float:
-    """Over the states that a network still gets to see, which leaves out the last."""
+    """Over the states that a network gets as input: all but the last."""
     expected = schedule.sigmas[1:-1].to(torch.float64).square().tolist()
     return max([1.0, *(v / e for v, e in zip(variances(kernel, schedule, 0.0), expected))])
 
@@ -313,7 +313,7 @@ def _shrunk(kernel: Kernel, schedule: Schedule) -> Iterator[str]:
 
 
 def _limit(kernel: Kernel, schedule: Schedule) -> float:
-    """What the variance of unit data tends to with more and more steps: every kernel is of first order, so two fine grids tell (Richardson)."""
+    """The limit of the variance of unit data with more and more steps: every kernel is of first order, so two fine grids suffice (Richardson)."""
     sigmas = schedule.sigmas.to(torch.float64)
 
     def refined(parts: int) -> float:

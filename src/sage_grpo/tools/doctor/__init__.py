@@ -9,7 +9,7 @@ from sage_grpo.config.ranges import Range, checked
 
 @checked
 class DoctorSpec:
-    """How much to sample."""
+    """Size of the rollout."""
 
     prompts: Annotated[int, Range(2)] = 4
     """Prompts of the one small rollout that all checks share."""

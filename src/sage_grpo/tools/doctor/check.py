@@ -1,4 +1,4 @@
-"""What a check found, why each check matters and what to do about it; as lines for people, and as JSON."""
+"""The result of a check, the reason for each check and its remedy; as lines for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WHY = {
     "workers": "a worker with another checkpoint, dtype or card stores log-probabilities that are not the trainer's: the clip takes that for learning",
     "save": "weights that do not survive saving are a run for nothing",
 }
-"""Check -> why it matters."""
+"""Check -> reason."""
 REMEDY = {
     "versions": "pip install -U the libraries that are too old",
     "device": "end what else runs on the GPU (nvidia-smi), or take another with model.device",
@@ -96,9 +96,9 @@ REMEDY = {
     "workers": "the same checkpoint, model.dtype and sage-grpo on every node; for another kind of card raise rollout.ray.limit with care",
     "save": "look at the exported folder with diffusers; a disk that is full writes half of a file",
 }
-"""Check -> what to do when it warns or fails."""
+"""Check -> remedy when it warns or fails."""
 STOPPED = ("what cannot be checked cannot be trained", "mend this first; the checks after it were left out")
-"""Both for a stage of the check-up that an error ended."""
+"""Reason and remedy of a stage that an error ended."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,17 @@ class Check:
     """One line of a check-up."""
 
     name: str
-    """What was checked."""
+    """Name of the check."""
     status: Status
     """pass, warn (look at it), fail (the run would not learn, or not what you think), or skip (not checked; `value` says why)."""
     value: str
-    """What was measured."""
+    """Measured value."""
     number: float | None = None
     """The measured value as a number, where it is one."""
     why: str = ""
-    """Why it matters, where WHY does not say it."""
+    """Reason, if not in WHY."""
     remedy: str = ""
-    """What to do when it is not well, where REMEDY does not say it."""
+    """Remedy, if not in REMEDY."""
 
     def __post_init__(self) -> None:
         remedy = self.remedy or REMEDY.get(self.name, STOPPED[1])
@@ -130,7 +130,7 @@ def worst(found: Iterable[Check]) -> Status:
 
 
 def graded(value: float, *, warn: float, fail: float) -> Status:
-    """The verdict on an error: anything above a limit, or not a number, is worse."""
+    """The verdict on an error: above a limit, or NaN, is worse."""
     if not math.isfinite(value) or value > fail:
         return "fail"
     return "warn" if value > warn else "pass"
@@ -152,7 +152,7 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def show(found: Check, console: Console) -> None:
-    """Print the verdict with what was measured; where it warns or fails, also why that matters and what to do."""
+    """Print the verdict with the measured value; for a warning or failure, also the reason and the remedy."""
     from rich.table import Table
     from rich.text import Text
 
@@ -169,7 +169,7 @@ def show(found: Check, console: Console) -> None:
 
 
 def show_summary(found: Sequence[Check], console: Console) -> None:
-    """Print how many checks have each verdict."""
+    """Print the number of checks by verdict."""
     count = Counter(one.status for one in found)
     text = ", ".join(f"{count[status]} {status}" for status in ORDER if count[status])
     console.print(text, style=STYLE[worst(found)])
@@ -177,5 +177,5 @@ def show_summary(found: Sequence[Check], console: Console) -> None:
 
 def document(found: Sequence[Check]) -> dict[str, Any]:
     """The check-up as JSON."""
-    rows = [finite(dataclasses.asdict(one)) for one in found]  # of an infinite number `value` tells
+    rows = [finite(dataclasses.asdict(one)) for one in found]  # `value` states an infinite number
     return {"status": worst(found), "findings": rows}

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint, as it is loaded: what the network is told (tokens, encodings, prompts, padding), the stock pipeline, the VAE, saving."""
+"""Checks of a loaded checkpoint: the network's inputs (tokens, encodings, prompts, padding), the stock pipeline, the VAE, saving."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ MIDDLE = torch.tensor(0.7)
 MOST_UNKNOWN = 0.2
 """A larger share of unknown tokens in a plain prompt means another model's vocabulary."""
 STEPS = 2
-"""Steps of the clip that is compared with the pipeline's: the first and the last are where grids differ."""
+"""Steps of the clip that is compared with the pipeline's: grids differ at the first and the last step."""
 SMALL = 4 << 30
 """Bytes of a network that is loaded a second time without asking."""
 
 
 def start(model: VelocityModel) -> Tensor:
-    """A noise to try a model on."""
+    """A start noise for trials."""
     return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
 
 
 def distilled(model: FamilyModel, steps: int, evaluated: int) -> Check | None:
-    """Guidance and steps against those of the authors, where the checkpoint is a distilled one; None where it is not."""
+    """A distilled checkpoint's guidance and steps against those of its authors; None for another checkpoint."""
     found = find_distilled(model.spec, model.folder)
     if found is None:
         return None
@@ -48,7 +48,7 @@ def distilled(model: FamilyModel, steps: int, evaluated: int) -> Check | None:
 
 
 def tokenizer(model: FamilyModel, prompts: Sequence[str]) -> Check:
-    """Every tokenizer turns different prompts into different tokens that it knows."""
+    """Every tokenizer turns different prompts into different known tokens."""
     rows = {name: [token_ids(model, text)[name] for text in prompts] for name in token_ids(model, SHORT)}
     faults, counts = [], []
     for name, found in rows.items():
@@ -66,7 +66,7 @@ def tokenizer(model: FamilyModel, prompts: Sequence[str]) -> Check:
 
 
 def encodings(model: FamilyModel, texts: Sequence[str], images: Sequence[Tensor | None]) -> Check:
-    """What the cache holds of prompts against a fresh encoding."""
+    """Cached prompts against a fresh encoding."""
     cached = zip(texts, images, model.encode(texts, images))
     largest = max(_gap(one.tensors, fresh_encoding(model, text, image)) for text, image, one in cached)
     limit = rounding(model.dtype)
@@ -131,7 +131,7 @@ def vae(model: FamilyModel, latents: Tensor) -> Check:
 
 
 def save(trainer: Trainer, x: Tensor, conditions: Sequence[Conditioning]) -> Check:
-    """What a run exports, loaded again, has the same velocities."""
+    """An exported run, loaded again, has the same velocities."""
     model = trainer.model
     size = sum(p.numel() * p.element_size() for p in model.network.parameters())
     if not isinstance(model, FamilyModel) or trainer.world.control is not None:

@@ -30,7 +30,7 @@ from sage_grpo.workers.dispatcher import Foreman
 
 Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
-"""What stages raise where something cannot be loaded or computed: a failed check, not the end of the check-up."""
+"""Errors of loading and computing: they fail a check, and the check-up goes on."""
 
 
 def examine(
@@ -40,7 +40,7 @@ def examine(
     *,
     world: World | None = None,
 ) -> list[Check]:
-    """All checks in order; `tell` hears of each at once. What needs something that failed is left out."""
+    """All checks in order; `tell` gets each at once. Checks that depend on a failed one are left out."""
     found: list[Check] = []
     for check in _checks(config, spec, world or World()):
         tell(check)
@@ -49,7 +49,7 @@ def examine(
 
 
 def over_ranks(found: list[Check], world: World) -> list[Check]:
-    """What other processes found worse than this one: the same list on all of them."""
+    """Worse results of other processes: the same list on all of them."""
     worse, own = {}, {one.name: ORDER.index(one.status) for one in found}
     for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
         for check in [Check(**row) for row in json.loads(text)]:
@@ -59,7 +59,7 @@ def over_ranks(found: list[Check], world: World) -> list[Check]:
 
 
 def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
-    """The list. A stage that cannot go on says so in a check of its own name, and those that need it are not reached."""
+    """All checks. A stage that fails yields a check of its own name, and the stages that need it are left out."""
     yield machine.versions()
     yield machine.device(config.model, world.device)
     plan = machine.plan(config, world.size)
@@ -98,7 +98,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
-    """A stage; an error in it is a failed check, and the stages after it still have their turn."""
+    """A stage; an error in it is a failed check, and the later stages still run."""
     try:
         yield from stage
     except BROKEN as error:
@@ -110,7 +110,7 @@ def _stopped(name: str, error: Exception) -> Check:
 
 
 def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
-    """The run's own configuration with few clips and no more prompts than they need, and with every exploring step trained."""
+    """The run's own configuration with few clips, only the prompts for them, and every exploring step trained."""
     micro = min(config.batch.micro_batch, spec.members)
     batch = replace(config.batch, prompts=spec.prompts, group_size=spec.members, micro_batch=micro)
     update, data = replace(config.update, step_fraction=1.0), replace(config.data, encode_ahead=1)
@@ -118,14 +118,14 @@ def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
 
 
 def prepare(trainer: Trainer) -> Sample:
-    """The plan of the shared rollout, which is not sampled yet."""
+    """The plan of the shared rollout, not sampled yet."""
     prompts = trainer.state.stream.peek(trainer.config.batch.prompts)
     plan = trainer.planner.plan(0, prompts)
     return Sample(trainer, plan)
 
 
 def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
-    """What the kernel does on the grid of the first group."""
+    """The kernel on the grid of the first group."""
     kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
     if objective.fresh:
         yield Check("variance", "skip", f"objective.kind {objective.kind}: no step explores")
@@ -138,7 +138,7 @@ def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
 
 
 def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
-    """What the network is told, and the stock pipeline on the same prompt; text encoders are loaded here only."""
+    """The network's inputs, and the stock pipeline on the same prompt; text encoders are loaded here only."""
     model = trainer.model
     prompts = _different(sample.plan.prompts)
     texts, images = [prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts]
@@ -177,7 +177,7 @@ def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Checks:
 
 
 def _different(prompts: list[Prompt]) -> list[Prompt]:
-    """Two prompts of different text where there are any."""
+    """Two prompts of different text if there are any."""
     first = prompts[0]
     return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
 
@@ -251,7 +251,7 @@ def of_workers(trainer: Trainer, crew: Foreman) -> Checks:
     """Every worker makes some clips, and the trainer replays a step of each."""
     asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
     try:
-        for number in range(2 * asked):  # the cluster may not have room for all
+        for number in range(2 * asked):  # the cluster may lack room for all
             crew.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
             if len(crew.gaps) >= asked:
                 break
@@ -261,7 +261,7 @@ def of_workers(trainer: Trainer, crew: Foreman) -> Checks:
 
 
 def of_learning(sample: Sample) -> Checks:
-    """One update: the first ratio, gradients, weights, ranks, the trust region, and what is saved."""
+    """One update: the first ratio, gradients, weights, ranks, the trust region, and the export."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
     yield learning.gradients(trainer, {item.network for item in items})

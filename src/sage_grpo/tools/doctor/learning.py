@@ -1,4 +1,4 @@
-"""Checks of learning: what is trained, the first ratio, gradients, one update, ranks, the trust region."""
+"""Checks of learning: trainable weights, the first ratio, gradients, one update, ranks, the trust region."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sage_grpo.training.update import Item, accumulate, replay, with_anchor, wit
 WATCHED = 4096
 """Values of every parameter that are watched during the update."""
 FAR, TOO_FAR = 0.4, 1.0
-"""How far one update may move a velocity, of its size: the recipes' move it by 0.001 (a LoRA) to 0.12 (all weights)."""
+"""Limits of the relative change of a velocity by one update: the recipes' is 0.001 (a LoRA) to 0.12 (all weights)."""
 
 
 def trainable(model: VelocityModel) -> Check:
-    """Something is trained, in float32."""
+    """Trained weights are there, in float32."""
     params = model.trainable()
     count, lora = sum(p.numel() for p in params.values()), model.spec.lora
     kinds = sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
@@ -34,12 +34,12 @@ def trainable(model: VelocityModel) -> Check:
 
 
 def _modules(names: Mapping[str, object]) -> set[str]:
-    """Modules that parameters belong to: both halves of an adapter to the layer that they adapt."""
+    """Modules of parameters: both halves of an adapter belong to the layer that they adapt."""
     return {re.sub(r"\.lora_[AB]\..*$|\.[^.]+$", "", name) for name in names}
 
 
 def ratio(sample: Sample, items: Sequence[Item]) -> Check:
-    """The ratio before any update, at every trained step, by the passes of an update; leaves its gradients in the parameters."""
+    """The ratio before any update, at every trained step, by an update's replays; leaves its gradients in the parameters."""
     trainer, objective = sample.trainer, sample.trainer.objective
     lambda_, rows = trainer.state.kl.value, []
     trainer.state.optimizer.zero_grad()
@@ -64,15 +64,15 @@ def ratio(sample: Sample, items: Sequence[Item]) -> Check:
 
 
 def gradients(trainer: Trainer, networks: Collection[int] = (0, 1)) -> Check:
-    """Every trained module gets a gradient that is a number, and one that the optimizer's epsilon does not swallow. Of two experts that are
-    both trained, those count that the sample's steps run (`networks`)."""
+    """Every trained module gets a gradient that is a number and that the optimizer's epsilon does not swallow. Of two trained experts,
+    those of the sample's steps count (`networks`)."""
     params, eps = _run(trainer, networks), trainer.config.optimizer.eps
     alive = {name: p for name, p in params.items() if p.grad is not None and bool(local(p.grad).any())}
     silent = sorted(_modules(params) - _modules(alive))
     silent = [] if trainer.world.size > 1 else silent  # a shard of a small tensor may be empty
     total = sum(float(local(p.grad).double().square().sum()) for p in alive.values() if p.grad is not None)
     rms = math.sqrt(total / max(1, sum(local(p).numel() for p in params.values())))
-    # The last block of some networks has parts that nothing reads.
+    # The last block of some networks has unused parts.
     status, note = graded(len(silent) / max(1, len(_modules(params))), warn=0.1, fail=0.5), ""
     if not math.isfinite(rms) or not alive:
         status, note = "fail", ", not finite" if alive else ", none at all"
@@ -114,13 +114,13 @@ def update_moves(trainer: Trainer) -> Check:
 
 @torch.no_grad()
 def velocities(trainer: Trainer, items: Sequence[Item]) -> list[Tensor]:
-    """Velocities of the first and the last replay, with the weights that are in the model now."""
+    """Velocities of the first and the last replay, with the present weights."""
     ends = dict.fromkeys((0, len(items) - 1))
     return [replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
 
 
 def step_size(trainer: Trainer, items: Sequence[Item], before: Sequence[Tensor]) -> Check:
-    """How far that step moved the velocities, of their own size."""
+    """Relative change of the velocities by that step."""
     pairs = zip(velocities(trainer, items), before, strict=True)
     gaps = [relative(now, then) for now, then in pairs]
     largest = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
@@ -154,7 +154,7 @@ def ranks(params: Mapping[str, Tensor], world: World) -> Check:
 
 
 def trust_region(sample: Sample, items: Sequence[Item]) -> Check:
-    """After an update the KL is there, and pulls."""
+    """The KL after an update has a gradient."""
     trainer, config = sample.trainer, sample.trainer.config
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":
@@ -188,7 +188,7 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Check:
 
 
 def old_policy(trainer: Trainer, items: Sequence[Item]) -> Check:
-    """After an update the policy has left its old one, which DiffusionNFT is made of."""
+    """After an update the policy differs from its old one, which DiffusionNFT needs."""
     old = trainer.old
     if old is None:
         return Check(

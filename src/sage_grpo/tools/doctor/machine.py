@@ -1,4 +1,4 @@
-"""Checks that need no weights: versions, devices, files, and what the sampler will do on its schedule."""
+"""Checks that need no weights: versions, devices, files, and the sampler on its schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sage_grpo.training.config import TrainConfig
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 LITTLE_FREE = 0.5
-"""Less of a GPU's memory free than this share means that somebody else is on it."""
+"""Less of a GPU's memory free than this share means that another program uses it."""
 
 
 def versions() -> Check:
@@ -42,7 +42,7 @@ def versions() -> Check:
 
 
 def _plain(lines: list[str]) -> list[str]:
-    """Requirements that always hold: those of extras have a marker."""
+    """Requirements that always hold: extras have a marker."""
     return [line for line in lines if ";" not in line and re.match(r"[\w-]+>=[\d.]+", line)]
 
 
@@ -51,7 +51,7 @@ def _key(text: str) -> tuple[int, ...]:
 
 
 def device(spec: ModelSpec, place: torch.device | None = None) -> Check:
-    """Where the run computes, and whether that goes with its dtype."""
+    """The device of the run, and its dtype on it."""
     chosen = choose_device(spec.device) if place is None else place
     if chosen.type != "cuda":
         value = f"{chosen.type}, {torch.get_num_threads()} threads, {spec.dtype}"
@@ -75,7 +75,7 @@ def plan(config: TrainConfig, ranks: int = 1) -> Check:
 
 
 def files(config: TrainConfig, ranks: int = 1) -> Check:
-    """Everything that the configuration names: there, readable and whole, before anything large is loaded."""
+    """All files of the configuration: present, readable and whole, before anything large is loaded."""
     try:
         preflight(config, ranks)
         named = list(needs(config))
@@ -107,7 +107,7 @@ def variance(kernel: Kernel, schedule: Schedule) -> Check:
 
 
 def last_step(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Check:
-    """No noise of its own in the last step, which nothing takes out again; `unexplored` tells of steps before it that were left
+    """No noise of its own in the last step, which no later step removes; `unexplored` names steps before it that were left
     deterministic for the same reason."""
     row = inspect_kernel(kernel, schedule).rows[-1]
     left = row.std if row.sigma_next == 0 else 0.0
@@ -116,7 +116,7 @@ def last_step(kernel: Kernel, schedule: Schedule, unexplored: str | None = None)
 
 
 def stability(kernel: Kernel, schedule: Schedule) -> Check:
-    """Whether a perfect network would end at its data with this kernel on this schedule."""
+    """A perfect network would end at its data with this kernel and schedule."""
     found, report = instabilities(kernel, schedule), inspect_kernel(kernel, schedule)
     value = f"final variance {report.on_manifold_variance:.3f} (1 is right), off the data {report.off_manifold_variance:.2g}"
     return Check("stability", "warn" if found else "pass", " ".join(found) or value, report.on_manifold_variance)

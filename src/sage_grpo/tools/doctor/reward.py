@@ -14,11 +14,11 @@ from sage_grpo.tools.doctor.check import REMEDY, Check, Status, graded
 
 STATISTICS = ("brightness", "saturation", "motion", "sharpness")
 EXPLAINED = 0.9
-"""A reward of which trivial statistics explain more than this share is one of them in disguise."""
+"""A reward of which trivial statistics explain a larger share measures little else."""
 FEW = 4
-"""Degrees of freedom that a fit must leave."""
+"""Least degrees of freedom of a fit."""
 NOISE = 2.0
-"""Differences up to so many times those of two equal calls are what the reward's own noise makes."""
+"""Differences up to this multiple of those of two equal calls count as the reward's own noise."""
 HIDDEN = "two equal calls differ by as much (reward repeats)"
 
 
@@ -27,31 +27,31 @@ class Scoring:
     """The scores of one set of clips, in several ways."""
 
     groups: Tensor
-    """Which prompt each clip belongs to."""
+    """The prompt of each clip."""
     first: Tensor
     again: Tensor
     """The same call once more."""
     reversed: Tensor
-    """Scored in the opposite order; here in the first one's."""
+    """Scored in the opposite order; stored in the first one's."""
     single: Tensor
     """Scored one by one."""
     path: Tensor
-    """As the trainer scores them."""
+    """Scored as the trainer does."""
     swapped: Tensor
     """With the prompts of other groups, a row for every rotation."""
 
     def finite(self) -> Scoring:
-        """Without the clips that could not be scored."""
+        """Without the clips that have no score."""
         keep = self.first.isfinite()
         return Scoring(**{field.name: getattr(self, field.name)[..., keep] for field in fields(self)})
 
 
 Score = Callable[[Tensor, Sequence[int]], Tensor]
-"""(which clips, which group's prompt for each) -> totals."""
+"""(indices of clips, the group of each one's prompt) -> totals."""
 
 
 def measure(score: Score, groups: Tensor, path: Tensor) -> Scoring:
-    """All scorings of clips; `score` is called with places of clips and with groups."""
+    """All scorings of clips; `score` is called with indices of clips and with groups."""
     own, every = groups.tolist(), torch.arange(len(groups))
     names = sorted(set(own))
     back = every.flip(0)
@@ -79,8 +79,8 @@ def valid(scores: Tensor, allowed: float) -> Check:
 
 
 def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = False) -> Check:
-    """Spread of the scores within groups, against their own noise. What to do about it depends on the cause: `eta` is how much the clips
-    explore (None where none does), `overshoots` whether that is more than the sampler can take out again."""
+    """Spread of the scores within groups, against their own noise. The remedy depends on the cause: `eta` is the clips' exploration
+    (None for none), `overshoots` is True where it is more than the sampler can remove."""
     inside, error, flat = within(scoring.first, scoring.groups), _noise(scoring) / math.sqrt(2), is_flat(scoring)
     status: Status = "fail" if flat or error > inside else "warn" if error > 0.3 * inside else "pass"
     remedy = REMEDY["reward spread"]
@@ -102,7 +102,7 @@ def repeats(scoring: Scoring) -> Check:
 
 
 def batch(scoring: Scoring) -> Check:
-    """A clip's score depends on neither its neighbours nor its place."""
+    """A clip's score depends on neither its neighbors nor its index."""
     turned, alone = (_units(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single))
     gap = max(turned, alone)
     if gap > 0.05 and all(_is_noise(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single)):
@@ -150,7 +150,7 @@ def _advantage(difference: Tensor, groups: Tensor) -> tuple[float, float]:
 
 
 def statistics(scoring: Scoring, videos: Tensor, fps: float) -> Check:
-    """How much of the score, within groups, is a linear function of trivial statistics of the clips."""
+    """Share of the score, within groups, that is a linear function of trivial statistics of the clips."""
     columns = torch.stack(list(VideoStats(parts=STATISTICS)(videos, [""] * len(videos), fps).values()), 1).double()
     names = [
         n for n, column in zip(STATISTICS, columns.T) if bool(column.isfinite().all()) and float(column.std()) > 1e-9
@@ -191,17 +191,17 @@ def _units(difference: Tensor, scoring: Scoring) -> float:
 
 
 def is_flat(scoring: Scoring) -> bool:
-    """Whether clips of one prompt have one score."""
+    """True if clips of one prompt have one score."""
     return within(scoring.first, scoring.groups) <= 1e-6 * max(1.0, float(scoring.first.abs().max()))
 
 
 def _noise(scoring: Scoring) -> float:
-    """How far two equal calls are apart."""
+    """Difference of two equal calls."""
     return _rms(scoring.again - scoring.first)
 
 
 def _is_noise(difference: Tensor, scoring: Scoring) -> bool:
-    """Whether a difference is no larger than chance makes it: blaming anything else for it would send people the wrong way."""
+    """True if a difference is no larger than chance makes it: any other explanation would mislead."""
     return 0 < _rms(difference) <= NOISE * _noise(scoring)
 
 

@@ -1,4 +1,4 @@
-"""Checks of sampling: noise, guidance, and the signal-to-noise ratio that the gradient can be expected to have (docs/probe.md)."""
+"""Checks of sampling: noise, guidance, and the expected signal-to-noise ratio of the gradient (docs/probe.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sage_grpo.training.update import Item
 ENOUGH = 1 << 16
 """Values of a noise that are compared."""
 PATIENCE = 120.0
-"""Seconds that a probe may take where nobody asked for one."""
+"""Most seconds of a probe by default."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Sample:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """What the trainer samples with."""
+        """The trainer's sampler."""
         return self.trainer.studio.sampler(self.plan)
 
     @cached_property
     def rollout(self) -> Rollout:
-        """Sampled when first asked for."""
+        """Sampled on first use."""
         return self.sampler.run()
 
     @property
@@ -54,7 +54,7 @@ class Sample:
         return self.plan.groups[member.group]
 
     def items(self) -> list[Item]:
-        """One replay of every trained step, with made-up advantages: what is checked with them must not hang on a reward, unless that is what is
+        """One replay of every trained step, with made-up advantages: these checks must not depend on a reward, unless it is
         differentiated.
 
         Ranks of one network make equally many passes, so that several take all of theirs.
@@ -90,7 +90,7 @@ class Sample:
 
 
 def noise(sample: Sample) -> Check:
-    """Start and exploration noise: standard normal, different where it should be and equal where it should be."""
+    """Start and exploration noise: standard normal, different or equal as it should be."""
     keys, shape = sample.sampler.keys, sample.trainer.model.latent_shape()
     starts = {m: _flat(keys.start(sample.group(m), m, shape)[None]) for m in sample.members}
     same_start = sample.trainer.config.rollout.same_noise
@@ -118,7 +118,7 @@ def noise(sample: Sample) -> Check:
 
 
 def _share_start(group: Group, other: Group, one: Member, two: Member, same_start: bool) -> bool:
-    """Whether two clips are meant to start from one noise."""
+    """True if two clips should start from one noise."""
     seeds = group.prompt.seed, other.prompt.seed
     same_key = group.number == other.number if seeds == (None, None) else seeds[0] == seeds[1]
     return same_key and (same_start or one.index == two.index)
@@ -133,14 +133,14 @@ def _flat(noise: Tensor) -> Tensor:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two noises are one; independent ones of few dimensions can be close, too."""
+    """True if two noises are one; independent ones of few dimensions can be close, too."""
     limit = min(0.999, max(0.5, 6 / math.sqrt(len(a))))
     return float(torch.dot(a, b) / (a.norm() * b.norm()).clamp(min=1e-30)) > limit
 
 
 @torch.no_grad()
 def guidance(sample: Sample, items: Sequence[Item]) -> Check:
-    """Rollout and replay against the velocity at the guidance that the configuration asks for."""
+    """Rollout and replay against the velocity at the configuration's guidance."""
     model, scale = sample.trainer.model, sample.trainer.config.model.training_guidance
     asked = model.guidance_scale if scale is None else scale
     gaps = []
@@ -167,9 +167,9 @@ def guidance(sample: Sample, items: Sequence[Item]) -> Check:
 
 
 def _rollout_gap(item: Item, x: Tensor, wanted: Tensor) -> float:
-    """How far the rollout's own log-probabilities are from those of a velocity; sizes differ by steps, so in units of noise."""
+    """Difference of the rollout's log-probabilities from those of a velocity; sizes differ by steps, so in units of noise."""
     record = item.record
-    if record.log_prob_old is None:  # a fresh noise level, where the rollout has not been
+    if record.log_prob_old is None:  # a fresh noise level, which no rollout visited
         return 0.0
     x_next = record.x_next.to(x.device, torch.float32)
     law = record.policy.at(item.step, x, wanted).gaussian.expand(len(x_next))

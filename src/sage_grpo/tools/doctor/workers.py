@@ -8,7 +8,7 @@ from sage_grpo.tools.doctor.check import Check, Status
 
 
 def honest(gaps: Mapping[str, float], limit: float, asked: int, *, refused: float) -> Check:
-    """Whether workers store the log-probabilities that the trainer's replay has; `gaps` is how far each was off at most."""
+    """Workers store the log-probabilities of the trainer's replay; `gaps` has the largest difference of each."""
     worst = max(gaps, key=lambda worker: gaps[worker])
     value = f"{len(gaps)} of {asked} workers; {worst} differs by {gaps[worst]:.2g} at most, {limit:.2g} is allowed"
     status: Status = "fail" if refused or not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"

@@ -1,1 +1,1 @@
-"""Where and how much to explore, measured on the user's own model and reward before a run."""
+"""Steps and strength of exploration, measured on the user's own model and reward before a run."""

@@ -1,4 +1,4 @@
-"""What `sage-grpo probe` estimates, as pure functions of rewards: where their variance comes from, and which settings follow.
+"""The estimates of `sage-grpo probe`, as pure functions of rewards: sources of their variance, and the settings that follow.
 
 Members of a branch come in quadruples with the noises e, -e, f, -f, where f = c e + sqrt(1 - c²) g with g independent of e. Each of
 them is standard normal by itself. Half of the difference of an opposite pair is the odd part of the reward, and the product of
@@ -19,9 +19,9 @@ from torch import Tensor
 
 QUADRUPLE = 4
 CORRELATION = 0.5
-"""c: smaller lets less of the cubic part in and makes the estimate noisier."""
+"""c: smaller admits less of the cubic part and makes the estimate noisier."""
 LEAST = 0.1
-"""Steps whose noise makes less than this share of the variance are not worth branching at: there is little to win."""
+"""Steps whose noise makes a smaller share of the variance are not worth branching at: there is little to gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What exploring did: shares of the reward's variance over clips with start noises of their own, and changes of means."""
+    """Effects of exploring: shares of the reward's variance over clips with start noises of their own, and changes of means."""
 
     start: Estimate
     """Share that comes from the start noise."""
     explored: Estimate
-    """Share that comes from the exploration noise, in whatever way."""
+    """Share that comes from the exploration noise, linear or not."""
     linear: Estimate
-    """R: of what comes from the exploration noise, the share that is linear in it."""
+    """R: the linear share of the exploration noise's part."""
     std: Estimate
     """Standard deviation of the reward within a branch."""
     reward: Estimate
@@ -56,9 +56,9 @@ class Advice:
     """Recommended settings."""
 
     steps: list[int]
-    """Where to branch; empty when no step's share is distinguishable from 0."""
+    """Steps to branch at; empty when no step's share is distinguishable from 0."""
     weights: list[float]
-    """How often, summing to 1."""
+    """Their shares, summing to 1."""
     eta: float
     eta_is_safe: bool
     """False: every eta costs reward or adds drift, and this is the smallest that was tried."""
@@ -94,8 +94,8 @@ def bootstrap(
 ) -> Estimate:
     """A statistic of the mean of rows, with its interval when rows (prompts) are drawn anew.
 
-    `statistic` maps (draws, columns) to (draws,). Deviations are stretched by sqrt(n / (n - 1)): a resample of n rows spreads by that
-    much too little.
+    `statistic` maps (draws, columns) to (draws,). Deviations are stretched by sqrt(n / (n - 1)): a resample of n rows has that
+    much too little spread.
     """
     count = len(rows)
     if count < 2:

@@ -1,4 +1,4 @@
-"""The figure of `sage-grpo probe`: shares of variance by step, and what eta does to R, reward and drift."""
+"""The figure of `sage-grpo probe`: shares of variance by step, and the effect of eta on R, reward and drift."""
 
 from __future__ import annotations
 

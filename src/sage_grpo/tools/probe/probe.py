@@ -1,5 +1,5 @@
-"""Where and how much to explore: the clips of `sage-grpo probe`, sampled by the planner and the sampler of training without any gradient, their
-scores, and what follows from them."""
+"""The clips of `sage-grpo probe`, sampled by the planner and the sampler of training without any gradient, their scores, and the
+advice that follows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProbeScores:
 
     reward: Tensor
     drift: Tensor | None
-    """The reward part named drift, where there is one."""
+    """The reward part named drift, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Clips:
     reward: Tensor
     drift: Tensor | None
     seconds: float
-    """That their sampling took, without decoding and rewards."""
+    """Of sampling, without decoding and rewards."""
 
 
 @dataclass(frozen=True)
 class ProbeKeys(NoiseKeys):
-    """A group is a start noise here. All settings see the same noises, members in the quadruples of `tools/probe/estimate.py`."""
+    """A group is a start noise here. All settings have the same noises, members in the quadruples of `tools/probe/estimate.py`."""
 
     prompt: int = 0
     """Number of the prompt."""
@@ -97,7 +97,7 @@ class Prober:
     """One per prompt."""
     progress: Callable[[], None] = lambda: None
     failures: list[str] = field(default_factory=list)
-    """What rewards said about clips that they could not score."""
+    """Reports of rewards about clips that they could not score."""
 
     @property
     def grid(self) -> Schedule:
@@ -134,7 +134,7 @@ class Prober:
         """Plans, one per prompt, of clips from every start noise that explore in a window."""
         planner = self.planner(window, eta)
         plans = [planner.plan(number, [prompt] * self.spec.starts) for number, prompt in enumerate(self.prompts)]
-        # Nothing is replayed, so nothing needs to be kept.
+        # Nothing is replayed, so no record is needed.
         return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
 
     def planner(self, window: Window, eta: float) -> Planner:
@@ -166,7 +166,7 @@ class Prober:
         return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
 
     def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> Clips:
-        """The clips of one prompt; `known` are velocities of other plans that begin alike."""
+        """The clips of one prompt; `known` are velocities of a shared prefix."""
         kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
         condition = self.conditions[plan.iteration]
@@ -199,16 +199,16 @@ class Prober:
 
 
 def passes(plans: Sequence[Plan]) -> int:
-    """Passes of the network that plans take."""
+    """Network evaluations of plans."""
     return sum(plan.rollout_passes(0).total() for plan in plans)
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Everything that a probe found out."""
+    """All results of a probe."""
 
     eta: float
-    """At which steps were compared."""
+    """Eta of the comparison of steps."""
     steps: list[tuple[int, Effect]]
     every: Effect
     """Exploration at all steps."""
@@ -221,19 +221,19 @@ class ProbeResult:
 
 
 TOLERANCE = 0.1
-"""Changes of reward and drift below this part of their standard deviation over start noises do not speak against an eta."""
+"""Changes of reward and drift below this part of their standard deviation over start noises do not count against an eta."""
 Counting = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Shows that so many passes begin under a name; inside, what it gives is called after each."""
+"""Starts to show so many passes under a name; its value is called after each."""
 
 
 def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
-    """Load what is probed; everything that can be refused before a model is loaded is refused first."""
+    """Load the inputs of the probe; every refusal without a model comes before loading one."""
     prompts = prompts_from(config.data.prompts, split="train")
     if len(prompts) < spec.prompts:
         raise ValueError(f"probe.prompts is {spec.prompts}, but {config.data.prompts} has only {len(prompts)} prompts.")
     prompts = prompts[: spec.prompts]
     for eta in chosen_etas(config, spec):
-        dataclasses.replace(config.kernel, eta=eta).build()  # an eta that the kernel does not take fails here
+        dataclasses.replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
     found = choice.find(config.model)
     reward = load_rewards(config, prompts, World())
     reward.refuse_comparing(
@@ -247,7 +247,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
 
 
 def chosen_etas(config: TrainConfig, spec: ProbeSpec) -> list[float]:
-    """Values of eta besides the configuration's; none that the kernel refuses or warns of, unless it was asked for."""
+    """Values of eta besides the configuration's; by default none that the kernel refuses or warns of."""
     eta, given = config.kernel.eta, spec.etas
     if given is None:
         more = 1.5 * eta
@@ -256,7 +256,7 @@ def chosen_etas(config: TrainConfig, spec: ProbeSpec) -> list[float]:
 
 
 def probe(prober: Prober, say: Callable[[str], None], counting: Counting) -> ProbeResult:
-    """Sample every setting, estimate and advise. `say` gets the forecast; `counting` shows how many passes of a stretch are done."""
+    """Sample every setting, estimate and advise. `say` gets the forecast; `counting` shows the progress in passes."""
     eta, others = prober.config.kernel.eta, chosen_etas(prober.config, prober.spec)
     steps = prober.steps()
     still, every = prober.still(), prober.exploring(eta, None)
@@ -295,7 +295,7 @@ def _effect(clips: ProbeScores, still: ProbeScores) -> Effect:
 
 
 def snippet(finding: ProbeResult, config: TrainConfig) -> str | None:
-    """The recommendation as YAML for `sage-grpo train --config`; None where no step can be recommended."""
+    """The recommendation as YAML for `sage-grpo train --config`; None without a step to recommend."""
     advice = finding.advice
     if not advice.steps:
         return None
@@ -310,7 +310,7 @@ def snippet(finding: ProbeResult, config: TrainConfig) -> str | None:
 
 
 def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
-    """What probe.json holds."""
+    """Content of probe.json."""
     spec, grid, kernel = prober.spec, prober.grid, prober.config.kernel.build(prober.grid)
     steps = [
         {

@@ -1,4 +1,4 @@
-"""What `sage-grpo probe` samples: the options of its own."""
+"""The options of `sage-grpo probe`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WaysSpec:
     solvers: list[Rule] = field(default_factory=lambda: ["euler", "ab2"])
     """Solvers of these steps."""
     cheap: list[CheapSpec] = field(default_factory=list)
-    """What to try besides the configuration's own rollout.cheap: [{guidance: [0.2, 0.9]}, {cache: first_block}]."""
+    """Settings to try besides the configuration's own rollout.cheap: [{guidance: [0.2, 0.9]}, {cache: first_block}]."""
     least: Share = 0.8
     """The rank correlation with the full way that a recommended way must have, with the whole of its interval."""
 
@@ -35,7 +35,7 @@ class WaysSpec:
 
 @checked
 class ProbeSpec:
-    """How much to sample."""
+    """Size of the probe."""
 
     prompts: Annotated[int, Range(2)] = 8
     """The first so many training prompts; intervals are over prompts."""

@@ -1,5 +1,5 @@
-"""Which cheap ways of making a clip rank the clips of a group as the full way does: measured with the same exploration noise on the user's model
-and reward, without any gradient."""
+"""Compares cheap schedules of a clip by their ranking of a group's clips with the full schedule's: with the same exploration noise on the
+user's model and reward, without any gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sage_grpo.training.planner import check_cheap
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How the steps of a clip that do not explore are run."""
+    """Settings of the steps that do not explore."""
 
     after: int
     """Steps after the branch."""
@@ -51,7 +51,7 @@ class Way:
         )
 
     def fields(self) -> dict[str, Any]:
-        """What a configuration says to get it; cheap fields at their defaults are left out."""
+        """Configuration fields for it; cheap fields at their defaults are left out."""
         named = {"before_steps": self.before, "after_steps": self.after}
         cheap = {
             one.name: list(value) if isinstance(value, tuple) else value
@@ -63,7 +63,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was found out about a way."""
+    """Measurements of a way."""
 
     way: Way
     passes: float
@@ -78,25 +78,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class WaysResult:
-    """Everything that a probe of ways found out."""
+    """All results of a probe of ways."""
 
     full: Way
     full_passes: float
     full_seconds: float
     step: int
-    """Where clips branch."""
+    """The step of the branch."""
     ways: list[Measured]
     best: Measured | None
-    """The cheapest way that ranks alike; None where none does."""
+    """The cheapest way that ranks alike; None if there is none."""
     by: str
-    """What cheap was judged by: passes or seconds."""
+    """Unit of cost: passes or seconds."""
     passes: int
-    """Velocities that the probe took."""
+    """Velocities of the probe."""
 
 
 @dataclass(frozen=True)
 class WayKeys(ProbeKeys):
-    """Noises of groups as training draws them, every member its own; the same for all ways."""
+    """Noises of groups as in training, every member its own; the same for all ways."""
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "ways") -> Tensor:
         """Exploration noise of a step."""
@@ -115,7 +115,7 @@ class _Run:
 
 
 def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
-    """The window, the full way, and those to compare with it."""
+    """The window, the full way, and the ways to compare with it."""
     window = _window(prober)
     config, spec = prober.config, prober.spec.ways
     rollout = config.rollout
@@ -128,7 +128,7 @@ def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
             f"No step follows the exploring one (step {first} of {schedule.num_steps}), so that there is nothing to make cheap: give an earlier "
             "one with probe.steps."
         )
-    # As many steps as the evaluation makes on either side.
+    # As many steps as the evaluation has on either side.
     fine = prober.model.sigmas(config.evaluate.steps_for(config.model), rollout.shift)[:-1]
     full = Way(
         before=max(int((fine > schedule.sigmas[first]).sum()), 1) if before else 0,
@@ -147,7 +147,7 @@ def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
 
 
 def _window(prober: Prober) -> Window:
-    """Where clips explore: at one place, because numbers of steps around it belong to that place."""
+    """The window with one exploring step, to which numbers of steps around it belong."""
     window, steps = prober.config.rollout.window, prober.spec.steps
     if steps is not None and len(steps) == 1:
         return Window(kind="drawn", at=steps)
@@ -218,7 +218,7 @@ def recommend(found: Sequence[Measured], least: float, by: str) -> Measured | No
 def correlation(ours: Tensor, theirs: Tensor) -> Estimate:
     """Spearman's correlation within groups, of rewards of shape (prompts, starts, members): the mean over groups, with its interval over prompts.
 
-    A group in which all clips have one reward, or some have none, ranks nothing and is left out.
+    A group without a ranking (all rewards equal, or one missing) is left out.
     """
     values = torch.tensor(
         [[spearman(*pair) for pair in zip(*rows)] for rows in zip(ours.tolist(), theirs.tolist())], dtype=torch.float64
@@ -234,7 +234,7 @@ def correlation(ours: Tensor, theirs: Tensor) -> Estimate:
 
 
 def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Correlation of the ranks; equal values share the mean of theirs. NaN where there is nothing to rank."""
+    """Correlation of the ranks; equal values share their mean rank. NaN without a ranking."""
     ranks = torch.stack([_ranks(ours), _ranks(theirs)])
     return float(torch.corrcoef(ranks)[0, 1])
 
@@ -252,7 +252,7 @@ def _change(ours: Tensor, theirs: Tensor) -> Estimate:
 
 
 def _velocities(runs: Sequence[_Run]) -> int:
-    """Velocities that all ways take together; ways that begin alike share that."""
+    """Velocities of all ways together; a prefix that ways share counts once."""
     seen: set[Hashable] = set()
     own = 0
     for run in runs:
@@ -282,7 +282,7 @@ def _per_clip(run: _Run) -> float:
 
 
 def described(way: Way) -> str:
-    """What a way does without, in few words."""
+    """The savings of a way, in few words."""
     cheap, words = way.cheap, []
     if cheap.guidance is not None:
         words.append(f"guided {cheap.guidance[0]:g}..{cheap.guidance[1]:g}")
@@ -297,7 +297,7 @@ def described(way: Way) -> str:
 
 
 def ways_snippet(finding: WaysResult) -> str | None:
-    """The recommendation as YAML for `sage-grpo train --config`; None where there is none."""
+    """The recommendation as YAML for `sage-grpo train --config`; None without one."""
     if finding.best is None:
         return None
     text = yaml.safe_dump({"rollout": finding.best.way.fields()}, sort_keys=False)
@@ -305,7 +305,7 @@ def ways_snippet(finding: WaysResult) -> str | None:
 
 
 def ways_document(prober: Prober, finding: WaysResult) -> dict[str, Any]:
-    """What ways.json holds."""
+    """Content of ways.json."""
     spec = prober.spec
 
     def row(way: Way, passes: float, seconds: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The report as one HTML page: data, clips and assets put together. No network, no code from data."""
+"""The report as one HTML page: data, clips and assets together. No network, no code from data."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sage_grpo.utils.safe_io import inside, replace_text, replacing
 from sage_grpo.version import __version__
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "player.js", "gallery.js", "detail.js", "main.js")
-"""In the order in which they are needed."""
+"""In the order of their dependencies."""
 EMBED_MEGABYTES = 12.0
-"""Clips up to this size together are part of the page itself."""
+"""Clips up to this size together are embedded in the page."""
 PAGE, PAIRS = "report.html", "before_after"
-"""What a run leaves: its page, and the folder of videos with base left and tuned right."""
+"""Files of a finished run: its page, and the folder of videos with base left and tuned right."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """All runs; a folder that is named twice is shown once."""
+    """All runs; a folder that is given twice is shown once."""
     unique = list({folder.resolve(): folder for folder in folders}.values())
     if not unique:
         raise ValueError("Name the folder of a run, e.g. sage-grpo report runs/demo.")
@@ -53,9 +53,9 @@ def write_report(folders: Sequence[Path], file: Path, *, embed_megabytes: float 
 
 
 def leave_report(out: Path) -> str:
-    """What a run leaves for people when it ends: the page, and a few videos with base left and tuned right; says where they are.
+    """Write the report of a run that ends: the page, and a few videos with base left and tuned right; returns their places in words.
 
-    A run of days does not fail for its report: what goes wrong is a warning.
+    A run of days does not fail for its report: any error becomes a warning.
     """
     page, journal = out / PAGE, out / "metrics.jsonl"
     try:
@@ -94,7 +94,7 @@ def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, P
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The page. Its policy allows its own scripts, by their hash, and nothing else, whatever the data say."""
+    """The page. Its policy allows its own scripts alone, by their hash, whatever the data contain."""
     script = "\n".join(f"// {name}\n{_asset(name)}" for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -108,13 +108,13 @@ def render(data: Mapping[str, Any]) -> str:
         "DATA": as_script(data),
         "SCRIPT": script,
     }
-    # In one pass over the template: what a value contains is never taken for a place.
+    # In one pass over the template: values are never searched for placeholders.
     pieces = _asset("page.html").split("%%")
     return "".join(values[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def as_script(data: Any) -> str:
-    """JSON that stays data inside a script element, whatever is in its strings."""
+    """JSON that stays data inside a script element, whatever its strings contain."""
     text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -152,10 +152,10 @@ def _distinct(runs: Sequence[RunData]) -> list[str]:
 
 
 def gallery(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Path]]]:
-    """Entries for the page, and the clips (number of the run, file) that they refer to by place.
+    """Entries for the page, and the clips (index of the run, file) that they refer to by index.
 
     An entry has a prompt, a base per kind of base model, and for every run its evaluations in order. A base clip is the first
-    run's that kept it: the others' are equal, being made from the same weights and noise.
+    run's that kept it: the others' are equal, with the same weights and noise.
     """
     names = parts(runs)
     files: list[tuple[int, Path]] = []
@@ -200,9 +200,9 @@ def gallery(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Pa
 
 
 def beside(files: Sequence[tuple[int, Path]], folder: Path) -> list[str]:
-    """Put clips into a folder beside the page, as links where the disk can, and say how the page finds them.
+    """Put clips into a folder beside the page, as links if the disk allows, and return their addresses for the page.
 
-    What is there from an earlier report and is not needed any more goes; files of other names stay.
+    Unused clips of an earlier report are deleted; files of other names stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{place:02d}-{file.name}" for place, file in files]

@@ -1,4 +1,4 @@
-"""Pictures of a run: how its scores moved, and what the model makes now compared with before, as a picture and as videos."""
+"""Pictures of a run: its scores over time, and clips before and after training, as a picture and as videos."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHORT = 512
 
 
 def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
-    """Write a PNG with the curves of metrics.jsonl and, where videos were kept, held-out clips before and after."""
+    """Write a PNG with the curves of metrics.jsonl and, if videos were kept, held-out clips before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -117,7 +117,7 @@ def _curve(axis: Any, rows: Sequence[Any], names: Sequence[str], title: str, uni
     axis.set_title(title)
     axis.set_xlabel("iteration")
     axis.set_ylabel(unit)
-    if len(axis.lines) > 1:  # under the axes, where it hides nothing
+    if len(axis.lines) > 1:  # under the axes, where it hides no line
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, columnspacing=1.2, handlelength=1.6)
 
 
@@ -128,7 +128,7 @@ def _parts(evals: Sequence[Any]) -> list[str]:
 
 
 def _before_after(figure: Any, pairs: list[tuple[str, Path, Path]], frames: int, letters: Lettering) -> None:
-    """A grid of clips, in each the frames before training over those after it, apart so that motion can be followed."""
+    """A grid of clips, in each the frames before training above those after it, apart so that motion is visible."""
     axes = figure.subplots((len(pairs) + 1) // 2, 2, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
@@ -170,9 +170,9 @@ def strip(frames: Tensor) -> Tensor:
 
 
 def write_pairs(run: RunData, folder: Path, *, most: int = 8) -> list[Path]:
-    """Pair the clips of the last evaluation with those before training; returns the files, none where nothing pairs."""
+    """Pair the clips of the last evaluation with those before training; returns the files, none without pairs."""
     if len(run.clips) < 2 or 0 not in run.clips:
-        return []  # and what an earlier end of the run has left stays
+        return []  # and videos of an earlier end of the run stay
     files = []
     for place, (prompt, left, right) in enumerate(run.pairs(0, most)):
         (base, fps), (tuned, _) = read_video(left), read_video(right)
@@ -184,7 +184,7 @@ def write_pairs(run: RunData, folder: Path, *, most: int = 8) -> list[Path]:
 
 
 def side_by_side(left: Tensor, right: Tensor, short: int = SHORT) -> Tensor:
-    """Two clips of one size in one frame, "base" written over the left and "tuned" over the right; the shorter one stands still at its end.
+    """Two clips of one size in one frame, "base" written over the left and "tuned" over the right; the shorter one ends in a still.
 
     Pixels of small clips are repeated until the shorter side is about `short` long.
     """

@@ -1,4 +1,4 @@
-"""What a run's folder tells, as plain data for a page: curves, settings, events, noise, and the clips of every evaluation."""
+"""A run's folder as plain data for a page: curves, settings, events, noise, and the clips of every evaluation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST_POINTS = 1500
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
 CREW = ("workers", "queue", "staleness", "waited_s", "busy_s", "idle_s", "gap", "lost", "refused")
-"""Metrics of those who sample (docs/guides/ray.md)."""
+"""Metrics of workers (docs/guides/ray.md)."""
 READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")
-"""What is read of a run's folder, which may be somebody else's: none of it may lead out."""
+"""Files read from a run's folder, which may be another user's: none may lead out of it."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Clip:
     """Equal text is equal initial noise."""
     scores: Mapping[str, float | None]
     file: Path | None
-    """Its video; None where it was not kept."""
+    """Its video; None if it was not kept."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes clips of two evaluations comparable."""
+        """Clips with equal keys are comparable."""
         return self.prompt, self.noise
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A run as its folder has it now."""
+    """A run as its folder is now."""
 
     folder: Path
     name: str
@@ -55,10 +55,10 @@ class RunData:
     clips: Mapping[int, Sequence[Clip]]
     """By iteration."""
     size: Mapping[str, float]
-    """Of its clips: width, height, frames, fps, and sound where they have one; empty where nothing says so."""
+    """Of its clips: width, height, frames, fps, and sound if they have one; empty if unknown."""
     events: Sequence[Mapping[str, Any]]
     schedule: Mapping[str, Any] | None
-    """Noise levels and exploring steps; None where the run did not write them down."""
+    """Noise levels and exploring steps; None if the run did not write them."""
     finished: bool
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The configuration, flat."""
@@ -73,7 +73,7 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run; one that is still going on is read as far as it is."""
+    """Read a run; an unfinished one is read as far as it is."""
     from sage_grpo.config.parsing import read_yaml
 
     if not folder.is_dir():
@@ -102,7 +102,7 @@ def read_run(folder: Path) -> RunData:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Dotted keys of a configuration with their values; lists of parts (rewards) by their place."""
+    """Dotted keys of a configuration with their values; lists of parts (rewards) by their index."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
@@ -141,7 +141,7 @@ def stepwise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def crew(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
-    """Who sampled a run's clips: its workers, or weights that were old; None where it was the trainer, with the newest."""
+    """Metrics of workers and of stale rollouts in a run; None if the trainer sampled with its newest weights."""
     found = {name: [row[f"crew/{name}"] for row in rows if is_number(row.get(f"crew/{name}"))] for name in CREW}
     if not found["staleness"]:
         return None
@@ -158,7 +158,7 @@ def crew(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
 
 
 def noise_picture(run: RunData) -> dict[str, Any] | None:
-    """The inspector's rows for the run's own kernel and schedule; None where they are not known."""
+    """The inspector's rows for the run's own kernel and schedule; None if they are not known."""
     if run.schedule is None or not isinstance(run.config.get("kernel"), dict):
         return None
     sigmas, stochastic = run.schedule.get("sigmas"), run.schedule.get("stochastic")
@@ -174,11 +174,11 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
     try:
         schedule, spec = Schedule(torch.tensor(sigmas), tuple(stochastic)), KernelSpec(**run.config["kernel"])
         if ":" in spec.name:
-            return None  # code of its own, which the folder of a run does not start here
+            return None  # custom code, which a report does not execute
         if "second" in type_hints(find_kernel(spec.name)) and run.schedule.get("offset"):
-            return None  # a law that needs the second sigma of the run's own grid, which a group with another beginning does not have
+            return None  # a law that needs the second sigma of the run's own grid, which a group with another start does not have
         found = inspect_kernel(spec.build(schedule), schedule).to_dict()
-    except (KeyError, TypeError, ValueError):  # a run of another version, or a file that someone changed
+    except (KeyError, TypeError, ValueError):  # another version's run, or an edited file
         return None
     window = run.settings.get("rollout.window.kind", "all")
     return {**found, "moves": window in ("random", "sliding", "drawn")}
@@ -203,11 +203,11 @@ def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
-    """Clips by iteration, from the index of every evaluation; from the list of prompts where a run wrote no index."""
+    """Clips by iteration, from the index of every evaluation; from the list of prompts if a run wrote no index."""
     clips: dict[int, list[Clip]] = {}
     size: dict[str, float] = {}
     found = sorted(folder.glob("heldout-*")) if folder.is_dir() else []
-    # A run writes no links, and what they name is not the run's to show.
+    # A run writes no links, and their targets are not the run's.
     links = [file for file in found if file.is_symlink()]
     if links:
         warnings.warn(f"{folder}: {len(links)} link(s) are not followed, such as {links[0].name}.", stacklevel=3)
@@ -229,7 +229,7 @@ def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
 
 
 def _clip(row: Any, file: Path, there: Mapping[str, Path]) -> Clip:
-    """A row of an index. The folder may be somebody else's: what no run writes is refused."""
+    """A row of an index. The folder may be another user's: invalid rows are refused."""
     if not isinstance(row, dict):
         raise DocumentError(f"{file}: a row must be an object, got {shown(row)}.")
     demand(row, {"prompt": str, "noise": (str, int), "scores": dict, "clip": (str, type(None))}, f"{file}: a row")

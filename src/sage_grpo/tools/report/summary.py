@@ -1,4 +1,4 @@
-"""What runs have reached: scores before and after with intervals, in words too, what fell, and in which settings runs differ."""
+"""Results of runs: scores before and after with intervals, in words too, losses, and the settings in which runs differ."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MEANINGS = {
     "VQ": "visual quality: how clean each frame is",
     "drift": "distance to the nearest clip that the world can draw; lower is better, and no reward asks for it",
 }
-"""What the usual parts of a reward measure, for people."""
+"""The usual parts of a reward, explained for people."""
 FEW = 5
-"""Prompts that a value of an attribute needs before its change is told."""
+"""Prompts that a value of an attribute needs for its change to be shown."""
 
 
 def interval(values: Sequence[float], of: str) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ def table(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def base_key(run: RunData) -> str:
-    """Runs with equal keys start from the same model and sample it alike: before training their clips are equal. A new adapter adds nothing."""
+    """Runs with equal keys start from the same model and sample it alike: before training their clips are equal. A new adapter changes nothing."""
     settings = run.settings
     counted = [
         (key, value)
@@ -89,7 +89,7 @@ def scored_key(run: RunData) -> str:
 
 
 def meaning(name: str, runs: Sequence[RunData]) -> str:
-    """What a score measures and how much of the total it is, as far as that is known."""
+    """The meaning of a score and its share of the total, if known."""
     whole, _, part = name.partition("/")
     told = MEANINGS.get(name) or (f"the share of {whole} that is about {part}" if whole in MEANINGS and part else "")
     weights = {repr(weight): weight for weight in _weights(runs, lambda counted: counted == name)}
@@ -98,9 +98,9 @@ def meaning(name: str, runs: Sequence[RunData]) -> str:
 
 
 def by_attribute(run: RunData) -> list[dict[str, Any]]:
-    """How the score of each value of an attribute has changed on the prompts that name it, the one that fell most first.
+    """The change of the score of each value of an attribute on the prompts that name it, the largest loss first.
 
-    For prompts of a world, whose judge scores every attribute; other prompts name no attributes that we know of.
+    For prompts of a world, whose judge scores every attribute; other prompts have no known attributes.
     """
     if 0 not in run.clips or len(run.clips) < 2:
         return []
@@ -130,7 +130,7 @@ def by_attribute(run: RunData) -> list[dict[str, Any]]:
 
 
 def verdict(run: RunData, name: str = "") -> list[str]:
-    """What a run has reached, in plain sentences: the total, and what was lost for it. Empty before there is a second evaluation."""
+    """The results of a run in plain sentences: the total, and its price. Empty before there is a second evaluation."""
     if len(run.evaluations) < 2 or run.evaluations[0]["iteration"] != 0:
         return []
     last = _last(run, ["total"])
@@ -176,7 +176,7 @@ def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 
 def _direction(runs: Sequence[RunData], name: str) -> int:
-    """1 where more of a score is better, -1 where less is, 0 where it counts in no reward."""
+    """1 if more of a score is better, -1 if less is, 0 if it counts in no reward."""
     if name == "total":
         return 1
     weights = _weights(runs, lambda part: name == part or name.startswith(f"{part}/") or name.endswith(f"/{part}"))
@@ -184,7 +184,7 @@ def _direction(runs: Sequence[RunData], name: str) -> int:
 
 
 def _weights(runs: Sequence[RunData], counts: Callable[[str], bool]) -> list[float]:
-    """The weights that the parts which `counts` chooses have in the rewards of runs."""
+    """The weights in the rewards of runs of the parts that `counts` chooses."""
     return [
         weight
         for run in runs
@@ -201,7 +201,7 @@ def _last(run: RunData, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _scores(run: RunData, iteration: int, names: Sequence[str], *, gain: bool) -> dict[str, Any]:
-    """Scores of an evaluation, over its prompts where they were kept, and the gain over the same clips before training."""
+    """Scores of an evaluation, over its prompts if they were kept, and the gain over the same clips before training."""
     row = next(row for row in reversed(run.evaluations) if row["iteration"] == iteration)
     clips, before = run.clips.get(iteration, ()), {clip.key: clip for clip in run.clips.get(0, ())}
     scores, gains = {}, {}
@@ -231,7 +231,7 @@ def _column(clips: Sequence[Clip], name: str) -> list[float]:
 
 
 def _same_but_seed(runs: Sequence[RunData]) -> list[list[int]]:
-    """Places of runs that are one experiment with several seeds, at the same iteration."""
+    """Indices of runs that are one experiment with several seeds, at the same iteration."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         if run.evaluations and run.config:
@@ -246,7 +246,7 @@ def _same_but_seed(runs: Sequence[RunData]) -> list[list[int]]:
 
 
 def _is_of_experiment(key: str) -> bool:
-    """Whether a setting must be the same in all runs of one experiment."""
+    """True if a setting must be the same in all runs of one experiment."""
     return key != "seed" and affects(TrainConfig, key) in (*MEANING, "course", "content")
 
 

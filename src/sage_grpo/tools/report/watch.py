@@ -1,4 +1,4 @@
-"""The report of a run that is still going on, served to this machine only: the page asks for news and redraws itself.
+"""The report of an unfinished run, served to this machine only: the page polls for changes and redraws itself.
 
 Standard library only. An address holds a secret: other users of the machine and pages of other sites do not know it. Files are looked
 up in a list of clips, never by a path from a request.
@@ -24,7 +24,7 @@ CHUNK = 1 << 16
 
 
 class Watcher:
-    """Reads the runs again when they have changed, at most once in `every` seconds, however many ask."""
+    """Reads the runs again when they have changed, at most once in `every` seconds in all."""
 
     def __init__(self, folders: Sequence[Path], every: float) -> None:
         self.folders, self.every = list(folders), every
@@ -46,7 +46,7 @@ class Watcher:
             return self._data, self._stamp
 
     def clip(self, name: str) -> Path | None:
-        """The file of a clip that some page was told of; not what has been put in its place since and leads elsewhere."""
+        """The file of a clip that a page may request; None if a link has replaced it since."""
         with self._lock:
             file = self._names.get(name)
         here = (
@@ -63,7 +63,7 @@ class Watcher:
         return data
 
     def _look(self) -> str:
-        """Sizes and times of what a report reads."""
+        """Sizes and times of the report's files."""
         seen: list[str] = []
         for folder in self.folders:
             names = ("metrics.jsonl", "events.jsonl", "config.yaml", ".finished")
@@ -81,7 +81,7 @@ def _state(file: Path) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /TOKEN/, /TOKEN/data.json and /TOKEN/clips/NAME; all else is not there."""
+    """GET /TOKEN/, /TOKEN/data.json and /TOKEN/clips/NAME; all else is 404."""
 
     protocol_version = "HTTP/1.1"
     timeout = 30
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if rest in ("", "data.json"):
                 return self._page() if rest == "" else self._news()
-        except (OSError, ValueError) as error:  # a run that was moved away; the page shows the last it knew
+        except (OSError, ValueError) as error:  # a run that was moved away; the page keeps its last data
             return self._plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         file = self.server.watcher.clip(parts[3]) if len(parts) == 4 and parts[2] == "clips" else None
         if file is None or not file.is_file():
@@ -126,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(as_script(data).encode(), "application/json", {"ETag": f'"{stamp}"'})
 
     def _video(self, file: Path) -> None:
-        """A file, or the part of it that a player asks for."""
+        """Send a file, or the requested range."""
         with file.open("rb") as stream:
             size = file.stat().st_size
             asked = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", self.headers.get("Range", ""))
@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *words: Any) -> None:
-        """Say nothing: a page asks every few seconds."""
+        """Log nothing: a page polls every few seconds."""
 
 
 class Server(ThreadingHTTPServer):
@@ -177,13 +177,13 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folders: Sequence[Path], *, port: int, every: float) -> None:
         self.watcher, self.token = Watcher(folders, every), secrets.token_urlsafe(16)
-        self.watcher.data()  # what is wrong with a folder is said before anything is served
+        self.watcher.data()  # errors of a folder are raised before anything is served
         super().__init__(("127.0.0.1", port), Handler)
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
+        """The address for a browser."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves in the middle of a clip is no event."""
+        """Ignore a browser that leaves in the middle of a clip."""

@@ -1,8 +1,8 @@
-"""The web application: pages for raters and for results, and the few requests that they make.
+"""The web application: pages for raters and for results, and their few requests.
 
-Who may ask for what is decided by a token in the Authorization header. It comes from the part of the link behind `#`, which browsers
-do not send: it is in no log and no Referer, and without cookies there is nothing that another site could abuse. Videos have
-names of their own for every task and side, which only the rater who has the task is told.
+A token in the Authorization header decides the access rights. It comes from the part of the link behind `#`, which browsers
+do not send: it is in no log and no Referer, and without cookies other sites have nothing to abuse. Videos have
+names of their own for every task and side, which only the rater of the task gets.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ OPAQUE = re.compile(r"[\w-]{16,64}", re.ASCII)
 
 @checked
 class StudyLimits:
-    """How much the server takes on."""
+    """Limits of the server."""
 
     max_body: Count = 4096
     """Bytes of a vote."""
     body_timeout_s: Seconds = 10.0
-    """How long a vote may take to arrive."""
+    """Seconds for a vote to arrive."""
     header_timeout_s: Seconds = 30.0
-    """How long a connection may be without a request."""
+    """Seconds of a connection without a request."""
     max_connections: Count = 1024
     """Connections at a time."""
     rate: Positive = 20.0
@@ -89,18 +89,18 @@ class Buckets:
 
 
 class StudyServer:
-    """What stands behind the routes."""
+    """The handlers behind the routes."""
 
     def __init__(self, store: Store, clips: Path, limits: StudyLimits) -> None:
         self.store, self.clips, self.limits = store, clips, limits
         self._buckets = Buckets(limits.rate, limits.burst)
 
     async def task(self, request: Request) -> Response:
-        """GET /api/task: what the rater sees next."""
+        """GET /api/task: the rater's next task."""
         return await self._state(await self._rater(request))
 
     async def vote(self, request: Request) -> Response:
-        """POST /api/vote: store a vote, answer with what comes next. The same vote again gets the same answer."""
+        """POST /api/vote: store a vote, answer with the next task. The same vote again gets the same answer."""
         rater = await self._rater(request)
         name, nonce, answers = self._read_vote(await self._body(request))
         try:
@@ -125,7 +125,7 @@ class StudyServer:
         return FileResponse(path, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
     async def results(self, request: Request) -> Response:
-        """GET /api/results[?exclude_flagged=1]: the figures, for whoever has the admin token."""
+        """GET /api/results[?exclude_flagged=1]: the results, for the admin token."""
         from starlette.responses import JSONResponse
 
         await self._admin(request)
@@ -133,7 +133,7 @@ class StudyServer:
         return JSONResponse(await asyncio.to_thread(results, self.store, exclude_flagged=exclude))
 
     async def votes(self, request: Request) -> Response:
-        """GET /api/votes.csv: every vote, for whoever has the admin token."""
+        """GET /api/votes.csv: every vote, for the admin token."""
         from starlette.responses import Response
 
         await self._admin(request)
@@ -158,7 +158,7 @@ class StudyServer:
         )
 
     def _sounds(self, clip: str) -> bool:
-        """Whether there is something to hear: of both clips of a comparison or of none."""
+        """True if there is sound: of both clips of a comparison or of none."""
         file = self.store.clip(clip)
         path = None if file is None else clip_file(self.clips, file)
         return path is not None and has_sound(path)
@@ -184,7 +184,7 @@ class StudyServer:
             raise Refused(401, "This link is not valid.")
 
     def _count_failure(self, request: Request) -> None:
-        """Whoever guesses is slowed down; whoever has a valid token is not, also behind the same address."""
+        """Limit the rate of invalid tokens of an address; valid tokens behind it are not limited."""
         address = request.client.host if request.client else ""
         if not self._buckets.take(f"address {address}"):
             raise Refused(429, "Too many requests: wait a moment.")
@@ -211,7 +211,7 @@ class StudyServer:
         return bytes(received)
 
     def _read_vote(self, body: bytes) -> tuple[str, str, Mapping[str, str]]:
-        """Task, nonce and an answer to every question; nothing else is let through."""
+        """Task, nonce and an answer to every question; any other field is refused."""
         try:
             vote = parse_json(body)
         except ValueError as error:
@@ -249,7 +249,7 @@ def _answered(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Await
 
 
 class _Guarded:
-    """Security headers on every answer, also on those that no handler of ours wrote."""
+    """Adds security headers to every answer, also to those of Starlette."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

@@ -1,8 +1,8 @@
-"""A new study: its videos are found, checked and copied under names that tell nothing, its database is written, and the folder appears when
-all is done.
+"""A new study: its videos are found, checked and copied under names that reveal nothing, its database is written, and the folder appears
+when all is done.
 
-Copies hold the video stream alone: no title, comment or date of the original, no sound. They all carry the same time stamp.
-The study does not change any more when the folders do, and the server has one folder to serve from.
+Copies hold pictures and sound alone: no title, comment or date of the original. They all carry the same time stamp.
+Later changes of the folders do not change the study, and the server has one folder to serve from.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LONGEST_NAME, LONGEST_PROMPT = 80, 8000
 SUFFIXES = (".mp4", ".webm")
 PLAYED = {".mp4": ("h264", "vp9", "av1"), ".webm": ("vp8", "vp9", "av1")}
 HEARD = {".mp4": ("aac", "mp3"), ".webm": ("opus", "vorbis")}
-"""What every browser plays, of pictures and of sounds."""
+"""Codecs of all browsers, for pictures and sounds."""
 NAMED_AT_ONCE = 10
 """Missing clips that an error names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a study is made of."""
+    """The inputs of a study."""
 
     title: str
     methods: Mapping[str, Path]
@@ -56,7 +56,7 @@ class Plan:
 
 
 def make(folder: Path, plan: Plan) -> tuple[str, list[str]]:
-    """Make a study in a new folder; returns the token of its results, and what its owner should know."""
+    """Make a study in a new folder; returns the token of its results, and notes for its owner."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StudyError(f"{folder} is there already: choose another --study, a study is never overwritten.")
     _check(plan)
@@ -77,7 +77,7 @@ def make(folder: Path, plan: Plan) -> tuple[str, list[str]]:
 
 
 def _check(plan: Plan) -> None:
-    """Refuse what needs no look at a video."""
+    """Refuse faults before videos open."""
     if len(plan.methods) < 2:
         raise StudyError(f"A study compares two methods or more, got {', '.join(plan.methods) or 'none'}.")
     places: dict[Path, str] = {}
@@ -143,9 +143,9 @@ def _copy(
 
 
 def open_study(folder: Path) -> Store:
-    """The store of a study; the error says which videos are missing."""
+    """The store of a study; the error names missing videos."""
     for name in (DATABASE, *(f"{DATABASE}-{end}" for end in ("wal", "shm", "journal")), CLIPS):
-        inside(folder, name)  # the folder may be somebody else's, and all of these are written or served
+        inside(folder, name)  # the folder may be another user's, and all of these are written or served
     store = Store(folder / DATABASE)
     missing = [name for name in store.files() if clip_file(folder / CLIPS, name) is None]
     if missing:
@@ -172,7 +172,7 @@ def invite(store: Store) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a clip looks from outside."""
+    """The visible format of a clip."""
 
     width: int
     height: int
@@ -181,7 +181,7 @@ class Kind:
 
 
 def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[str, list[Path]]:
-    """Method -> its clip of every prompt. The error names what is missing.
+    """Method -> its clip of every prompt. The error names missing clips.
 
     A prompt file's column `file` names the clip in each folder. Without it the clip of the k-th prompt, counted from 0, is the one
     whose name begins with that number (0007-a-cat.mp4), as `sage-grpo generate` writes them.
@@ -208,7 +208,7 @@ def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[s
 
 
 def _clip_of(there: Sequence[Path], root: Path, place: int, prompt: Prompt) -> Path | str:
-    """The clip of a prompt, or what is wrong. The real file must lie in the folder: a link must not lead out of it."""
+    """The clip of a prompt, or the fault. The real file must lie in the folder: a link must not lead out of it."""
     name = str(prompt.metadata.get("file") or "")
     if name:
         path = root / name
@@ -230,14 +230,14 @@ def _clip_of(there: Sequence[Path], root: Path, place: int, prompt: Prompt) -> P
 
 
 def clip_file(folder: Path, name: str) -> Path | None:
-    """A copy in the study's folder by the name that the database has; None where it is missing, or is or leads to anything else."""
+    """The file of a name in the database; None if it is missing, or not a regular file of the study's folder."""
     path = folder / name
     is_name = Path(name).name == name and path.suffix in SUFFIXES
     return path if is_name and path.is_file() and not path.is_symlink() else None
 
 
 def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
-    """Copy a video's pictures and sound as they are into the folder, under a random name; StudyError when browsers cannot play it."""
+    """Copy a video's pictures and sound unchanged into the folder, under a random name; StudyError when browsers cannot play it."""
     import av
 
     suffix = source.suffix.lower()
@@ -275,7 +275,7 @@ def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
 
 
 def spoil_clip(source: Path, folder: Path) -> str:
-    """A copy that anybody who looks finds worse: coarse blocks, and a third of the frames, each held."""
+    """A visibly worse copy: coarse blocks, and a third of the frames, each held."""
     import torch
 
     from sage_grpo.utils.video import read_sound, read_video, write_mp4
@@ -291,7 +291,7 @@ def spoil_clip(source: Path, folder: Path) -> str:
 
 
 def _settled(file: Path) -> str:
-    """On the disk, and with a time stamp that does not tell which method was copied first."""
+    """Flush to disk, with a time stamp that hides the order of the copies."""
     os.utime(file, (0, 0))
     handle = os.open(file, os.O_RDONLY)
     try:
@@ -302,7 +302,7 @@ def _settled(file: Path) -> str:
 
 
 def unequal(kinds: Mapping[tuple[int, str], Kind], prompts: int) -> list[str]:
-    """What tells methods apart without a look at the picture: sizes, lengths or a sound that differ for one prompt."""
+    """Differences that reveal a method without the picture: sizes, lengths or a sound that differ for one prompt."""
     told = []
     for place in range(prompts):
         here = {method: kind for (prompt, method), kind in kinds.items() if prompt == place}

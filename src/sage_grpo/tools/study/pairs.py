@@ -1,4 +1,4 @@
-"""Who sees which two videos, on which sides, in which order: pure, from a seed."""
+"""The pairs of videos of each rater, their sides and their order: pure, from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["pair", "same", "degraded"]
 
 
 class Comparison(NamedTuple):
-    """Two methods on one prompt, by their numbers; first < second unless the study compares with one method."""
+    """Two methods on one prompt, by index; first < second unless the study compares with one method."""
 
     prompt: int
     first: int
@@ -20,7 +20,7 @@ class Comparison(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A clip that a rater sees: the clip of a method, or a spoilt copy of it."""
+    """A clip for a rater: the clip of a method, or a degraded copy of it."""
 
     method: int
     degraded: bool = False
@@ -28,7 +28,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What a rater is asked once."""
+    """One question to a rater."""
 
     prompt: int
     left: Shown
@@ -36,14 +36,14 @@ class Task:
 
     @property
     def kind(self) -> Kind:
-        """A comparison of methods, or an attention check: a clip with itself, or with a spoilt copy."""
+        """A comparison of methods, or an attention check: a clip with itself, or with a degraded copy."""
         if self.left == self.right:
             return "same"
         return "degraded" if self.left.degraded or self.right.degraded else "pair"
 
     @property
     def identity(self) -> str:
-        """The same for both orders of sides: nobody is asked the same thing twice."""
+        """The same for both orders of sides, so that no rater gets a question twice."""
         sides = sorted(f"{side.method}{'x' if side.degraded else ''}" for side in (self.left, self.right))
         return f"{self.prompt}:{'-'.join(sides)}"
 
@@ -63,7 +63,7 @@ def check_count(share: float, tasks: int) -> int:
 
 
 def spoilt_pool(checks: int, prompts: int, methods: int, rng: random.Random) -> list[tuple[int, int]]:
-    """The clips (prompt, method) that get a spoilt copy: as many as one rater meets."""
+    """The clips (prompt, method) with a degraded copy: as many as one rater gets."""
     everything = [(prompt, method) for prompt in range(prompts) for method in range(methods)]
     return sorted(rng.sample(everything, min((checks + 1) // 2, len(everything))))
 
@@ -116,7 +116,7 @@ def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
 def _checks(
     count: int, prompts: Sequence[int], methods: int, pool: Sequence[tuple[int, int]], rng: random.Random
 ) -> list[Task]:
-    """Spoilt copies and clips with themselves, half and half, none of them twice."""
+    """Degraded copies and clips with themselves, half and half, none of them twice."""
     spoilt = rng.sample(list(pool), min((count + 1) // 2, len(pool)))
     clips = [(prompt, method) for prompt in prompts for method in range(methods)]
     same = rng.sample(clips, min(count - len(spoilt), len(clips)))
@@ -130,9 +130,9 @@ def _checks(
 
 
 def attentive(task: Task, answers: Collection[str]) -> bool:
-    """Whether the answers to an attention check are those of somebody who looks.
+    """True if the answers to an attention check are those of an attentive rater.
 
-    A clip with itself is a tie in every question. A spoilt copy is never preferred, and the whole one is at least once.
+    A clip with itself is a tie in every question. A degraded copy is never preferred, and the original one is at least once.
     """
     if task.kind == "same":
         return set(answers) == {"tie"}

@@ -1,4 +1,4 @@
-"""From votes to pairs that a model can learn: for every comparison the clip that most answers prefer, and the other."""
+"""From votes to training pairs: for every comparison the clip that most answers prefer, and the other."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sage_grpo.utils.suggest import did_you_mean
 
 @dataclass(frozen=True)
 class Preferences:
-    """What a study's votes say of pairs of clips."""
+    """A study's votes as pairs of clips."""
 
     rows: list[dict[str, Any]]
-    """prompt, win and lose (files in the study's clips), and how many answers were for and against."""
+    """prompt, win and lose (files in the study's clips), and the numbers of answers for and against."""
     votes: int
-    """That were counted."""
+    """Counted votes."""
     undecided: int
-    """Comparisons that are left out because as many answers prefer the one as the other; ties count for neither."""
+    """Comparisons left out because equally many answers prefer either clip; ties count for neither."""
 
     def to_jsonl(self, clips: Path, folder: Path) -> str:
         """A list for data.clips in this folder; its paths lead from there to the clips."""

@@ -1,4 +1,4 @@
-"""From votes to tables: win rates with intervals, agreement, ranking, what each rater did, and the CSV that it can all be checked with."""
+"""From votes to tables: win rates with intervals, agreement, ranking, each rater's record, and the CSV to verify them with."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def raters(store: Store, votes: Sequence[Vote]) -> list[dict[str, Any]]:
-    """What each rater did: progress, attention checks, speed, and how often the left side was preferred."""
+    """The record of each rater: progress, attention checks, speed, and the share of votes for the left side."""
     own: dict[int, list[Vote]] = defaultdict(list)
     for vote in votes:
         own[vote.rater].append(vote)
@@ -54,7 +54,7 @@ def raters(store: Store, votes: Sequence[Vote]) -> list[dict[str, Any]]:
 
 
 def results(store: Store, *, exclude_flagged: bool = False) -> dict[str, Any]:
-    """Everything that the results page shows, as plain data. Attention checks are never part of the figures."""
+    """The content of the results page, as plain data. Attention checks are never part of it."""
     study, everything = store.study, store.votes()
     people = raters(store, everything)
     flagged = {one["rater"] for one in people if one["flagged"]}
@@ -126,7 +126,7 @@ def _ranking(study: Study, prompts: np.ndarray) -> list[dict[str, Any]]:
 
 
 def to_csv(store: Store) -> str:
-    """One row per vote and dimension, attention checks included: `kind` tells them apart. A text that a spreadsheet would compute is escaped."""
+    """One row per vote and dimension, attention checks included: `kind` distinguishes them. A text that a spreadsheet would compute is escaped."""
     votes, study = store.votes(), store.study
     flagged = {one["rater"] for one in raters(store, votes) if one["flagged"]}
     text = io.StringIO()
@@ -199,7 +199,7 @@ def _signed(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WinRate:
-    """How often one method was preferred to another."""
+    """The win rate of a method over another."""
 
     wins: int
     ties: int
@@ -221,7 +221,7 @@ def win_rate(wins: int, ties: int, losses: int) -> WinRate:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """The score interval of a binomial share (Wilson, 1927): honest for few trials and for shares near 0 and 1."""
+    """The score interval of a binomial share (Wilson, 1927): valid for few trials and for shares near 0 and 1."""
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"There cannot be {successes} successes in {trials} trials.")
     share, square = successes / trials, Z95 * Z95
@@ -237,8 +237,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 def krippendorff_alpha(units: Iterable[Sequence[Hashable]]) -> float | None:
     """Krippendorff's alpha for names without an order: 1 is full agreement, 0 is chance.
 
-    A unit holds the answers of everybody who judged it; units with fewer than two answers tell nothing. Any number of
-    raters, also a different one for each unit. None where nothing was judged twice, or where all answers are the same: then
+    A unit holds the answers of all its raters; units with fewer than two answers are ignored. Any number of
+    raters, also a different one for each unit. None if nothing was judged twice, or if all answers are the same: then
     there is no chance to compare with.
     """
     counts = [Counter(unit) for unit in units if len(unit) > 1]

@@ -1,4 +1,4 @@
-"""The study's one file, an SQLite database: what is asked, who is asked, and every vote.
+"""The study's one file, an SQLite database: questions, raters, and every vote.
 
 A vote that was answered with success is on the disk (write-ahead log, synchronous=FULL), whatever happens to the process
 or the machine afterwards. It counts once: there is one row per task, and a task is one rater and one comparison. Tokens are
@@ -52,18 +52,18 @@ FAULTS = {
     f"SELECT id FROM tasks WHERE prompt NOT BETWEEN 0 AND :prompts - 1 OR {SIDES.format('left_')} OR {SIDES.format('right_')}": "it asks for nothing",
     "SELECT task FROM votes JOIN tasks ON tasks.id = task WHERE NOT (shown BETWEEN 0 AND 2e11 AND voted BETWEEN 0 AND 2e11) OR shown IS NULL": "a vote has no time",
 }
-"""Queries that find nothing where all rows are ours (or "ok"), and what they find."""
+"""Queries that find nothing (or "ok") in a valid database, and the fault that they find."""
 LARGEST = 1 << 26
-"""Bytes of a value; what a study asks has far fewer."""
+"""Bytes of a value; a study's values are far smaller."""
 TASK = "prompt, left_method, left_degraded, right_method, right_degraded"
 
 
 class StudyError(ValueError):
-    """A study that cannot be made, opened or asked; the message says why."""
+    """A study that cannot be made, opened or used; the message says why."""
 
 
 class NoSuchTask(StudyError):
-    """The rater has no such task, or it was not shown yet."""
+    """The rater has no such task, or has not seen it yet."""
 
 
 class OtherVote(StudyError):
@@ -72,7 +72,7 @@ class OtherVote(StudyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is asked; fixed when the study is made."""
+    """The settings of a study; fixed when it is made."""
 
     title: str
     methods: Sequence[str]
@@ -88,13 +88,13 @@ class Study:
     max_failed: float
     """A rater who fails a larger share of the attention checks is flagged."""
     pool: Sequence[tuple[int, int]]
-    """Clips (prompt, method) that have a spoilt copy."""
+    """Clips (prompt, method) that have a degraded copy."""
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A task as the rater may know it: opaque names, and nothing about methods."""
+    """A task as the rater may know it: opaque names, and no methods."""
 
     name: str
     prompt: str
@@ -118,12 +118,12 @@ class Vote:
 
 
 def hashed(token: str) -> str:
-    """What is stored of a token. It is 32 random bytes, so that a plain hash cannot be searched."""
+    """The stored hash of a token. A token is 32 random bytes, so that a plain hash cannot be searched."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
@@ -139,7 +139,7 @@ class Store:
         self._db = _connect(file)
         try:
             self.study = _study(self._db, file)
-            self.votes()  # which reads every answer
+            self.votes()  # this reads every answer
         except (sqlite3.Error, ValueError) as error:
             self._db.close()
             raise error if isinstance(error, StudyError) else _strange(file, error) from error
@@ -181,7 +181,7 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     def is_admin(self, token: str) -> bool:
-        """Whether the token opens the results."""
+        """True if the token opens the results."""
         ((stored,),) = self._read("SELECT admin FROM study")
         return secrets.compare_digest(stored.encode(), hashed(token).encode())
 
@@ -241,9 +241,9 @@ class Store:
         ]
 
     def vote(self, rater: int, name: str, nonce: str, answers: Mapping[str, str]) -> bool:
-        """Store a vote; True when it is new, False when this very vote was there.
+        """Store a vote; True if it is new, False if this very vote was stored before.
 
-        NoSuchTask and OtherVote refuse what cannot be stored; nothing is changed then.
+        NoSuchTask and OtherVote refuse invalid votes; nothing is changed then.
         """
         text = json.dumps(answers, sort_keys=True)
         with self._writing() as db:
@@ -285,7 +285,7 @@ class Store:
         return [file for (file,) in self._read("SELECT file FROM clips ORDER BY file")]
 
     def dealt(self) -> dict[Comparison, int]:
-        """How many raters got each comparison."""
+        """Number of raters of each comparison."""
         rows = self._read(
             "SELECT prompt, left_method, right_method, COUNT(*) FROM tasks WHERE left_method != right_method "
             "GROUP BY prompt, MIN(left_method, right_method), MAX(left_method, right_method)"
@@ -298,7 +298,7 @@ class Store:
         return found
 
     def votes(self) -> list[Vote]:
-        """Every vote, by rater and place."""
+        """Every vote, by rater and order."""
         rows = self._read(
             f"SELECT rater, place, answers, shown, voted, {TASK} FROM votes JOIN tasks ON tasks.id = votes.task "
             "ORDER BY rater, place"
@@ -331,8 +331,8 @@ def _strange(file: Path, why: object) -> StudyError:
 
 
 def _connect(file: Path, *, new: bool = False) -> sqlite3.Connection:
-    """A connection that waits for other writers, and whose commits are on the disk. A file that is there is somebody's until its tables are
-    ours: a view or a trigger in it would run for as long as its maker likes."""
+    """A connection that waits for other writers, and whose commits are on the disk. An existing file is untrusted until its tables match:
+    a view or a trigger in it could run for any length of time."""
     db = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
     try:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
@@ -347,7 +347,7 @@ def _connect(file: Path, *, new: bool = False) -> sqlite3.Connection:
 
 
 def _tables(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    """Everything that a database defines, and how."""
+    """All definitions of a database."""
     return db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 
 
@@ -359,7 +359,7 @@ def _expected() -> list[tuple[Any, ...]]:
 
 
 def _study(db: sqlite3.Connection, file: Path) -> Study:
-    """The question of a database whose every row is one that this program writes; StudyError names the first that is not."""
+    """The settings of a database; StudyError names the first row that this program would not have written."""
     ((version, settings), *more) = db.execute("SELECT version, settings FROM study").fetchall() or [(None, None)]
     if version != VERSION or more:
         raise StudyError(f"{file} is of version {shown(version)}; this program reads version {VERSION}.")
