@@ -20,7 +20,7 @@ class Comparison(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A clip for a rater: the clip of a method, or a degraded copy of it."""
+    """A clip for a rater: the clip of a method, or a spoilt copy of it."""
 
     method: int
     degraded: bool = False
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def kind(self) -> Kind:
-        """A comparison of methods, or an attention check: a clip with itself, or with a degraded copy."""
+        """A comparison of methods, or an attention check: a clip with itself, or with a spoilt copy."""
         if self.left == self.right:
             return "same"
         return "degraded" if self.left.degraded or self.right.degraded else "pair"
@@ -63,7 +63,7 @@ def check_count(share: float, tasks: int) -> int:
 
 
 def spoilt_pool(checks: int, prompts: int, methods: int, rng: random.Random) -> list[tuple[int, int]]:
-    """The clips (prompt, method) with a degraded copy: as many as one rater gets."""
+    """The clips (prompt, method) with a spoilt copy: as many as one rater gets."""
     everything = [(prompt, method) for prompt in range(prompts) for method in range(methods)]
     return sorted(rng.sample(everything, min((checks + 1) // 2, len(everything))))
 
@@ -116,7 +116,7 @@ def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
 def _checks(
     count: int, prompts: Sequence[int], methods: int, pool: Sequence[tuple[int, int]], rng: random.Random
 ) -> list[Task]:
-    """Degraded copies and clips with themselves, half and half, none of them twice."""
+    """Spoilt copies and clips with themselves, half and half, none of them twice."""
     spoilt = rng.sample(list(pool), min((count + 1) // 2, len(pool)))
     clips = [(prompt, method) for prompt in prompts for method in range(methods)]
     same = rng.sample(clips, min(count - len(spoilt), len(clips)))
@@ -132,7 +132,7 @@ def _checks(
 def attentive(task: Task, answers: Collection[str]) -> bool:
     """True if the answers to an attention check are those of an attentive rater.
 
-    A clip with itself is a tie in every question. A degraded copy is never preferred, and the original one is at least once.
+    A clip with itself is a tie in every question. A spoilt copy is never preferred, and the original one is at least once.
     """
     if task.kind == "same":
         return set(answers) == {"tie"}

@@ -88,7 +88,7 @@ class Study:
     max_failed: float
     """A rater who fails a larger share of the attention checks is flagged."""
     pool: Sequence[tuple[int, int]]
-    """Clips (prompt, method) that have a degraded copy."""
+    """Clips (prompt, method) that have a spoilt copy."""
     seed: int
 
 
