@@ -1,4 +1,4 @@
-"""What all diffusers families share. A family adds how it encodes, runs and scales; see docs/extending.md."""
+"""The base class of all diffusers families. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FamilyModel(ABC):
 
     @classmethod
     def load(cls, spec: ModelSpec, device: str | torch.device | None = None) -> Self:
-        """Load the checkpoint of a spec; what can be refused is refused before weights are read."""
+        """Load the checkpoint of a spec; bad settings and files are refused before weights are read, where possible."""
         import diffusers
 
         folder, traits = resolve(spec), cls.traits
@@ -107,9 +107,9 @@ class FamilyModel(ABC):
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.options = spec.family_options(self.traits.options)
         self.text_tokens = self.traits.text_tokens
-        """Tokens of a prompt, as far as costs go by them."""
+        """Tokens of a prompt, for estimates of cost."""
         self.choices: dict[str, str] = {}
-        """What was decided while loading and why, and what merging left of a LoRA, for people."""
+        """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
         self.experts = Experts(spec, index, pipe)
         first = self.experts.components[0]
         self.transformer: Any = getattr(pipe, first)
@@ -136,7 +136,7 @@ class FamilyModel(ABC):
         self._sources: WeakValueDictionary[tuple[str, ...], Tensor] = WeakValueDictionary()
         self._cache, self._home = self._open_cache(), Home()
         self._cached = False
-        """Whether passes keep outputs of blocks for those that follow."""
+        """True while passes cache outputs of blocks for later passes."""
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training()
         if spec.vae_tiling:
@@ -158,23 +158,23 @@ class FamilyModel(ABC):
         for module in (self.network, *self.others):
             set_backend(module, backend)
 
-    # ---- what a family adds
+    # ---- hooks for a family
 
     @abstractmethod
     def _grid(self) -> Grid:
-        """How the VAE and the network divide a clip."""
+        """The division of a clip by the VAE and the network."""
 
     @abstractmethod
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         """The network's inputs for one sample besides x and sigma, without batch dimension and padding."""
 
     def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
-        """The inputs for frames that are given at places, where the family has `encode_placed`."""
+        """The inputs for given frames, where the family has `encode_placed`."""
         raise NotImplementedError
 
     @abstractmethod
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is what the network is told."""
+        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is the network's time input."""
 
     @abstractmethod
     def _to_vae(self, latents: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class FamilyModel(ABC):
 
     @classmethod  # noqa: B027 - most families refuse nothing more
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        """Refuse what more this family cannot run."""
+        """Refuse checkpoints that this family cannot run, beyond the common checks."""
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
@@ -190,18 +190,18 @@ class FamilyModel(ABC):
         return str(index["_class_name"])
 
     def _prepare(self) -> None:  # noqa: B027 - most families decide nothing more
-        """What the family decides by the spec and the pipeline, before anything else is made."""
+        """Set the family's attributes from the spec and the pipeline, before anything else is made."""
 
     def _adapted(self, transformer: Any) -> nn.Module:
         """The network that runs a stock transformer: itself, with another attention perhaps, or a module around it."""
         return transformer
 
     def _instruct(self, prompt: str) -> str:
-        """What is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
+        """The text that is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
         return prompt
 
     def _reading(self) -> str:
-        """What an encoding depends on besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
+        """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         return ""
 
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -209,11 +209,11 @@ class FamilyModel(ABC):
         return inputs
 
     def _shift_of(self, num_steps: int) -> float:
-        """The shift of a schedule of so many steps, where nobody sets another; FLUX.2's pipelines go by their number."""
+        """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""
         return self.shift
 
     def _guidance_style(self) -> Guidance:
-        """How guidance works; unless a family says otherwise, as the checkpoint's guider describes it."""
+        """The kind of guidance; by default that of the checkpoint's guider."""
         if self.traits.embeds_guidance:
             return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
         return read_guidance(self.folder, self.index)
@@ -223,13 +223,13 @@ class FamilyModel(ABC):
         return [self.pipe.vae.decode(z, return_dict=False)[0]]
 
     def _from_pixels(self, pixels: Tensor) -> Tensor:
-        """What the VAE's encoder makes of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its law, before any scaling."""
+        """The VAE's encoding of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its distribution, before any scaling."""
         return self.pipe.vae.encode(pixels).latent_dist.mode()
 
     # ---- sizes
 
     def _grid_of_clips(self, channels: int, sides: int = 1) -> Grid:
-        """The grid of most pipelines of clips, which say how their VAE divides them; the transformer says the size of a token."""
+        """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer the size of a token."""
         pipe, config, side = self.pipe, self.transformer.config, self.transformer.config.patch_size
         temporal, spatial = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial
         patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
@@ -304,24 +304,24 @@ class FamilyModel(ABC):
 
     @property
     def image_to_video(self) -> bool:
-        """Whether every sample needs an image."""
+        """True if every sample needs an image."""
         return "ImageToVideo" in self.index["_class_name"]
 
     @property
     def takes_images(self) -> bool:
-        """Whether a sample may have an image."""
+        """True if a sample may have an image."""
         return self.image_to_video
 
     @property
     def pictures(self) -> tuple[int, ...]:
-        """How many pictures an image may be: 1 the first frame, 2 the first and the last."""
+        """Allowed numbers of pictures of an image: 1 the first frame, 2 the first and the last."""
         return (1,)
 
     def _open_cache(self) -> EncodingCache:
         if self.spec.cache is None:
             return EncodingCache(None, "")
         folder = default_folder() if self.spec.cache == "auto" else Path(self.spec.cache).expanduser()
-        # Of the networks that sample only their settings decide what encoding makes; everything else it may read.
+        # Encoding depends on the configs of the sampling networks but not on their weights; it may read every other component.
         networks = self.experts.all
         files = ["model_index.json", *(f"{name}/config.json" for name in networks)]
         files += [
@@ -384,7 +384,7 @@ class FamilyModel(ABC):
         guidance: float | None = None,
         timestep: Tensor | None = None,
     ) -> Tensor:
-        """dx/dsigma, guided; see VelocityModel. `timestep` is what the network is told instead of its scale times sigma."""
+        """dx/dsigma, guided; see VelocityModel. `timestep` replaces the network's time input, its scale times sigma."""
         return self.both(x, sigma, conditions, guidance=guidance, timestep=timestep)[0]
 
     def both(
@@ -396,7 +396,7 @@ class FamilyModel(ABC):
         guidance: float | None = None,
         timestep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and what the prompt alone gives."""
+        """`velocity`, and the velocity of the prompt alone."""
         self._check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
@@ -420,7 +420,7 @@ class FamilyModel(ABC):
         conditions: Sequence[Conditioning],
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """The guided velocity, and what the prompt alone gives; `inputs` are those of the prompts."""
+        """The guided velocity, and that of the prompt alone; `inputs` are those of the prompts."""
         v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
         return self.guidance.combine(v, v_negative, scale), v
 
@@ -448,7 +448,7 @@ class FamilyModel(ABC):
                 self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives, "negative")
             )
         else:
-            with torch.no_grad():  # first, while nothing is kept of the other
+            with torch.no_grad():  # first, before the other branch keeps activations
                 v_negative = self._branch(x, sigma, told, negatives, "negative")
             v = self._branch(x, sigma, told, inputs)
         return v, v_negative
@@ -459,7 +459,7 @@ class FamilyModel(ABC):
 
     @contextmanager
     def cheaply(self, spec: CheapSpec) -> Iterator[Callable[[], None]]:
-        """Inside, passes run with the cache and the attention of the spec; call what it gives before another clip."""
+        """A context in which passes run with the cache and the attention of the spec; call the function that it yields before another clip."""
         with given_passes(spec, [self.transformer, *self.others], self.blocks()) as forget:
             self._cached = spec.cache is not None
             try:
@@ -468,7 +468,7 @@ class FamilyModel(ABC):
                 self._cached = False
 
     def _cache_context(self, name: str) -> AbstractContextManager[Any]:
-        """What a cache keeps its state under."""
+        """The context by whose name a cache keeps its state."""
         if not self._cached:
             return nullcontext()
         stack = ExitStack()
@@ -493,7 +493,7 @@ class FamilyModel(ABC):
     def _timestep(self, sigma: Tensor | float) -> Tensor:
         """The network's timestep in float32; `_forward` rounds it only where the stock pipeline does (FLUX.1, Qwen-Image).
 
-        bfloat16 makes 956 of 954.5: what is rounded must be rounded in one place, or rollout and replay see two models.
+        bfloat16 makes 956 of 954.5: there must be one place that rounds, or rollout and replay see two models.
         """
         return torch.as_tensor(sigma, dtype=torch.float32) * self.num_train_timesteps
 
@@ -507,11 +507,11 @@ class FamilyModel(ABC):
         return 1 if self.guidance.embedded or self._scale(sigma, guidance) == 1 else 2
 
     def trains(self, sigma: Tensor | float) -> bool:
-        """Whether a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
+        """True if a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
         return self._component_at(sigma) in self.experts.components
 
     def network_at(self, sigma: Tensor | float) -> int:
-        """Which expert predicts the velocity at sigma: 0 the one for high noise, or the only network."""
+        """Index of the expert that predicts the velocity at sigma: 0 the one for high noise, or the only network."""
         return self.experts.at(float(self._timestep(sigma)))
 
     def _component_at(self, sigma: Tensor | float) -> str:
@@ -560,13 +560,13 @@ class FamilyModel(ABC):
         return torch.cat(clips)
 
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
-        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds.
+        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph; `decode` rounds them.
 
         Only `frames`, in order, need be right; others may be black.
         """
         self._check_latents(latents, part=True)
         vae = self.pipe.vae
-        # Decoders that are not cut into chunks here do it themselves; one that draws noise would draw other noise the second time.
+        # Decoders that are not cut into chunks here checkpoint themselves; one that draws noise would draw other noise the second time.
         if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
             vae.enable_gradient_checkpointing()
         z = self._to_vae(latents.to(device=self._places["vae"], dtype=vae.dtype))
@@ -576,13 +576,13 @@ class FamilyModel(ABC):
     # ---- video to latents
 
     def to_latents(self, clips: Tensor) -> Tensor:
-        """uint8 clips B x F x H x W x 3 to latents on the CPU: what `decode` inverts, but for what the VAE loses."""
+        """uint8 clips B x F x H x W x 3 to latents on the CPU: the inverse of `decode`, up to the VAE's loss."""
         found = self._pictured(clips)
         self._check_latents(found)
         return found
 
     def _pictured(self, clips: Tensor) -> Tensor:
-        """The latents of what clips show."""
+        """The latents of the frames of clips."""
         expected = (self.video.frames, self.video.height, self.video.width, 3)
         if tuple(clips.shape[1:]) != expected:
             raise ModelError(f"Clips have shape {tuple(clips.shape)}, but the model's have {expected} after the batch.")
@@ -595,7 +595,7 @@ class FamilyModel(ABC):
 
     @property
     def stock_pipeline(self) -> str:
-        """The pipeline that samples as this model does, for people."""
+        """Name of the pipeline that samples as this model does, for messages."""
         return str(self.index["_class_name"])
 
     @property
@@ -604,7 +604,7 @@ class FamilyModel(ABC):
         return None
 
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents of a clip to start from, on the CPU; what has been encoded is found again by its key."""
+        """The latents of a clip to start from, on the CPU, cached by key."""
         parts = ("source", self.latents_key(), key)
         found = self._sources.get(parts)
         if found is None:
@@ -613,19 +613,19 @@ class FamilyModel(ABC):
         return found
 
     def _from_vae(self, z: Tensor) -> Tensor:
-        """The inverse of `_to_vae`. Scaling is affine in every element, so it is known from what it makes of 0 and of 1."""
+        """The inverse of `_to_vae`. Scaling is affine in every element, so its values at 0 and 1 define it."""
         zero, one = (self._to_vae(torch.full_like(z, value)) for value in (0.0, 1.0))
         return (z - zero) / (one - zero)
 
     def latents_key(self) -> str:
-        """By the VAE's files, its precision and how it runs."""
+        """The key of latents: the VAE's files, precision and tiling, the class and the format."""
         tiled = f"{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
         return digest(fingerprint(self.folder, ["vae"]), type(self).__name__, str(self.video), tiled)
 
     # ---- training
 
     def _unread(self, transformer: Any) -> set[str]:
-        """Parameters of a transformer that never receive a gradient. (Text that is quoted may come or not, so it does not count.)"""
+        """Parameters of a transformer that never receive a gradient. (Those of optional inputs, such as quoted text, are not counted.)"""
         blocks = self.traits.blocks
         if not self.traits.inputs:
             return set()
@@ -633,7 +633,7 @@ class FamilyModel(ABC):
         return traced | unread_queries(transformer, blocks)
 
     def _trial(self, transformer: Any) -> Tensor:
-        """What a transformer of this kind on the meta device answers to one sample."""
+        """The output of a transformer of this kind on the meta device for one sample."""
         trial = copy(self)
         # In float32, and without the stock forward of HunyuanVideo-1.5, which looks at values.
         trial.spec = replace(self.spec, train=True, lora=None, packed=True)
@@ -682,12 +682,12 @@ class FamilyModel(ABC):
         return {name: parameter for name, parameter in self.experts.parameters().items() if parameter.requires_grad}
 
     def keep(self, levels: Sequence[Keep]) -> None:
-        """What each block keeps for its backward pass."""
+        """Set the activations that each block keeps for its backward pass."""
         for transformer in self.experts.trained.values():
             keep_activations(self._blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
-        """Move a part; what is not loaded yet will load there."""
+        """Move a part; components that are not loaded yet will load there."""
         self._places[part] = torch.device(device)
         move = self._home.move if part == "vae" else nn.Module.to
         for module in self._modules(part):
@@ -710,7 +710,7 @@ class FamilyModel(ABC):
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.
 
-        `weights` replaces parameters by name (an average, or what a sharded run gathered) without a second model.
+        `weights` replaces parameters by name (an average, or gathered shards) without a second model.
         """
         folder, whole = Path(folder), merged or self.spec.lora is None
         states, merge = save_trained(self.experts, folder, weights or {}, whole=whole)
@@ -723,7 +723,7 @@ class FamilyModel(ABC):
     # ---- checks
 
     def _check_latents(self, latents: Tensor, *, part: bool = False) -> None:
-        """part: whether fewer frames will do."""
+        """part: accept fewer frames."""
         expected = self.latent_shape()
         if part and len(expected) > 1 and latents.ndim == len(expected) + 1:
             expected = (expected[0], min(expected[1], latents.shape[2]), *expected[2:])
@@ -735,7 +735,7 @@ class FamilyModel(ABC):
 
 
 class ImageModel(FamilyModel):
-    """A VelocityModel of one-frame clips whose VAE is Stable Diffusion's: it knows no frames, and states how latents are scaled and shifted."""
+    """A VelocityModel of one-frame clips with Stable Diffusion's VAE, which has no frames, and whose config has the scale and shift of latents."""
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         config = self.pipe.vae.config

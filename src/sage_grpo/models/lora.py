@@ -31,7 +31,7 @@ EXPERT_KEY = "sage_grpo_expert"
 SECOND = "transformer_2"
 """The component of the expert for low noise, and the subfolder of its LoRA beside the other's."""
 STORED = ("F32", "BF16", "F16", "F64")
-"""What weights of a LoRA may be stored as, by safetensors' names."""
+"""Accepted dtypes of stored LoRA weights, by safetensors' names."""
 ELSEWHERE = "Give the folder that a run saved, or that diffusers' save_lora_weights wrote for this model."
 Expert = Literal["high", "low"] | None
 """One of Wan 2.2's two networks; None for models with one."""
@@ -121,12 +121,12 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
 
 
 def folder_of(folder: str | Path, component: str) -> Path:
-    """Where the LoRA of one of two experts lies, whose folder has one for each."""
+    """The folder of one expert's LoRA in a folder that has one for each of two."""
     return Path(folder) / SECOND if component == SECOND else Path(folder)
 
 
 def has_both(folder: str | Path) -> bool:
-    """Whether a folder holds a LoRA for each of two experts."""
+    """True if a folder holds a LoRA for each of two experts."""
     return (Path(folder) / SECOND / FILE).is_file()
 
 
@@ -136,7 +136,7 @@ def _start_of(folder: Path, expert: Expert) -> Path:
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter belongs to the trained adapter."""
+    """True if a parameter belongs to the trained adapter."""
     return f".lora_A.{ADAPTER}." in name or f".lora_B.{ADAPTER}." in name
 
 
@@ -192,7 +192,7 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
     """Load a saved LoRA into a stock diffusers pipeline.
 
     HunyuanVideo-1.5's pipelines have no `load_lora_weights`; this does the same for them, and works for Wan as well.
-    `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None is what the file says.
+    `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None reads it from the file.
     """
     folder = pinned_folder(str(folder), option="LoRA")
     two = getattr(pipe, "transformer_2", None) is not None
@@ -217,17 +217,19 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
     except torch.OutOfMemoryError:
         raise
     except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        # diffusers and peft believe the file
+        # diffusers and peft do not check the file
         raise ModelError(
             f'"{folder}" holds no LoRA of this model ({type(error).__name__}: {" ".join(str(error).split())[:300]}). {ELSEWHERE}'
         ) from error
     _refuse_broken({name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}, folder)
-    network.train(network.training)  # peft's new layers drop out, whatever the mode of the network
+    network.train(
+        network.training
+    )  # peft's new layers are in training mode (dropout), whatever the mode of the network
     _compute_in_input_dtype(network)
 
 
 FROZEN = "frozen"
-"""What a frozen adapter is called while it is loaded."""
+"""Name of a frozen adapter while it is loaded."""
 
 
 def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
@@ -271,22 +273,22 @@ def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Header:
-    """What the file of a LoRA says before its weights are read."""
+    """The header of a LoRA's file, read without its weights."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """By name."""
+    """Shapes of the tensors, by name."""
     dtypes: Mapping[str, str]
-    """The same, in safetensors' names."""
+    """Dtypes of the tensors, in safetensors' names."""
     metadata: Mapping[str, str]
 
     @property
     def expert(self) -> str | None:
-        """The expert that the LoRA belongs to; None where the file does not say."""
+        """The expert that the LoRA belongs to; None if the file does not name one."""
         return self.metadata.get(EXPERT_KEY)
 
 
 def read_header(folder: str | Path) -> Header:
-    """The header of a saved LoRA, whoever saved it; ModelError where it is damaged, or holds none."""
+    """The header of a saved LoRA of any origin; ModelError if it is damaged or holds no LoRA."""
     path = _file(Path(folder))
     header = _header(path)
     strange = {key: dtype for key, dtype in header.dtypes.items() if dtype not in STORED}
@@ -338,11 +340,11 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
 
 
 BESIDE = {"use_dora": ".lora_magnitude_vector", "lora_bias": ".lora_B.bias"}
-"""Flags by which every layer has another weight, and the end of its name."""
+"""Flags that add a weight to every layer, with the end of its name."""
 
 
 def _check_configuration(header: Header, file: Path) -> None:
-    """Refuse a file whose configuration diffusers would make other layers by than its weights are, or would import code for."""
+    """Refuse a file whose configuration does not match its weights, or would make diffusers import code."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 
     text = header.metadata.get(LORA_ADAPTER_METADATA_KEY)
@@ -372,7 +374,7 @@ def _check_configuration(header: Header, file: Path) -> None:
 
 
 def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Weights that are no numbers would make every clip black."""
+    """Refuse NaN and infinite weights, which would make every clip black."""
     broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if broken:
         raise ModelError(
@@ -416,7 +418,7 @@ class Merge:
 
     @property
     def share(self) -> float:
-        """Share of the update that the change has along it; 1 for no update."""
+        """Share of the update that the change keeps; 1 for no update."""
         return self.along / self.update if self.update else 1.0
 
     @property
@@ -426,7 +428,7 @@ class Merge:
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Merge) -> dict[str, Tensor]:
-    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures what that rounds.
+    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures the rounding.
 
     `weights` replaces parameters by name; it holds all of them where the network itself is sharded.
     """

@@ -33,9 +33,9 @@ BETWEEN = tuple(
 """Attention of the video to the sound, and of the sound to the video."""
 
 WINDOW = 1024
-"""Samples that a moment of a spectrogram is taken from."""
+"""Samples in the window of a spectrogram."""
 QUIET = 1e-5
-"""Less is silence."""
+"""Least magnitude of a band: the silence of a spectrogram."""
 
 
 class Ltx2(FamilyModel):
@@ -83,10 +83,10 @@ class Ltx2(FamilyModel):
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
-        return "LTX2ImageToVideoPipeline"  # the same weights make clips from text, too; this one knows how a picture is read
+        return "LTX2ImageToVideoPipeline"  # the same weights make clips from text, too; this one can read a picture
 
     def _prepare(self) -> None:
-        # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and what it adds nothing.
+        # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and its contribution zero.
         config = self.transformer.config
         self._upsampler = self._load_upsampler() if self.options["upsample"] else None
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
@@ -168,7 +168,7 @@ class Ltx2(FamilyModel):
         return f"image_crf {self.options['image_crf']}"
 
     def _first_latents(self, image: Tensor) -> Tensor:
-        """The latents of the first frame, of the picture as a compressed video shows it: such ones the network was trained with."""
+        """The latents of the first frame, from the picture after video compression, as in the network's training."""
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
         from PIL import Image
 
@@ -195,7 +195,7 @@ class Ltx2(FamilyModel):
         guidance: float | None = None,
         timestep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and what the prompt alone gives. A first frame that is given is in its place from the beginning, so that guidance measures
+        """`velocity`, and the velocity of the prompt alone. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
         self._check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
@@ -221,7 +221,7 @@ class Ltx2(FamilyModel):
         return {"video": video, "audio": self.options[f"audio_{name}"] or video}
 
     def _perturbed(self) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
-        """Passes by which guidance leads away from what the network makes with less: how far by part, and the network's arguments."""
+        """The perturbed passes that guidance leads away from: scales by part, and the network's arguments."""
         perturbed: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}
         strengths, isolated = self._by_part("stg_scale"), self._by_part("modality_scale")
         if self._perturbs and max(strengths.values()) > 0:
@@ -257,7 +257,7 @@ class Ltx2(FamilyModel):
         return self._rescaled(x, sigma, guided, v), v
 
     _arguments: Mapping[str, Any] = {}
-    """What the pass under way is told besides; empty in all but guidance's perturbed ones."""
+    """Extra arguments of the current pass; empty in all but guidance's perturbed ones."""
 
     def _rescaled(self, x: Tensor, sigma: Tensor, guided: Tensor, v: Tensor) -> Tensor:
         """Each part of the predicted clip gets back a share of the std that it has without guidance."""
@@ -333,7 +333,7 @@ class Ltx2(FamilyModel):
         return int(self.pipe.audio_sampling_rate)
 
     def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """Latents of clips and of how they sound, from their first frames on; without a sound they are silent."""
+        """Latents of clips and their sound, from the first frames on; without a sound they are silent."""
         video, pipe = self._pictured(clips), self.pipe
         samples = round(self.video.frames / self.video.fps * self.heard_rate)
         waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
@@ -349,7 +349,7 @@ class Ltx2(FamilyModel):
         return self.parts.join({"video": video, "audio": audio})
 
     def latents_key(self) -> str:
-        """By the files of the sound's VAE as well."""
+        """The key of latents, with the files of the sound's VAE."""
         return digest(super().latents_key(), fingerprint(self.folder, ["audio_vae"]))
 
     # ---- sound
@@ -376,8 +376,8 @@ class Ltx2(FamilyModel):
 
 
 def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
-    """The logarithm of what sounds hold in each band, B x channels x moments x bands: how the audio VAE was trained to see them. diffusers only goes
-    the other way; the settings are those of the authors' code."""
+    """The log-mel spectrogram of sounds, B x channels x moments x bands, which the audio VAE was trained on. diffusers has only the inverse;
+    the settings are those of the authors' code."""
     from transformers.audio_utils import mel_filter_bank
 
     low, high = 0.0, rate / 2
