@@ -147,14 +147,14 @@ def train(
 
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
-    config, own = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
+    config, overrides = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
     hooks = Hooks(iteration=on_iteration, evaluation=on_evaluation, checkpoint=on_checkpoint, sentinel=on_sentinel)
-    with session.session(config, own, remark=lambda text: warnings.warn(text, stacklevel=4)) as world:
-        ended = session.run(config, world, own, hooks, stop, quiet=quiet)
+    with session.session(config, overrides, remark=lambda text: warnings.warn(text, stacklevel=4)) as world:
+        ended = session.run(config, world, overrides, hooks, stop, quiet=quiet)
     out = Path(config.out)
-    told = leave_report(out) if world.is_main else ""
-    if told and not quiet:
-        print(told)
+    message = leave_report(out) if world.is_main else ""
+    if message and not quiet:
+        print(message)
     rows = read_rows(out / "metrics.jsonl")
     return TrainResult(out, ended.iteration, ended.stopped, rows, ended.model)
 
@@ -223,11 +223,11 @@ def _evaluation(
     config = TrainConfig(
         rewards=base.rewards, model=replace(start, train=True)
     )  # TrainConfig needs a model that trains
-    config, own = adopt(config, model=thing, rewards=rewards, prompts=prompts)
-    if run is None and own.prompts is not None:  # all given prompts; a run has its own number
-        options.setdefault("settings", replace(base.settings, prompts=len(own.prompts)))
+    config, overrides = adopt(config, model=thing, rewards=rewards, prompts=prompts)
+    if run is None and overrides.prompts is not None:  # all given prompts; a run has its own number
+        options.setdefault("settings", replace(base.settings, prompts=len(overrides.prompts)))
     chosen = replace(base, model=replace(config.model, train=start.train), rewards=config.rewards, **options)
-    return chosen, own
+    return chosen, overrides
 
 
 def generate(
@@ -261,10 +261,10 @@ def generate(
     clips = clips_of(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
     loaded = chosen.find(chosen.model).load(thing)
     made = [(videos, sound) for _, videos, sound in sample(chosen, loaded, clips)]
-    heard = [sound for _, sound in made if sound is not None]
+    sounds = [sound for _, sound in made if sound is not None]
     return Clips(
         videos=torch.cat([videos for videos, _ in made]),
-        sound=Sound(torch.cat([sound.waves for sound in heard]), heard[0].rate) if heard else None,
+        sound=Sound(torch.cat([sound.waves for sound in sounds]), sounds[0].rate) if sounds else None,
         prompts=[clip.prompt.text for clip in clips],
         seeds=[clip.seed for clip in clips],
         fps=loaded.video.fps,

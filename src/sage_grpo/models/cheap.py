@@ -63,19 +63,19 @@ class CheapSpec:
     ) -> tuple[Guide, ...]:
         """The guidance of every step of a schedule. Its contribution is reused neither across an exploring step nor by another expert."""
         low, high = self.guidance or (0.0, 1.0)
-        found: list[Guide] = []
+        guides: list[Guide] = []
         age, last = None, None
         for sigma, noisy in zip(sigmas, explores):
             if noisy:
-                found.append("exact")
+                guides.append("exact")
                 age = None
             elif not low <= sigma <= high:
-                found.append("none")
+                guides.append("none")
             else:
                 again = age is None or age + 1 == self.negative_every or network(sigma) != last
-                found.append("whole" if again else "reused")
+                guides.append("whole" if again else "reused")
                 age, last = 0 if again else (age or 0) + 1, network(sigma)
-        return tuple(found)
+        return tuple(guides)
 
 
 def check_negative(spec: CheapSpec, branches: Callable[[float], int]) -> None:

@@ -56,9 +56,9 @@ def _tiny(folder: Path, model: VelocityModel) -> Callable[[Tensor], Tensor]:
     """diffusers' AutoencoderTiny for the model's latents; it was trained on scaled ones."""
     kind = read_if_there(folder / "config.json").get("_class_name")
     if kind != TINY:
-        found = f"holds a {kind}" if kind else "has no config.json of a diffusers model"
+        fault = f"holds a {kind}" if kind else "has no config.json of a diffusers model"
         raise ModelError(
-            f"model.decoder {folder}: it {found}. Give a folder with an {TINY} (models of images), or module:function for a decoder of your "
+            f"model.decoder {folder}: it {fault}. Give a folder with an {TINY} (models of images), or module:function for a decoder of your "
             "own."
         )
     from diffusers import AutoencoderTiny

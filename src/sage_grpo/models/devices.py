@@ -87,8 +87,8 @@ class Home:
         def copy(held: Tensor) -> Tensor:
             key = (id(module), next(places))
             if key not in self._copies:
-                own = held.data.cpu()
-                self._copies[key] = own.pin_memory() if held.is_cuda else own
+                on_cpu = held.data.cpu()
+                self._copies[key] = on_cpu.pin_memory() if held.is_cuda else on_cpu
             return self._copies[key]
 
         module._apply(copy)

@@ -92,26 +92,26 @@ def steps_of(spec: ModelSpec) -> int:
     names of the model and its adapters are read, so that a plan and a run agree."""
     if spec.sigmas:
         return len(spec.sigmas)
-    found = find_distilled(spec, None)
-    return USUAL if found is None or found.steps is None else found.steps[1]
+    distilled = find_distilled(spec, None)
+    return USUAL if distilled is None or distilled.steps is None else distilled.steps[1]
 
 
 def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:
     """The names of a checkpoint, each with its source; without the hub's owners and the folders above."""
-    found = [("its name", Path(path).name)]
+    names = [("its name", Path(path).name)]
     if folder is None:
-        return found
+        return names
     cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]
-    found += [("its name on the hub", name) for name in cached]
+    names += [("its name on the hub", name) for name in cached]
     for file in ("model_index.json", "transformer/config.json"):
         source = read_if_there(folder / file).get("_name_or_path")
         if isinstance(source, str):
-            found.append((f"_name_or_path in {file}", _last(source)))
+            names.append((f"_name_or_path in {file}", _last(source)))
     card = folder / "README.md"
     if card.is_file():
         title = re.search(r"^#\s+(.+)$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        found += [("the title of its model card", title[1].strip())] if title else []
-    return found
+        names += [("the title of its model card", title[1].strip())] if title else []
+    return names
 
 
 def _last(source: str) -> str:

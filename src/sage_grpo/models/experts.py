@@ -70,8 +70,8 @@ def load_trained(experts: Experts, source: str | Path) -> None:
     components = experts.all if lora.has_both(folder) else experts.components
     for component in components:
         transformer = experts.of(component)
-        own = lora.folder_of(folder, component) if len(components) > 1 else folder
-        lora.load_into(transformer, own, expert=experts.noise(component))
+        subfolder = lora.folder_of(folder, component) if len(components) > 1 else folder
+        lora.load_into(transformer, subfolder, expert=experts.noise(component))
         transformer.requires_grad_(False)
 
 
@@ -88,10 +88,10 @@ def save_trained(
     states, merge = {}, lora.Merge()
     for component, transformer in experts.trained.items():
         prefix = experts.prefix(component)
-        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        parameters = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
         if whole:
-            states[component] = lora.merged_weights(transformer, own, merge)
+            states[component] = lora.merged_weights(transformer, parameters, merge)
         else:
             target = lora.folder_of(folder, component) if prefix else folder
-            lora.save_lora(target, transformer, own, experts.noise(component))
+            lora.save_lora(target, transformer, parameters, experts.noise(component))
     return states, merge

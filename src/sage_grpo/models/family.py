@@ -126,8 +126,8 @@ class FamilyModel(ABC):
         self.grid.check(self.video)
         self._given_shift = spec.shift if spec.shift is not None else defaults.get("shift")
         """None leaves the shift to the scheduler."""
-        own = scheduler_shift(pipe.scheduler.config, self.tokens)
-        self.shift = float(first_given(self._given_shift, own, 1.0))
+        stock_shift = scheduler_shift(pipe.scheduler.config, self.tokens)
+        self.shift = float(first_given(self._given_shift, stock_shift, 1.0))
         self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
         """The network's timestep is sigma times this."""
         self.guidance = self._guidance_style()
@@ -401,34 +401,34 @@ class FamilyModel(ABC):
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
         scale = self._scale(sigma, guidance)
-        told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
+        network_time = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
         inputs = [condition.tensors for condition in conditions]
         if self.guidance.embedded:
             told_scale = torch.tensor(float(scale))
             inputs = [{**tensors, "guidance": told_scale} for tensors in inputs]
         if self.branches(sigma, guidance) == 1:
-            v = self._branch(x, sigma, told, inputs)
+            v = self._branch(x, sigma, network_time, inputs)
             return v, v
-        return self._guided(x, sigma, told, inputs, conditions, scale)
+        return self._guided(x, sigma, network_time, inputs, conditions, scale)
 
     def _guided(
         self,
         x: Tensor,
         sigma: Tensor,
-        told: Tensor,
+        network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         """The guided velocity, and that of the prompt alone; `inputs` are those of the prompts."""
-        v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
+        v, v_negative = self._prompt_and_negative(x, sigma, network_time, inputs, conditions, scale)
         return self.guidance.combine(v, v_negative, scale), v
 
     def _prompt_and_negative(
         self,
         x: Tensor,
         sigma: Tensor,
-        told: Tensor,
+        network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
         scale: float,
@@ -441,16 +441,17 @@ class FamilyModel(ABC):
                 "Set model.guidance_scale."
             )
         if runs_together(self.device, 2 * len(x) * self.tokens):
-            v, v_negative = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives], "both").chunk(2)
+            v, v_negative = self._branch(torch.cat([x, x]), sigma, network_time, [*inputs, *negatives], "both").chunk(2)
             v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
         elif self.spec.negative_gradient:
             v, v_negative = one_after_another(
-                self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives, "negative")
+                self._branch(x, sigma, network_time, inputs),
+                self._branch(x, sigma, network_time, negatives, "negative"),
             )
         else:
             with torch.no_grad():  # first, before the other branch keeps activations
-                v_negative = self._branch(x, sigma, told, negatives, "negative")
-            v = self._branch(x, sigma, told, inputs)
+                v_negative = self._branch(x, sigma, network_time, negatives, "negative")
+            v = self._branch(x, sigma, network_time, inputs)
         return v, v_negative
 
     def check_cheap(self, spec: CheapSpec) -> None:
@@ -477,13 +478,18 @@ class FamilyModel(ABC):
         return stack
 
     def _branch(
-        self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]], name: str = "prompt"
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        network_time: Tensor,
+        inputs: Sequence[Mapping[str, Tensor]],
+        name: str = "prompt",
     ) -> Tensor:
         parts = count()  # texts of several lengths run one after another, and each has a cache of its own
 
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
             with self._autocast(), self._cache_context(f"{name}/{next(parts)}"):
-                return self._forward(x, sigma, told.to(self.device).expand(len(x)), batch).to(torch.float32)
+                return self._forward(x, sigma, network_time.to(self.device).expand(len(x)), batch).to(torch.float32)
 
         ready = {
             id(tensors): self._batchable(tensors) for tensors in {id(tensors): tensors for tensors in inputs}.values()
@@ -499,8 +505,8 @@ class FamilyModel(ABC):
 
     def _scale(self, sigma: Tensor | float, guidance: float | None) -> float:
         second = self.spec.guidance_scale_2
-        own = self.guidance_scale if second is None or self.network_at(sigma) == 0 else second
-        return own if guidance is None else guidance
+        default = self.guidance_scale if second is None or self.network_at(sigma) == 0 else second
+        return default if guidance is None else guidance
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         """Forward passes of one velocity: two where guidance runs the negative prompt as well; `guidance` overrides the model's scale."""
@@ -577,21 +583,21 @@ class FamilyModel(ABC):
 
     def to_latents(self, clips: Tensor) -> Tensor:
         """uint8 clips B x F x H x W x 3 to latents on the CPU: the inverse of `decode`, up to the VAE's loss."""
-        found = self._pictured(clips)
-        self._check_latents(found)
-        return found
+        latents = self._pictured(clips)
+        self._check_latents(latents)
+        return latents
 
     def _pictured(self, clips: Tensor) -> Tensor:
         """The latents of the frames of clips."""
         expected = (self.video.frames, self.video.height, self.video.width, 3)
         if tuple(clips.shape[1:]) != expected:
             raise ModelError(f"Clips have shape {tuple(clips.shape)}, but the model's have {expected} after the batch.")
-        vae, found = self.pipe.vae, []
+        vae, latents = self.pipe.vae, []
         with torch.no_grad():
             for clip in clips.split(1):
                 pixels = (clip.to(self._places["vae"], torch.float32) / 127.5 - 1.0).permute(0, 4, 1, 2, 3)
-                found.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
-        return torch.cat(found)
+                latents.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
+        return torch.cat(latents)
 
     @property
     def stock_pipeline(self) -> str:
@@ -606,11 +612,11 @@ class FamilyModel(ABC):
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
         """The latents of a clip to start from, on the CPU, cached by key."""
         parts = ("source", self.latents_key(), key)
-        found = self._sources.get(parts)
-        if found is None:
-            found = self._cache.get(parts, lambda: {"source": self.to_latents(clip()[None])[0]})["source"]
-        self._sources[parts] = found
-        return found
+        latents = self._sources.get(parts)
+        if latents is None:
+            latents = self._cache.get(parts, lambda: {"source": self.to_latents(clip()[None])[0]})["source"]
+        self._sources[parts] = latents
+        return latents
 
     def _from_vae(self, z: Tensor) -> Tensor:
         """The inverse of `_to_vae`. Scaling is affine in every element, so its values at 0 and 1 define it."""

@@ -94,7 +94,7 @@ def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> N
 
 def warn_if_distilled(spec: ModelSpec, folder: Path, guidance: Guidance, scale: float) -> None:
     """Warn if a distilled checkpoint gets guidance; steps are not known here."""
-    found = find_distilled(spec, folder)
-    advice = None if found is None or guidance.embedded else found.advice(scale)
+    distilled = find_distilled(spec, folder)
+    advice = None if distilled is None or guidance.embedded else distilled.advice(scale)
     if advice is not None:
         warnings.warn(advice, stacklevel=3)

@@ -50,22 +50,22 @@ def match_targets(
     inside = re.compile(rf"(?:{'|'.join(map(re.escape, blocks))})\.\d+\.(.+)")
     chosen: dict[str, None] = {}
     for target in targets:
-        found = []
+        matches = []
         for name in linear:
             local = inside.fullmatch(name)
             hit = fnmatch.fnmatchcase(name, target)
             if local is not None:
                 hit = hit or fnmatch.fnmatchcase(local[1], target) or fnmatch.fnmatchcase(local[1], f"*.{target}")
             if hit:
-                found.append(name)
-        if not found:
+                matches.append(name)
+        if not matches:
             locals_ = sorted({local[1] for name in linear if (local := inside.fullmatch(name))})
             close = difflib.get_close_matches(target, [*locals_, *linear], n=5, cutoff=0.3)
             raise ModelError(
                 f'lora.targets: "{target}" binds to no Linear module of the network. '
                 f"Close names: {', '.join(close) or 'none'}. Names inside a block: {', '.join(locals_)}."
             )
-        chosen.update(dict.fromkeys(name for name in found if f"{name}.weight" not in dead))
+        chosen.update(dict.fromkeys(name for name in matches if f"{name}.weight" not in dead))
     if not chosen:
         raise ModelError(f"lora.targets {list(targets)} bind only to modules that never receive a gradient.")
     return list(chosen)
@@ -146,16 +146,16 @@ def _start_from(network: nn.Module, folder: Path, dead: Collection[str]) -> None
     whole = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
     _refuse_broken(whole, folder)
     saved = {key: tensor for key, tensor in whole.items() if f"{key.partition('.lora_')[0]}.weight" not in dead}
-    own = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
-    wrong = {key for key in saved.keys() & own.keys() if saved[key].shape != own[key].shape}
-    if saved.keys() != own.keys() or wrong:
-        example = next(iter(sorted(wrong or (saved.keys() ^ own.keys()))))
+    parameters = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
+    wrong = {key for key in saved.keys() & parameters.keys() if saved[key].shape != parameters[key].shape}
+    if saved.keys() != parameters.keys() or wrong:
+        example = next(iter(sorted(wrong or (saved.keys() ^ parameters.keys()))))
         raise ModelError(
             f'lora.path "{folder}" holds another LoRA than lora.rank and lora.targets describe (first difference: '
             f"{example}). Use the rank and targets that it was trained with; its README.md names them."
         )
     with torch.no_grad():
-        for key, parameter in own.items():
+        for key, parameter in parameters.items():
             parameter.copy_(saved[key])
 
 
@@ -310,10 +310,10 @@ def _header(path: Path) -> Header:
 
 def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
     """Refuse a LoRA that diffusers would pass over in silence or fail on in the middle: by its names, shapes and configuration."""
-    own = {
+    stored = {
         key.removeprefix(f"{PREFIX}."): shape for key, shape in header.shapes.items() if key.startswith(f"{PREFIX}.")
     }
-    if not own:
+    if not stored:
         first = sorted(header.shapes)[0]
         raise ModelError(
             f'"{folder}" holds no weights that begin with "{PREFIX}.", as diffusers names them (its first is {first}), so that it would '
@@ -321,7 +321,7 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
         )
     weights = {name: module.weight.shape for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     there = {name for name, _ in network.named_modules()}
-    for key, shape in own.items():
+    for key, shape in stored.items():
         half = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
         if half is None:
             continue  # another layout, which diffusers converts or refuses
@@ -330,7 +330,7 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
             raise ModelError(f'"{folder}" holds {key}, and the model has no layer {name}. {ELSEWHERE}')
         base = weights.get(name, weights.get(f"{name}.base_layer"))
         if base is not None:
-            other = own.get(f"{name}.lora_{'B' if side == 'A' else 'A'}.weight")
+            other = stored.get(f"{name}.lora_{'B' if side == 'A' else 'A'}.weight")
             rank = shape[0 if side == "A" else -1] if len(shape) == 2 else 0
             wanted = (rank, base[1]) if side == "A" else (base[0], rank)
             if other is None or rank < 1 or tuple(shape) != tuple(wanted):
@@ -434,8 +434,8 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Mer
     """
     from peft.tuners.lora import LoraLayer
 
-    own = {name: weights.get(name, tensor) for name, tensor in network.state_dict().items()}
-    state = {name.replace(".base_layer.", "."): tensor for name, tensor in own.items() if ".lora_" not in name}
+    tensors = {name: weights.get(name, tensor) for name, tensor in network.state_dict().items()}
+    state = {name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
     for name, module in network.named_modules():
         if not isinstance(module, LoraLayer):
             continue
@@ -443,7 +443,7 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Mer
         merged = start = base.detach().float()
         update = torch.zeros_like(start)
         for adapter in module.active_adapters:
-            up, down = (own[f"{name}.lora_{side}.{adapter}.weight"].detach().float() for side in "BA")
+            up, down = (tensors[f"{name}.lora_{side}.{adapter}.weight"].detach().float() for side in "BA")
             part = module.scaling[adapter] * (up @ down).to(merged.device)
             merged, update = merged + part, update + part
         state[f"{name}.weight"] = merged.to(base.dtype)

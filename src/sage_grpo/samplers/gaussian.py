@@ -29,10 +29,10 @@ class Gaussian:
         """`mean + std * noise`, for standard normal noise of the mean's shape."""
         _same_shape(noise, self.mean, "noise")
         if self.places:
-            heard = torch.zeros_like(noise)
+            masked = torch.zeros_like(noise)
             for place in self.places:
-                heard[:, place] = noise[:, place]
-            noise = heard
+                masked[:, place] = noise[:, place]
+            noise = masked
         return self.mean + self._spread(self.std) * noise
 
     def part(self, place: slice) -> Gaussian:

@@ -56,14 +56,14 @@ class EncodingCache:
     def get(self, parts: tuple[str, ...], encode: Callable[[], Mapping[str, Tensor]]) -> Encoded:
         """The tensors for `parts`; `encode` runs only where neither memory nor disk has them."""
         key = digest(FORMAT, self.fingerprint, *parts)
-        found = self._memory.get(key)
-        if found is None:
-            found = self._read(key)
-        if found is None:
-            found = Encoded({name: tensor.detach().cpu().contiguous() for name, tensor in encode().items()})
-            self._write(key, found)
-        self._memory[key] = found
-        return found
+        encoded = self._memory.get(key)
+        if encoded is None:
+            encoded = self._read(key)
+        if encoded is None:
+            encoded = Encoded({name: tensor.detach().cpu().contiguous() for name, tensor in encode().items()})
+            self._write(key, encoded)
+        self._memory[key] = encoded
+        return encoded
 
     def _file(self, key: str) -> Path | None:
         return None if self.folder is None else self.folder / key[:2] / f"{key}.safetensors"

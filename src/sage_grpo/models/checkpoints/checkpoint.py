@@ -124,9 +124,9 @@ def local_folder(spec: Located) -> Path | None:
         return resolve(spec)  # raises the error of a wrong path
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
+    config = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
     index = try_to_load_from_cache(str(spec.path), "model_index.json", revision=spec.revision)
-    return Path(index).parent if isinstance(index, str) and isinstance(found, str) else None
+    return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
 def configs_folder(spec: Located) -> Path:
@@ -220,9 +220,9 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
             )
     for name in weights:
         if not list((folder / name).glob("*.safetensors")):
-            found = ", ".join(sorted(file.name for file in (folder / name).iterdir())) or "nothing"
+            present = ", ".join(sorted(file.name for file in (folder / name).iterdir())) or "nothing"
             raise ModelError(
-                f'Component "{name}" of "{folder}" has no .safetensors file (found: {found}). Pickled weights are never '
+                f'Component "{name}" of "{folder}" has no .safetensors file (found: {present}). Pickled weights are never '
                 "loaded: convert them with `save_pretrained(folder, safe_serialization=True)`."
             )
 
@@ -285,11 +285,11 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
             _refuse(folder, name, "lacks config.json")
         held, config = stored_shapes(folder / name), read_config(folder, name)
         with in_words(folder, name), _no_larger_than(folder, name, held):
-            own = _own_shapes(kind, json.dumps(config, sort_keys=True))
+            expected = _own_shapes(kind, json.dumps(config, sort_keys=True))
         ignored = kind._keys_to_ignore_on_load_unexpected or []
-        unexpected = [key for key in held.keys() - own.keys() if not any(re.search(text, key) for text in ignored)]
-        mismatched = [key for key in held.keys() & own.keys() if held[key] != own[key]]
-        _refuse(folder, name, weights_fault(own.keys() - held.keys(), unexpected, mismatched))
+        unexpected = [key for key in held.keys() - expected.keys() if not any(re.search(text, key) for text in ignored)]
+        mismatched = [key for key in held.keys() & expected.keys() if held[key] != expected[key]]
+        _refuse(folder, name, weights_fault(expected.keys() - held.keys(), unexpected, mismatched))
 
 
 def _check_loaded(folder: Path, skip: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ _SWAPPED = "norm_out.linear"
 
 def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same weights under diffusers' names; a name that is not in the table is refused."""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     unknown = []
     for full, tensor in weights.items():
         layer, number, kind = _split(_unwrapped(full))
@@ -117,13 +117,13 @@ def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if len(parts) != len(targets) or any(part.shape != parts[0].shape for part in parts):
             raise ModelError(f"{full} has shape {tuple(tensor.shape)}: q, k and v cannot be equal thirds of it.")
         for target, part in zip(targets, parts):
-            if target in found:
+            if target in renamed:
                 raise ModelError(
                     f"{full} gives {target}, which another tensor gave already: are these two checkpoints?"
                 )
-            found[target] = part.clone() if len(targets) > 1 else part  # a view would keep the whole matrix in memory
+            renamed[target] = part.clone() if len(targets) > 1 else part  # a view would keep the whole matrix in memory
     _refuse(unknown, "the original HunyuanVideo-1.5 layout")
-    return found
+    return renamed
 
 
 def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -138,14 +138,14 @@ def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             unknown.append(name)
     _refuse(unknown, "diffusers' HunyuanVideo-1.5 layout")
-    found = {}
+    renamed = {}
     for source, parts in shared.items():
         names = DIFFUSERS[_split(source)[0]]
         lacking = [name.partition(".#.")[2] for name in names if name not in parts]
         if lacking:
             raise ModelError(f"{source} needs q, k and v together, and the weights lack its {', '.join(lacking)}.")
-        found[source] = torch.cat([parts[name] for name in names]) if len(names) > 1 else parts[names[0]]
-    return found
+        renamed[source] = torch.cat([parts[name] for name in names]) if len(names) > 1 else parts[names[0]]
+    return renamed
 
 
 def is_original(names: Iterable[str]) -> bool:
@@ -220,25 +220,27 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
         raise ModelError(
             f'"{base}" holds a {pipeline}; --base must be a HunyuanVideo-1.5 checkpoint in diffusers\' layout.'
         )
-    found = read_weights(source)
-    if not is_original(found):
-        raise ModelError(f'"{source}" is not in the original layout (its first name is {_first(found)}).')
-    weights = to_diffusers(found)
+    originals = read_weights(source)
+    if not is_original(originals):
+        raise ModelError(f'"{source}" is not in the original layout (its first name is {_first(originals)}).')
+    weights = to_diffusers(originals)
     wanted = stored_shapes(folder / "transformer")
     wrong = [name for name in wanted.keys() & weights.keys() if wanted[name] != tuple(weights[name].shape)]
     fault = weights_fault(wanted.keys() - weights.keys(), weights.keys() - wanted.keys(), wrong)
     if fault is not None:
         raise ModelError(f'"{source}" is not a checkpoint of the size of "{base}": it {fault}.')
     save_folder(folder, out, {"transformer": weights}, dtype or _common(weights.values()))
-    return len(found)
+    return len(originals)
 
 
 def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> int:
     """The transformer of a diffusers checkpoint under its authors' names, as safetensors in `out`; returns the number of tensors."""
-    found = read_weights(resolve(ModelSpec(path=source)))
-    if is_original(found):
-        raise ModelError(f'"{source}" is in the original layout already (its first name is {_first(found)}).')
-    weights = to_original(found)
+    diffusers_weights = read_weights(resolve(ModelSpec(path=source)))
+    if is_original(diffusers_weights):
+        raise ModelError(
+            f'"{source}" is in the original layout already (its first name is {_first(diffusers_weights)}).'
+        )
+    weights = to_original(diffusers_weights)
     if dtype is not None:
         weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     with staged_weights(weights, out.with_name(f".{out.name}.tmp")) as staging:

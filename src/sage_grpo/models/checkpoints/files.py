@@ -107,8 +107,8 @@ def weight_files(component: Path, stem: str) -> list[Path]:
 def opened_weights(file: Path) -> Iterator[Any]:
     """A safetensors file whose header fits its length, with tensors as torch's; ModelError otherwise."""
     if not file.is_file():
-        found = ", ".join(sorted(other.name for other in file.parent.iterdir())) or "nothing"
-        raise ModelError(f"{file} is missing (found: {found}). Download the checkpoint again in full.")
+        present = ", ".join(sorted(other.name for other in file.parent.iterdir())) or "nothing"
+        raise ModelError(f"{file} is missing (found: {present}). Download the checkpoint again in full.")
     try:
         with safe_open(file, framework="pt") as content:
             yield content

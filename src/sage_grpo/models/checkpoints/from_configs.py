@@ -107,8 +107,8 @@ def _class_of(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
     module = find_family(PIPELINES[pipeline])
     if hasattr(module, "kind_of"):
         return module.kind_of(spec, pipeline)
-    found = [kind for kind in vars(module).values() if isinstance(kind, type)]
-    families = [kind for kind in found if issubclass(kind, FamilyModel) and "traits" in vars(kind)]
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type)]
+    families = [kind for kind in classes if issubclass(kind, FamilyModel) and "traits" in vars(kind)]
     return next(kind for kind in families if pipeline in kind.traits.pipelines)
 
 

@@ -106,10 +106,10 @@ def fresh_encoding(model: FamilyModel, prompt: str, image: Tensor | None) -> dic
 
 def token_ids(model: FamilyModel, prompt: str) -> dict[str, tuple[list[int], int | None]]:
     """For every tokenizer of a checkpoint the ids of a prompt, without special ones, and the id of unknown tokens."""
-    found = {}
+    by_tokenizer = {}
     for name in TOKENIZERS:
         tokenizer = getattr(model.pipe, name, None)
         if tokenizer is not None:
             ids = tokenizer(prompt, add_special_tokens=False).input_ids
-            found[name] = (list(ids), tokenizer.unk_token_id)
-    return found
+            by_tokenizer[name] = (list(ids), tokenizer.unk_token_id)
+    return by_tokenizer

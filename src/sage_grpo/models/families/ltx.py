@@ -228,8 +228,8 @@ class LtxCondition(Ltx):
 
         if num_steps < 1:
             raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
-        own = self.pipe.scheduler
-        scheduler = type(own).from_config(own.config, shift=shift)
+        stock = self.pipe.scheduler
+        scheduler = type(stock).from_config(stock.config, shift=shift)
         scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
         return scheduler
 

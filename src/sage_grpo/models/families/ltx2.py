@@ -240,18 +240,18 @@ class Ltx2(FamilyModel):
         self,
         x: Tensor,
         sigma: Tensor,
-        told: Tensor,
+        network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
+        v, v_negative = self._prompt_and_negative(x, sigma, network_time, inputs, conditions, scale)
         further = {part: one - 1 for part, one in self._by_part("guidance_scale", scale).items()}
         guided = v + self._times(further, v - v_negative)
         for name, (strengths, arguments) in self._perturbed().items():
             self._arguments = arguments
             try:
-                guided = guided + self._times(strengths, v - self._branch(x, sigma, told, inputs, name))
+                guided = guided + self._times(strengths, v - self._branch(x, sigma, network_time, inputs, name))
             finally:
                 self._arguments = {}
         return self._rescaled(x, sigma, guided, v), v
@@ -275,16 +275,16 @@ class Ltx2(FamilyModel):
         parts = self.parts.split(x.to(self._input_dtype))
         video, audio = parts["video"], parts["audio"]
         frames, height, width = video.shape[2:]
-        told = timestep
+        times = timestep
         if "condition" in inputs:  # a timestep for each token: the picture's are free of noise
-            told = timestep[:, None].repeat(1, frames * height * width)
-            told[:, : height * width] = 0
+            times = timestep[:, None].repeat(1, frames * height * width)
+            times[:, : height * width] = 0
         tokens, audio_tokens = self.network(
             hidden_states=pack(video),
             audio_hidden_states=audio.transpose(1, 2).flatten(2),
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             audio_encoder_hidden_states=inputs["audio_text"].to(self._input_dtype),
-            timestep=told,
+            timestep=times,
             audio_timestep=timestep,
             sigma=timestep,
             num_frames=frames,
@@ -383,9 +383,11 @@ def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
     low, high = 0.0, rate / 2
     filters = mel_filter_bank(1 + WINDOW // 2, bands, low, high, rate, norm="slaney", mel_scale="slaney")
     window = torch.hann_window(WINDOW, device=waves.device, dtype=waves.dtype)
-    found = torch.stft(waves.flatten(0, 1), WINDOW, hop, window=window, pad_mode="reflect", return_complex=True).abs()
-    heard = found.transpose(1, 2) @ torch.as_tensor(filters).to(found)
-    return heard.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
+    spectrum = torch.stft(
+        waves.flatten(0, 1), WINDOW, hop, window=window, pad_mode="reflect", return_complex=True
+    ).abs()
+    mel = spectrum.transpose(1, 2) @ torch.as_tensor(filters).to(spectrum)
+    return mel.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx2:

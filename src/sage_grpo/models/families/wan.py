@@ -87,7 +87,7 @@ class Wan(FamilyModel):
             "is image-to-video": self.image_to_video,
             "has the VAE of 2.2, whose size that pipeline takes for another": self.expand_timesteps,
         }
-        for reason in (reason for reason, found in reasons.items() if found):
+        for reason in (reason for reason, present in reasons.items() if present):
             raise ModelError(
                 f'model.options strength is for {FROM_CLIP}, and "{self.folder}" {reason}. Use a text-to-video checkpoint of 2.1, or leave it out.'
             )

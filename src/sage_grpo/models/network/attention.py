@@ -227,8 +227,11 @@ def _fastest(
         return AttentionBackendName.NATIVE, "PyTorch's own choice: the fast kernels do not run here"
     first, *others = times
     best = min([first, *(other for other in others if times[other] < CLEARLY * times[first])], key=times.__getitem__)
-    told = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
-    return best, f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {told})"
+    timings = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
+    return (
+        best,
+        f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {timings})",
+    )
 
 
 def _milliseconds(
@@ -269,5 +272,5 @@ def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
 
 def processors(network: nn.Module) -> list[Any]:
     """The processors whose backend can be chosen; older ones of diffusers (SD3.5's) call PyTorch themselves."""
-    found = [getattr(module, "processor", None) for module in network.modules()]
-    return [processor for processor in found if "_attention_backend" in dir(type(processor))]
+    candidates = [getattr(module, "processor", None) for module in network.modules()]
+    return [processor for processor in candidates if "_attention_backend" in dir(type(processor))]

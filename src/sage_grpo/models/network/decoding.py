@@ -183,8 +183,8 @@ def _in_turn(
 
     together = math.isqrt(len(chunks))
     for first in range(0, len(chunks), together):
-        own = chunks[first : first + together]
-        made, *past = _kept_small(run, first, len(own), *own, *past)
+        group = chunks[first : first + together]
+        made, *past = _kept_small(run, first, len(group), *group, *past)
         yield made
 
 
