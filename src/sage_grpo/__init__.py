@@ -1,7 +1,7 @@
 """SAGE-GRPO: reinforcement-learning post-training of flow-matching video generators.
 
-From Python (docs/api.md): `train`, `evaluate` and `generate`, the recipes, the configuration's parts, and what a program of
-yours hands over or listens to. Each name is imported when it is first used, so that `import sage_grpo` costs nothing.
+From Python (docs/api.md): `train`, `evaluate` and `generate`, the recipes, the configuration's parts, and the types of arguments
+and events. Each name is imported when it is first used, so that `import sage_grpo` costs nothing.
 """
 
 from importlib import import_module
@@ -41,7 +41,7 @@ _HOMES = {
     ),
     "types": ("Conditioning", "Reward", "VideoSpec"),
 }
-"""Public names by the modules that they live in."""
+"""Public names by module."""
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from sage_grpo.types import Conditioning as Conditioning
     from sage_grpo.types import Reward as Reward
     from sage_grpo.types import VideoSpec as VideoSpec
-else:  # type checkers must not see this, or every misspelt name would be fine with them
+else:  # hidden from type checkers, which would accept every misspelt name
 
     def __getattr__(name: str) -> Any:
         for home, names in _HOMES.items():

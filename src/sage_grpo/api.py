@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class WeightsSettings(TypedDict, total=False):
-    """Which weights `evaluate`, `evaluate_pairs` and `generate` use; the commands' options of these names say what they mean."""
+    """The weights that `evaluate`, `evaluate_pairs` and `generate` use; the keys mean the same as the commands' options of these names."""
 
     weights: Literal["final", "best", "base"] | None
     checkpoint: int | None
@@ -65,14 +65,14 @@ class GenerateSettings(WeightsSettings, total=False):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What is left of a run."""
+    """The result of a run."""
 
     out: Path
     """Its folder: config.yaml, metrics.jsonl, report.html, checkpoints, videos, and weights in best/ and final/."""
     iteration: int
     """Iterations completed."""
     stopped: bool
-    """Whether it was asked to stop before its last iteration; the same call continues it."""
+    """True if it was stopped before its last iteration; the same call continues it."""
     metrics: list[dict[str, float]]
     """The rows of metrics.jsonl: one per iteration (`reward/total`, ...) and one per evaluation (`eval/total`, ...)."""
     model: VelocityModel | None
@@ -81,7 +81,7 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A tuned model beside its base, on the same prompts and noises."""
+    """Evaluations of a base model and a tuned one, on the same prompts and noises."""
 
     base: Evaluation
     tuned: Evaluation
@@ -101,7 +101,7 @@ class Clips:
     names: list[str]
     """File names, as `sage-grpo generate` gives them."""
     sound: Sound | None = None
-    """What they sound like, where the model makes a sound."""
+    """Their sound, where the model makes one."""
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write mp4 files and a contact sheet; returns the mp4 files."""
@@ -131,11 +131,11 @@ def train(
     """Train as `sage-grpo train` does, in any thread; a run that is in `config.out` is continued.
 
     model: a VelocityModel in place of config.model; it is trained in place.
-    rewards: in place of config.rewards; a name, a RewardSpec, an object with `names` and `__call__`, a function, what
-        `own_reward` makes of one, or a list of such.
+    rewards: in place of config.rewards; a name, a RewardSpec, an object with `names` and `__call__`, a function, the
+        result of `own_reward`, or a list of such.
     prompts, held_out: rows in place of config.data: strings, mappings, Prompts, a Hugging Face dataset, a data frame.
-    on_iteration, on_evaluation, on_checkpoint, on_sentinel: called by the main process. What they raise ends the run, saved.
-    stop: `stop.set()` ends the run after the iteration that is under way, saved. In the main thread signals do so too.
+    on_iteration, on_evaluation, on_checkpoint, on_sentinel: called by the main process. An exception from them ends the run, saved.
+    stop: `stop.set()` ends the run after the current iteration, saved. In the main thread signals do so too.
     quiet: print nothing; callbacks, metrics.jsonl and warnings remain.
     """
     from sage_grpo.callbacks.journal import read_rows
@@ -147,14 +147,14 @@ def train(
 
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"train needs a TrainConfig, got {config!r:.100}: sage_grpo.recipe('shapes/sage') makes one.")
-    config, own = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
+    config, overrides = adopt(config, model=model, rewards=rewards, prompts=prompts, held_out=held_out)
     hooks = Hooks(iteration=on_iteration, evaluation=on_evaluation, checkpoint=on_checkpoint, sentinel=on_sentinel)
-    with session.session(config, own, remark=lambda text: warnings.warn(text, stacklevel=4)) as world:
-        ended = session.run(config, world, own, hooks, stop, quiet=quiet)
+    with session.session(config, overrides, remark=lambda text: warnings.warn(text, stacklevel=4)) as world:
+        ended = session.run(config, world, overrides, hooks, stop, quiet=quiet)
     out = Path(config.out)
-    told = leave_report(out) if world.is_main else ""
-    if told and not quiet:
-        print(told)
+    message = leave_report(out) if world.is_main else ""
+    if message and not quiet:
+        print(message)
     rows = read_rows(out / "metrics.jsonl")
     return TrainResult(out, ended.iteration, ended.stopped, rows, ended.model)
 
@@ -169,7 +169,7 @@ def evaluate(
 ) -> Evaluation:
     """Score clips of a model with the ODE and fixed seeds, as `sage-grpo evaluate` does.
 
-    run: the folder of a run, whose model, weights, rewards, prompts and settings count where nothing else is given.
+    run: the folder of a run, whose model, weights, rewards, prompts and settings are the defaults.
     model, rewards, prompts: as in `train`; a model object gets the run's weights. Prompts may also be the name of a file.
     options: weights, checkpoint, ema, lora, settings (an EvalConfig), micro_batch, max_failed_fraction, trust_run.
     """
@@ -188,7 +188,7 @@ def evaluate_pairs(
 ) -> Pairs:
     """A run's weights, or a LoRA, against the base model, clip by clip, as `sage-grpo evaluate --pairs` does.
 
-    Arguments are those of `evaluate`, but no model object: nobody knows what its weights were before.
+    Arguments are those of `evaluate`, but no model object: its base weights are not known.
     """
     from sage_grpo.generation.evaluate import compare, measure_pair
 
@@ -208,7 +208,7 @@ def _evaluation(
     prompts: str | Iterable[Row] | Frame | None,
     options: EvaluateSettings,
 ) -> tuple[EvaluateSpec, Given]:
-    """What to evaluate, and what takes the place of what it names."""
+    """The spec of an evaluation, and the objects that replace the names in it."""
     from sage_grpo.generation.evaluate import EvaluateSpec
     from sage_grpo.training.config import TrainConfig
     from sage_grpo.training.inputs import adopt
@@ -220,12 +220,14 @@ def _evaluation(
         base, prompts = replace(base, prompts=prompts), None
     spec, thing = _either(model)
     start = spec or base.model
-    config = TrainConfig(rewards=base.rewards, model=replace(start, train=True))  # a run's configuration trains
-    config, own = adopt(config, model=thing, rewards=rewards, prompts=prompts)
-    if run is None and own.prompts is not None:  # all that were given; a run has a number of its own
-        options.setdefault("settings", replace(base.settings, prompts=len(own.prompts)))
+    config = TrainConfig(
+        rewards=base.rewards, model=replace(start, train=True)
+    )  # TrainConfig needs a model that trains
+    config, overrides = adopt(config, model=thing, rewards=rewards, prompts=prompts)
+    if run is None and overrides.prompts is not None:  # all given prompts; a run has its own number
+        options.setdefault("settings", replace(base.settings, prompts=len(overrides.prompts)))
     chosen = replace(base, model=replace(config.model, train=start.train), rewards=config.rewards, **options)
-    return chosen, own
+    return chosen, overrides
 
 
 def generate(
@@ -259,10 +261,10 @@ def generate(
     clips = clips_of(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
     loaded = chosen.find(chosen.model).load(thing)
     made = [(videos, sound) for _, videos, sound in sample(chosen, loaded, clips)]
-    heard = [sound for _, sound in made if sound is not None]
+    sounds = [sound for _, sound in made if sound is not None]
     return Clips(
         videos=torch.cat([videos for videos, _ in made]),
-        sound=Sound(torch.cat([sound.waves for sound in heard]), heard[0].rate) if heard else None,
+        sound=Sound(torch.cat([sound.waves for sound in sounds]), sounds[0].rate) if sounds else None,
         prompts=[clip.prompt.text for clip in clips],
         seeds=[clip.seed for clip in clips],
         fps=loaded.video.fps,

@@ -1,4 +1,4 @@
-"""Small frozen records that travel along the line prompts -> rollout -> rewards -> update."""
+"""Small frozen records shared by prompts, rollouts, rewards and updates."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 Keep = Literal["input", "attention", "all"]
-"""What a block of a network keeps for its backward pass: its input only (the rest is computed again), also the outputs of attention
-(the slowest to compute and small), or everything. Gradients are the same."""
+"""Activations that a block keeps for its backward pass: its input only (the rest is computed again), also the outputs of attention
+(slow to compute and small), or everything. Gradients are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class VideoSpec:
 
 @dataclass(frozen=True)
 class Sound:
-    """What clips sound like."""
+    """The sound of one clip or of several."""
 
     waves: Tensor
     """Clips x channels x samples (of one clip: channels x samples), float32 within -1 and 1, on the CPU."""
@@ -51,17 +51,17 @@ class Sound:
 
 @dataclass(frozen=True)
 class Placed:
-    """Frames of a clip that are given."""
+    """Given frames of a clip."""
 
     frames: Tensor
     """uint8 F x H x W x 3, of any size; a picture is one frame."""
     at: int = 0
-    """Where the first of them stands in the clip."""
+    """Index of the first of them in the clip."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a model needs to know about ONE sample besides x and sigma.
+    """The inputs of a model for ONE sample besides x and sigma.
 
     Tensors carry no batch dimension and no padding: only valid text tokens are kept, so attention needs no mask.
     All members of a group share one object, which lets a model recognise equal conditions by identity.
@@ -88,7 +88,7 @@ class Scores:
 
 
 class PartScores(dict[str, Tensor]):
-    """What a reward may return: named scores together with the reasons why single clips could not be scored."""
+    """Named scores that a reward may return, with the reasons why single clips could not be scored."""
 
     def __init__(self, parts: Mapping[str, Tensor], reasons: Mapping[int, str] | None = None) -> None:
         super().__init__(parts)
@@ -129,11 +129,11 @@ class DifferentiableReward(Protocol):
 
 @runtime_checkable
 class Reads(Protocol):
-    """A reward that says what it is called with, in the place of clips; one that does not reads clips."""
+    """A reward that declares its input, clips or latents; without a declaration it reads clips."""
 
     @property
     def reads(self) -> Literal["clips", "latents"]:
-        """latents: float32, in the shape and the scale in which the model samples them. Nothing is decoded for such a reward."""
+        """latents: float32, in the shape and the scale of the model's samples. Nothing is decoded for such a reward."""
         ...
 
 
@@ -143,13 +143,13 @@ class ComparesClips(Protocol):
 
     @property
     def compares(self) -> bool:
-        """Whether every call needs all clips of one group, and no others; their order must not matter."""
+        """True if every call needs all clips of one group, and no others; their order must not matter."""
         ...
 
 
 @runtime_checkable
 class ReadsFrames(Protocol):
-    """A reward that does not look at all frames, and says at which it does: others need not be decoded, and may be black."""
+    """A reward that reads some of a clip's frames: the others need not be decoded, and may be black."""
 
     def frames_read(self, count: int, fps: float) -> Sequence[int] | None:
         """Indices of the frames by which a clip of `count` frames is scored; None is all of them."""
@@ -158,35 +158,36 @@ class ReadsFrames(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource:
-    """Where the file or folder that an option of a reward names comes from."""
+    """The origin of the file or folder that an option of a reward names."""
 
     text: str
-    """In words; {value} stands for what the option says."""
+    """The origin in words; {value} stands for the option's value."""
     hub: str = ""
-    """A file of it by which to find it in the hub's cache; empty where only a path will do."""
+    """A file of the repository, to find it in the hub's cache; empty where only a path is accepted."""
     repo: str = ""
     """The repository on the hub that a folder at this path is a copy of: `sage-grpo download` can make it, and a name on the hub needs its commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFacts:
-    """What one should know of a built-in reward before it is loaded; every one has them as `facts`."""
+    """Facts about a built-in reward, known before it is loaded; every built-in reward has them as `facts`."""
 
     what: str
-    """What it measures."""
+    """The quality that it measures."""
     parts: str
-    """What it returns."""
+    """The scores that it returns."""
     files: Mapping[str, FileSource] = field(default_factory=dict)
     """The options that name files, and where those come from."""
     parameters: float = 0.0
-    """Of its networks, with the model that is named first."""
+    """Number of parameters of its networks, with the model that is named first."""
     gigabytes: float = 0.0
     """GPU memory of these weights at their default precision; activations come on top."""
     extra: str = ""
     """Optional dependencies, as `pip install "sage-grpo[EXTRA]"`."""
     module: str = ""
-    """What that installs."""
+    """The module that the extra installs."""
     network: str = ""
-    """What leaves the machine, and where to. Such a reward cuts batches itself, is never called twice for one clip, and must answer when tried out."""
+    """The data that leaves the machine, and its destination. Such a reward splits batches itself, is never called twice for one clip, and must
+    answer a trial call."""
     licence: str = "part of this project"
-    """Of the weights, as far as known; their own pages decide."""
+    """Licence of the weights, as far as known; their own pages decide."""

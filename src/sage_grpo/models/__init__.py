@@ -1,4 +1,4 @@
-"""Models: what a family has to give (base), what it is made from (spec), how it is sampled (policy, sampling), and the families themselves."""
+"""Models: their protocols (base), settings (spec), sampling (policy) and families."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class ModelError(ValueError):
-    """A model cannot be loaded or used as asked; the message says what to do."""
+    """A model cannot be loaded or used as asked; the message names a remedy."""
 
 
 def no_numbers(what: str, modules: Iterable[nn.Module]) -> ModelError:
-    """The error for a result that holds NaN or infinity. Only now are the weights read, to name the one that is to blame."""
+    """The error for a result that holds NaN or infinity. The weights are read only now, to name a broken one."""
     names = (
         f"{type(module).__name__}'s {name}"
         for module in modules

@@ -1,4 +1,4 @@
-"""The protocol between a model and everything above it."""
+"""The protocol of a model, and the optional protocols of models that can do more."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Progress = Callable[[int, int], None]
 
 
 class Settings(Protocol):
-    """What is read of the ModelSpec that a model was made from."""
+    """The fields of a model's ModelSpec that its callers read."""
 
     @property
     def dtype(self) -> str:
-        """What the network computes in."""
+        """Precision of the network's computation."""
 
     @property
     def lora(self) -> object | None:
@@ -33,14 +33,14 @@ class Settings(Protocol):
 
     @property
     def packed(self) -> bool:
-        """Whether padding is dropped."""
+        """True if padding is dropped."""
 
 
 @runtime_checkable
 class VelocityModel(Protocol):
     """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights.
 
-    What is not a method is only read, so an attribute will do, and one of a narrower type. Nothing is to be subclassed.
+    Properties are only read, so attributes will do, also of a narrower type. No base class is needed.
     """
 
     @property
@@ -53,7 +53,7 @@ class VelocityModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its network lives."""
+        """Device of its network."""
 
     @property
     def shift(self) -> float:
@@ -61,7 +61,7 @@ class VelocityModel(Protocol):
 
     @property
     def guidance_scale(self) -> float:
-        """Scale of classifier-free guidance that `velocity` uses unless told otherwise; 1 is none."""
+        """Default scale of classifier-free guidance in `velocity`; 1 is none."""
 
     @property
     def network(self) -> nn.Module:
@@ -90,7 +90,7 @@ class VelocityModel(Protocol):
         """
 
     def trains(self, sigma: Tensor | float) -> bool:
-        """Whether the velocity at sigma depends on the trainable parameters."""
+        """True if the velocity at sigma depends on the trainable parameters."""
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
@@ -102,7 +102,7 @@ class VelocityModel(Protocol):
         """The parameters that training changes, by stable names in a stable order."""
 
     def keep(self, levels: Sequence[Keep]) -> None:
-        """What each block keeps for its backward pass: "input", "attention" or "all"; what is not kept is computed again."""
+        """Set the activations that each block keeps for its backward pass: "input", "attention" or "all"; the others are computed again."""
 
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part between phases of training."""
@@ -114,19 +114,19 @@ class VelocityModel(Protocol):
         """Add a saved LoRA to the network, frozen."""
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
-        """Write what a user of diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
+        """Write files that diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
 
 
 @runtime_checkable
 class HasExperts(Protocol):
-    """A model that may train two networks, one for high and one for low noise; of others the one that is not trained is the other."""
+    """A model that may train two networks, one for high and one for low noise."""
 
     def network_at(self, sigma: Tensor | float) -> int:
-        """Which network predicts the velocity at sigma: 0 the one for the highest noise, 1 the other."""
+        """Index of the network that predicts the velocity at sigma: 0 the one for the highest noise, 1 the other."""
 
 
 def network_of(model: VelocityModel) -> Callable[[float], int]:
-    """Which network of a model runs at a noise level. Ranks that share sharded networks run the same one at a time."""
+    """The function from a noise level to the index of the network that runs there. Ranks that share sharded networks run the same one at a time."""
     if isinstance(model, HasExperts):
         return model.network_at
     return lambda sigma: int(model.trains(sigma) != model.trains(1.0))
@@ -134,7 +134,7 @@ def network_of(model: VelocityModel) -> Callable[[float], int]:
 
 @runtime_checkable
 class Explains(Protocol):
-    """A model that says what it decided while loading."""
+    """A model that records its decisions while loading."""
 
     choices: dict[str, str]
 
@@ -144,7 +144,7 @@ class Differentiable(Protocol):
     """A model whose clips have a gradient."""
 
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
-        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds.
+        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph; `decode` rounds them.
 
         Only `frames`, in order, need be right; others may be black.
         """
@@ -152,7 +152,7 @@ class Differentiable(Protocol):
 
 
 def differentiable(model: object) -> Differentiable:
-    """The model as one whose clips have a gradient; ModelError where it is none."""
+    """The model as a Differentiable; ModelError if it is not one."""
     if not isinstance(model, Differentiable):
         raise ModelError(
             f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no method `pixels(latents, frames)` "
@@ -163,19 +163,19 @@ def differentiable(model: object) -> Differentiable:
 
 @runtime_checkable
 class EncodesClips(Protocol):
-    """A model that makes latents of clips, which is what it learns given clips with."""
+    """A model that encodes clips into latents, as training on given clips needs."""
 
     def to_latents(self, clips: Tensor) -> Tensor:
-        """uint8 clips B x F x H x W x 3 of the model's format to latents: what `decode` inverts, but for what the VAE loses."""
+        """uint8 clips B x F x H x W x 3 of the model's format to latents: the inverse of `decode`, up to the VAE's loss."""
         ...
 
     def latents_key(self) -> str:
-        """Equal where equal clips give equal latents: what is kept of them goes by it."""
+        """A key, equal where equal clips give equal latents; cached latents are stored by it."""
         ...
 
 
 def encodes_clips(model: object) -> EncodesClips:
-    """The model as one that makes latents of clips; ModelError where it is none."""
+    """The model as an EncodesClips; ModelError if it is not one."""
     if not isinstance(model, EncodesClips):
         raise ModelError(
             f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no methods `to_latents(clips)` and "
@@ -186,16 +186,16 @@ def encodes_clips(model: object) -> EncodesClips:
 
 @runtime_checkable
 class TakesPlaced(Protocol):
-    """A model that may be given pictures and clips at any place of what it makes; it refuses those that it cannot take."""
+    """A model that accepts given pictures and clips at any place of its clip; it refuses those that it cannot use."""
 
     def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
-        """The conditioning of a prompt and what is given beside it."""
+        """The conditioning of a prompt and given frames."""
         ...
 
 
 @runtime_checkable
 class StartsFromClips(Protocol):
-    """A model that may start from a clip in the place of pure noise; its grid then begins at the level that the clip is noised to."""
+    """A model that may start from a clip instead of pure noise; its grid then begins at the level that the clip is noised to."""
 
     @property
     def video(self) -> VideoSpec:
@@ -207,8 +207,8 @@ class StartsFromClips(Protocol):
         ...
 
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, and read only where those of this key are
-        not known yet."""
+        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, called only if no
+        latents of this key are cached."""
         ...
 
 
@@ -217,7 +217,7 @@ class TakesFormats(Protocol):
     """A model that can learn clips of other formats than its own."""
 
     def in_format(self, video: VideoSpec) -> VelocityModel:
-        """The same model, with the same weights, for clips of another format; ModelError where it has none such."""
+        """The same model, with the same weights, for clips of another format; ModelError if it cannot make them."""
         ...
 
 
@@ -250,7 +250,7 @@ class BringsSolver(Protocol):
 
 @runtime_checkable
 class RunsCheaply(Protocol):
-    """A model that can do with less where nothing is learned (rollout.cheap); others run every step exactly."""
+    """A model that can approximate steps that are not trained (rollout.cheap); others run every step exactly."""
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         """Forward passes of one velocity: two where guidance runs the negative prompt as well."""
@@ -258,20 +258,20 @@ class RunsCheaply(Protocol):
     def both(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`velocity`, to the bit, and what the prompt alone gives."""
+        """`velocity`, to the bit, and the velocity of the prompt alone."""
 
     def check_cheap(self, spec: CheapSpec) -> None:
-        """Refuse what this network cannot do."""
+        """Refuse settings that this network does not support."""
 
     def cheaply(self, spec: CheapSpec) -> AbstractContextManager[Callable[[], None]]:
-        """Inside, passes run with the cache and the attention of the spec; call what it gives before another clip."""
+        """A context in which passes run with the cache and the attention of the spec; call the function that it yields before another clip."""
 
 
 class SequenceSplit(Protocol):
     """One rank's part of the tokens (implemented by `sage_grpo.distributed.context.SequenceParallel`)."""
 
     def check(self, heads: int) -> None:
-        """Raise unless the heads can be dealt out."""
+        """Raise unless the ranks can divide the heads."""
 
     def counts(self, total: int) -> list[int]:
         """Tokens of every rank."""
@@ -291,7 +291,7 @@ class SequenceSplit(Protocol):
         counts: list[int],
         key_counts: list[int] | None = None,
     ) -> Tensor:
-        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where others are asked than ask."""
+        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where the keys are other tokens than the queries."""
 
 
 @runtime_checkable

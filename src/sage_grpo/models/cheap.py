@@ -1,7 +1,7 @@
-"""How a rollout may run the network where nothing is learned. Imports nothing heavy.
+"""Approximations of the steps of a rollout that are not trained. Imports nothing heavy.
 
-Only a step that explores is a policy, which an update replays. What leads there is given, and what follows only makes the clip that is scored:
-both may be computed in any way that ranks clips alike. `sage-grpo probe` measures which ways do.
+Only exploring steps are trained, so the other steps, called given, may be approximated as long as clips are ranked alike: `sage-grpo probe`
+measures that.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from sage_grpo.config.ranges import Count, Positive, Range, Share, checked
 from sage_grpo.models import ModelError
 
 Guide = Literal["exact", "whole", "reused", "none"]
-"""How a step of a rollout is guided. exact: it explores, and nothing about it is cheap. The others are given: whole runs the negative
-branch, reused takes what guidance added at the last whole step, none runs the prompt alone."""
+"""Guidance of a step of a rollout. exact: an exploring step, not approximated. The others are for given steps: whole runs the negative
+branch, reused adds the contribution of guidance at the last whole step, none runs the prompt alone."""
 Cache = Literal["first_block", "taylorseer"]
 """diffusers' caches of block outputs whose state is kept apart for every branch of guidance and every length of text."""
 
 
 @checked
 class CheapSpec:
-    """What given steps of a rollout do without: those before and after the steps that explore. All of it is off by default; the steps that explore,
-    their replays and evaluations are exact in any case."""
+    """Approximations of the given steps of a rollout: those before and after the exploring steps. All are off by default; exploring steps, their
+    replays and evaluations are exact in any case."""
 
     guidance: tuple[Share, Share] | None = None
     """Guide given steps only at noise levels (low, high); at others the negative branch is left out. None guides all of them."""
@@ -45,41 +45,41 @@ class CheapSpec:
 
     @property
     def guides_less(self) -> bool:
-        """Whether the negative branch is left out anywhere."""
+        """True if the negative branch is left out anywhere."""
         return self.guidance is not None or self.negative_every > 1
 
     @property
     def changes_passes(self) -> bool:
-        """Whether a pass itself runs in another way."""
+        """True if a pass itself is approximated."""
         return self.cache is not None or self.attention is not None
 
     @property
     def on(self) -> bool:
-        """Whether given steps differ from exact ones at all."""
+        """True if given steps differ from exact ones."""
         return self.guides_less or self.changes_passes
 
     def guides(
         self, sigmas: Sequence[float], explores: Sequence[bool], network: Callable[[float], int]
     ) -> tuple[Guide, ...]:
-        """How every step of a schedule is guided. What guidance added is reused neither over a step that explores nor by another expert."""
+        """The guidance of every step of a schedule. Its contribution is reused neither across an exploring step nor by another expert."""
         low, high = self.guidance or (0.0, 1.0)
-        found: list[Guide] = []
+        guides: list[Guide] = []
         age, last = None, None
         for sigma, noisy in zip(sigmas, explores):
             if noisy:
-                found.append("exact")
+                guides.append("exact")
                 age = None
             elif not low <= sigma <= high:
-                found.append("none")
+                guides.append("none")
             else:
                 again = age is None or age + 1 == self.negative_every or network(sigma) != last
-                found.append("whole" if again else "reused")
+                guides.append("whole" if again else "reused")
                 age, last = 0 if again else (age or 0) + 1, network(sigma)
-        return tuple(found)
+        return tuple(guides)
 
 
 def check_negative(spec: CheapSpec, branches: Callable[[float], int]) -> None:
-    """Refuse to leave out a negative branch that there is not; `branches` are the passes of a velocity at a noise level."""
+    """Refuse to leave out a negative branch that does not exist; `branches` are the passes of a velocity at a noise level."""
     if spec.guides_less and max(branches(1.0), branches(0.0)) == 1:
         name = "guidance" if spec.guidance is not None else "negative_every"
         raise ModelError(

@@ -1,7 +1,7 @@
-"""A small decoder in the VAE's place, where clips are made for training's rewards only: `model.decoder`.
+"""A small decoder in place of the VAE for clips that only the rewards of training read: `model.decoder`.
 
-diffusers has a class for one kind, AutoencoderTiny, which knows single pictures. Any other is a function of the user's own module: code does
-not come from a folder of weights.
+diffusers has a class for one kind, AutoencoderTiny, which decodes single pictures. Any other is a function of the user's own module: no code
+is loaded from a folder of weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TINY = "AutoencoderTiny"
 
 
 def load_decoder(name: str, model: VelocityModel) -> Decode:
-    """What makes uint8 clips B x F x H x W x 3 on the CPU of a model's latents: `module:function`, or a folder with an AutoencoderTiny."""
+    """The function from a model's latents to uint8 clips B x F x H x W x 3 on the CPU: `module:function`, or a folder with an AutoencoderTiny."""
     pixels = find_decoder(name) if ":" in name else _tiny(Path(name).expanduser(), model)
 
     @torch.no_grad()
@@ -35,7 +35,7 @@ def load_decoder(name: str, model: VelocityModel) -> Decode:
         _check(name, made, len(latents), model.video)
         return to_uint8([made])
 
-    decode(torch.zeros(1, *model.latent_shape()))  # what is refused is refused before a rollout
+    decode(torch.zeros(1, *model.latent_shape()))  # a wrong decoder fails before a rollout
     return decode
 
 
@@ -53,12 +53,12 @@ def find_decoder(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def _tiny(folder: Path, model: VelocityModel) -> Callable[[Tensor], Tensor]:
-    """diffusers' AutoencoderTiny on latents as the model has them: it was trained on scaled ones."""
+    """diffusers' AutoencoderTiny for the model's latents; it was trained on scaled ones."""
     kind = read_if_there(folder / "config.json").get("_class_name")
     if kind != TINY:
-        found = f"holds a {kind}" if kind else "has no config.json of a diffusers model"
+        fault = f"holds a {kind}" if kind else "has no config.json of a diffusers model"
         raise ModelError(
-            f"model.decoder {folder}: it {found}. Give a folder with an {TINY} (models of images), or module:function for a decoder of your "
+            f"model.decoder {folder}: it {fault}. Give a folder with an {TINY} (models of images), or module:function for a decoder of your "
             "own."
         )
     from diffusers import AutoencoderTiny

@@ -1,4 +1,4 @@
-"""Where a model computes, and in which precision each of its components is loaded."""
+"""The device of a model, and the precision of each of its components."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ def choose_device(name: str | torch.device) -> torch.device:
     """The device of a spec; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == torch.device("meta"):  # a model without weights; as a word a device that computes nothing is refused
+    if name == torch.device(
+        "meta"
+    ):  # a model without weights; the name "meta" in a spec is refused, because it computes nothing
         return torch.device("meta")
     use = 'Use "auto", "cpu", "cuda" or "cuda:1".'
     try:
         device = torch.device(name)
         if device.type != "cuda":
             torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # whatever a kind of device has to say
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # each kind of device raises another
         raise ModelError(f'There is no device "{name}" here. {use}') from error
     count = torch.cuda.device_count() if device.type == "cuda" else 1
     if device.type == "meta" or (device.index or 0) >= max(1, count):
@@ -36,7 +38,7 @@ def choose_device(name: str | torch.device) -> torch.device:
 
 
 def slow_dtype(dtype: str, device: torch.device) -> str:
-    """What to say of a precision that a device computes in far more slowly than in another; empty where there is nothing to say."""
+    """A warning about a precision in which a device is far slower than in another; empty where there is none."""
     if dtype != "bfloat16" or device.type != "cpu":
         return ""
     return "model.dtype bfloat16 is hundreds of times slower than float32 on a CPU: set --model.dtype float32, or take a GPU."
@@ -45,7 +47,7 @@ def slow_dtype(dtype: str, device: torch.device) -> str:
 def load_dtypes(
     spec: ModelSpec, device: str | torch.device | None = None, *, trained: Sequence[str] = ("transformer",)
 ) -> dict[str, torch.dtype]:
-    """What to load each component in: float32 where all weights are trained, `dtype` elsewhere; `device` as in load()."""
+    """The precision of each component: float32 where all weights are trained, `dtype` elsewhere; `device` as in load()."""
     full = spec.train and spec.lora is None
     cuda = choose_device(spec.device if device is None else device).type == "cuda"
     return {
@@ -56,19 +58,19 @@ def load_dtypes(
 
 
 class Home:
-    """Copies in the CPU's memory of weights that never change: a module that leaves a GPU again only lets go of what it has there.
+    """Copies in CPU memory of weights that never change: a module that leaves a GPU only frees its memory there.
 
-    Pinned, so that it returns at the speed of the bus. A module that never leaves has no copy.
+    The copies are pinned, so that it returns at the speed of the bus. A module that never leaves has none.
     """
 
     def __init__(self) -> None:
         self._copies: dict[tuple[int, int], Tensor] = {}
-        """By module, and by the place of the tensor in it."""
+        """Copies by module and index of the tensor in it."""
 
     def move(self, module: nn.Module, device: torch.device) -> None:
         """Put a module's tensors on a device, if they are not there."""
 
-        def there(held: Tensor) -> bool:  # "cuda" is any of them
+        def there(held: Tensor) -> bool:  # "cuda" is any CUDA device
             return held.device.type == device.type and device.index in (None, held.device.index)
 
         if all(there(held) for held in (*module.parameters(), *module.buffers())):
@@ -85,8 +87,8 @@ class Home:
         def copy(held: Tensor) -> Tensor:
             key = (id(module), next(places))
             if key not in self._copies:
-                own = held.data.cpu()
-                self._copies[key] = own.pin_memory() if held.is_cuda else own
+                on_cpu = held.data.cpu()
+                self._copies[key] = on_cpu.pin_memory() if held.is_cuda else on_cpu
             return self._copies[key]
 
         module._apply(copy)

@@ -1,7 +1,7 @@
-"""Checkpoints that were distilled to few steps or to no guidance: how to tell one, and what to say where it is used as if it were not.
+"""Detection of checkpoints that were distilled to few steps or to no guidance, and advice where they are used as if they were not.
 
 No file of such a checkpoint forbids guidance: its network has the same shape as the one it was made from, and loads with that one's
-guidance and steps. What gives it away is its name (on the hub, as a folder, in a config or a model card) or a setting of its files.
+guidance and steps. It is recognized by its name (on the hub, as a folder, in a config or a model card) or a setting of its files.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SIGNS: Mapping[str, tuple[int, int] | None] = {
     r"(?<![a-z])(?:cfg_?-?distill|step_?-?distill|self-?_?forcing|sfwan)": None,
 }
 """Names that distilled checkpoints have, as regular expressions for small letters, and the fewest and most steps with which their authors
-sample them: None where these are those of the model that it was made from, or could not be looked up. The first that fits counts."""
+sample them: None where these are those of the original model, or are not known. The first match counts."""
 USUAL = 40
 """Steps of an evaluation of a model that needs many."""
 UNDONE = re.compile(r"(?:de|un|non|not)[-_ ]?distill")
-"""Names of models whose distillation was undone, or that say that there was none."""
+"""Names of models that were not distilled, or whose distillation was undone."""
 COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")
 """A number of steps in a name."""
 
@@ -43,12 +43,12 @@ class Distilled:
     """A checkpoint that is sampled without guidance."""
 
     evidence: str
-    """What says so, in words."""
+    """The evidence, in words."""
     steps: tuple[int, int] | None = None
     """Steps with which its authors sample it; None where that is not known here."""
 
     def advice(self, scale: float, steps: int | None = None, evaluated: int | None = None) -> str | None:
-        """What is wrong with a guidance scale (1 is none) and the numbers of steps of rollouts and evaluations, and what to set; None where nothing is."""
+        """Advice on a wrong guidance scale (1 is none) or wrong numbers of steps of rollouts and evaluations; None where all are right."""
         low, high = self.steps or (0, 0)
         asked = {"rollout.steps": steps, "evaluate.steps": evaluated}
         guided, many = scale != 1, {name: count for name, count in asked.items() if high and (count or 0) > high}
@@ -67,7 +67,7 @@ class Distilled:
 
 
 def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
-    """What the names of a checkpoint and its adapters and its files give away; `folder` is None where it is not on this machine."""
+    """The distillation that the names of a checkpoint and its adapters, or its files, show; `folder` is None where it is not on this machine."""
     path, adapters = (
         spec.path,
         [("the file of an adapter", f"{Path(one.path).name}/{one.file}") for one in spec.adapters],
@@ -80,7 +80,7 @@ def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
     for where, name in names:
         sign = next((sign for sign in SIGNS if re.search(sign, name.casefold())), None)
         if sign is not None:
-            # A number of steps beside the sign counts for more than the table's. Alone it may be anybody's run.
+            # A number of steps beside the sign replaces the table's. Alone it may be the number of any run.
             counted = COUNTED.search(name.casefold())
             steps = SIGNS[sign] if counted is None else (int(counted[1]), int(counted[1]))
             return Distilled(evidence=f'{where} is "{name}"', steps=steps)
@@ -88,30 +88,30 @@ def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
 
 
 def steps_of(spec: ModelSpec) -> int:
-    """Steps in which a model is evaluated where nobody says otherwise: as many as its stated grid has, or as the authors of a distilled one take at
-    most, as far as its name or an adapter's tells, so that whoever plans a run and whoever runs it agree; else 40."""
+    """Default number of steps of an evaluation: that of the stated grid, or the most that the authors of a distilled model take, else 40. Only the
+    names of the model and its adapters are read, so that a plan and a run agree."""
     if spec.sigmas:
         return len(spec.sigmas)
-    found = find_distilled(spec, None)
-    return USUAL if found is None or found.steps is None else found.steps[1]
+    distilled = find_distilled(spec, None)
+    return USUAL if distilled is None or distilled.steps is None else distilled.steps[1]
 
 
 def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:
-    """Names that a checkpoint goes by, with where each of them stands; without the hub's owners and the folders above."""
-    found = [("its name", Path(path).name)]
+    """The names of a checkpoint, each with its source; without the hub's owners and the folders above."""
+    names = [("its name", Path(path).name)]
     if folder is None:
-        return found
+        return names
     cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]
-    found += [("its name on the hub", name) for name in cached]
+    names += [("its name on the hub", name) for name in cached]
     for file in ("model_index.json", "transformer/config.json"):
         source = read_if_there(folder / file).get("_name_or_path")
         if isinstance(source, str):
-            found.append((f"_name_or_path in {file}", _last(source)))
+            names.append((f"_name_or_path in {file}", _last(source)))
     card = folder / "README.md"
     if card.is_file():
         title = re.search(r"^#\s+(.+)$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        found += [("the title of its model card", title[1].strip())] if title else []
-    return found
+        names += [("the title of its model card", title[1].strip())] if title else []
+    return names
 
 
 def _last(source: str) -> str:
@@ -137,8 +137,8 @@ def _by_files(folder: Path) -> Distilled | None:
 
 
 def is_schnell(transformer: Mapping[str, Any], scheduler: Mapping[str, Any]) -> bool:
-    """Whether configs of FLUX.1 are schnell's: no guidance input, and a shift that does not grow with the image.
+    """True if configs of FLUX.1 are schnell's: no guidance input, and a shift that does not grow with the image.
 
-    Neither alone would do: dev without its guidance input (a "de-distilled" one) keeps dev's scheduler.
+    One condition is not enough: dev without its guidance input (a "de-distilled" one) keeps dev's scheduler.
     """
     return not transformer.get("guidance_embeds") and not scheduler.get("use_dynamic_shifting")

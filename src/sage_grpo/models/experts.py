@@ -1,4 +1,4 @@
-"""The transformers of a pipeline: one, or two experts (Wan 2.2) of which each has the noise on its side of a boundary; and the files of what they learned."""
+"""The transformers of a pipeline: one, or two experts (Wan 2.2) of which each has the noise on its side of a boundary; and the files of their trained weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOISE: Mapping[str, lora.Expert] = {"transformer": "high", "transformer_2": "low
 
 
 class Experts:
-    """Which transformers a pipeline has, which of them are trained, and which runs when."""
+    """The transformers of a pipeline, the trained ones among them, and their noise levels."""
 
     def __init__(self, spec: ModelSpec, index: Mapping[str, Any], pipe: Any) -> None:
         self._pipe = pipe
@@ -26,10 +26,10 @@ class Experts:
         self.all = ("transformer",) if self.boundary is None else tuple(NOISE)
         """Components, the one for high noise first."""
         self.components = trained_components(spec, index)
-        """Those that are trained: one, or both."""
+        """Trained components: one, or both."""
 
     def at(self, timestep: float) -> int:
-        """Which of `all` runs at a timestep."""
+        """Index in `all` of the transformer that runs at a timestep."""
         if self.boundary is None:
             return 0
         return 0 if timestep >= self.boundary * float(self._pipe.scheduler.config.num_train_timesteps) else 1
@@ -48,11 +48,11 @@ class Experts:
         return None if self.boundary is None else NOISE[component]
 
     def prefix(self, component: str) -> str:
-        """What comes before a parameter's name where two transformers have the same ones."""
+        """Prefix of parameter names where two transformers have the same ones."""
         return f"{component}." if len(self.components) > 1 else ""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Of the transformers that are trained."""
+        """The parameters of the trained transformers."""
         named = {self.prefix(name): one.named_parameters() for name, one in self.trained.items()}
         return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
 
@@ -70,15 +70,15 @@ def load_trained(experts: Experts, source: str | Path) -> None:
     components = experts.all if lora.has_both(folder) else experts.components
     for component in components:
         transformer = experts.of(component)
-        own = lora.folder_of(folder, component) if len(components) > 1 else folder
-        lora.load_into(transformer, own, expert=experts.noise(component))
+        subfolder = lora.folder_of(folder, component) if len(components) > 1 else folder
+        lora.load_into(transformer, subfolder, expert=experts.noise(component))
         transformer.requires_grad_(False)
 
 
 def save_trained(
     experts: Experts, folder: Path, weights: Mapping[str, Tensor], *, whole: bool
 ) -> tuple[dict[str, dict[str, Tensor]], lora.Merge]:
-    """Write the LoRAs of the transformers that are trained, or return their merged weights, and what merging rounded, where whole ones are asked for.
+    """Write the LoRAs of the trained transformers, or, with `whole`, return their merged weights and the rounding of the merge.
 
     `weights` replaces parameters by name.
     """
@@ -88,10 +88,10 @@ def save_trained(
     states, merge = {}, lora.Merge()
     for component, transformer in experts.trained.items():
         prefix = experts.prefix(component)
-        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        parameters = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
         if whole:
-            states[component] = lora.merged_weights(transformer, own, merge)
+            states[component] = lora.merged_weights(transformer, parameters, merge)
         else:
             target = lora.folder_of(folder, component) if prefix else folder
-            lora.save_lora(target, transformer, own, experts.noise(component))
+            lora.save_lora(target, transformer, parameters, experts.noise(component))
     return states, merge

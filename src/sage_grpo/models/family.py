@@ -1,4 +1,4 @@
-"""What all diffusers families share. A family adds how it encodes, runs and scales; see docs/extending.md."""
+"""The base class of all diffusers families. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FamilyModel(ABC):
 
     @classmethod
     def load(cls, spec: ModelSpec, device: str | torch.device | None = None) -> Self:
-        """Load the checkpoint of a spec; what can be refused is refused before weights are read."""
+        """Load the checkpoint of a spec; bad settings and files are refused before weights are read, where possible."""
         import diffusers
 
         folder, traits = resolve(spec), cls.traits
@@ -107,9 +107,9 @@ class FamilyModel(ABC):
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.options = spec.family_options(self.traits.options)
         self.text_tokens = self.traits.text_tokens
-        """Tokens of a prompt, as far as costs go by them."""
+        """Tokens of a prompt, for estimates of cost."""
         self.choices: dict[str, str] = {}
-        """What was decided while loading and why, and what merging left of a LoRA, for people."""
+        """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
         self.experts = Experts(spec, index, pipe)
         first = self.experts.components[0]
         self.transformer: Any = getattr(pipe, first)
@@ -126,8 +126,8 @@ class FamilyModel(ABC):
         self.grid.check(self.video)
         self._given_shift = spec.shift if spec.shift is not None else defaults.get("shift")
         """None leaves the shift to the scheduler."""
-        own = scheduler_shift(pipe.scheduler.config, self.tokens)
-        self.shift = float(first_given(self._given_shift, own, 1.0))
+        stock_shift = scheduler_shift(pipe.scheduler.config, self.tokens)
+        self.shift = float(first_given(self._given_shift, stock_shift, 1.0))
         self.num_train_timesteps = float(pipe.scheduler.config.num_train_timesteps)
         """The network's timestep is sigma times this."""
         self.guidance = self._guidance_style()
@@ -136,7 +136,7 @@ class FamilyModel(ABC):
         self._sources: WeakValueDictionary[tuple[str, ...], Tensor] = WeakValueDictionary()
         self._cache, self._home = self._open_cache(), Home()
         self._cached = False
-        """Whether passes keep outputs of blocks for those that follow."""
+        """True while passes cache outputs of blocks for later passes."""
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training()
         if spec.vae_tiling:
@@ -158,23 +158,23 @@ class FamilyModel(ABC):
         for module in (self.network, *self.others):
             set_backend(module, backend)
 
-    # ---- what a family adds
+    # ---- hooks for a family
 
     @abstractmethod
     def _grid(self) -> Grid:
-        """How the VAE and the network divide a clip."""
+        """The division of a clip by the VAE and the network."""
 
     @abstractmethod
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         """The network's inputs for one sample besides x and sigma, without batch dimension and padding."""
 
     def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
-        """The inputs for frames that are given at places, where the family has `encode_placed`."""
+        """The inputs for given frames, where the family has `encode_placed`."""
         raise NotImplementedError
 
     @abstractmethod
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is what the network is told."""
+        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is the network's time input."""
 
     @abstractmethod
     def _to_vae(self, latents: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class FamilyModel(ABC):
 
     @classmethod  # noqa: B027 - most families refuse nothing more
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        """Refuse what more this family cannot run."""
+        """Refuse checkpoints that this family cannot run, beyond the common checks."""
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
@@ -190,18 +190,18 @@ class FamilyModel(ABC):
         return str(index["_class_name"])
 
     def _prepare(self) -> None:  # noqa: B027 - most families decide nothing more
-        """What the family decides by the spec and the pipeline, before anything else is made."""
+        """Set the family's attributes from the spec and the pipeline, before anything else is made."""
 
     def _adapted(self, transformer: Any) -> nn.Module:
         """The network that runs a stock transformer: itself, with another attention perhaps, or a module around it."""
         return transformer
 
     def _instruct(self, prompt: str) -> str:
-        """What is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
+        """The text that is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
         return prompt
 
     def _reading(self) -> str:
-        """What an encoding depends on besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
+        """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         return ""
 
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -209,11 +209,11 @@ class FamilyModel(ABC):
         return inputs
 
     def _shift_of(self, num_steps: int) -> float:
-        """The shift of a schedule of so many steps, where nobody sets another; FLUX.2's pipelines go by their number."""
+        """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""
         return self.shift
 
     def _guidance_style(self) -> Guidance:
-        """How guidance works; unless a family says otherwise, as the checkpoint's guider describes it."""
+        """The kind of guidance; by default that of the checkpoint's guider."""
         if self.traits.embeds_guidance:
             return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
         return read_guidance(self.folder, self.index)
@@ -223,13 +223,13 @@ class FamilyModel(ABC):
         return [self.pipe.vae.decode(z, return_dict=False)[0]]
 
     def _from_pixels(self, pixels: Tensor) -> Tensor:
-        """What the VAE's encoder makes of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its law, before any scaling."""
+        """The VAE's encoding of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its distribution, before any scaling."""
         return self.pipe.vae.encode(pixels).latent_dist.mode()
 
     # ---- sizes
 
     def _grid_of_clips(self, channels: int, sides: int = 1) -> Grid:
-        """The grid of most pipelines of clips, which say how their VAE divides them; the transformer says the size of a token."""
+        """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer the size of a token."""
         pipe, config, side = self.pipe, self.transformer.config, self.transformer.config.patch_size
         temporal, spatial = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial
         patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
@@ -304,24 +304,24 @@ class FamilyModel(ABC):
 
     @property
     def image_to_video(self) -> bool:
-        """Whether every sample needs an image."""
+        """True if every sample needs an image."""
         return "ImageToVideo" in self.index["_class_name"]
 
     @property
     def takes_images(self) -> bool:
-        """Whether a sample may have an image."""
+        """True if a sample may have an image."""
         return self.image_to_video
 
     @property
     def pictures(self) -> tuple[int, ...]:
-        """How many pictures an image may be: 1 the first frame, 2 the first and the last."""
+        """Allowed numbers of pictures of an image: 1 the first frame, 2 the first and the last."""
         return (1,)
 
     def _open_cache(self) -> EncodingCache:
         if self.spec.cache is None:
             return EncodingCache(None, "")
         folder = default_folder() if self.spec.cache == "auto" else Path(self.spec.cache).expanduser()
-        # Of the networks that sample only their settings decide what encoding makes; everything else it may read.
+        # Encoding depends on the configs of the sampling networks but not on their weights; it may read every other component.
         networks = self.experts.all
         files = ["model_index.json", *(f"{name}/config.json" for name in networks)]
         files += [
@@ -384,7 +384,7 @@ class FamilyModel(ABC):
         guidance: float | None = None,
         timestep: Tensor | None = None,
     ) -> Tensor:
-        """dx/dsigma, guided; see VelocityModel. `timestep` is what the network is told instead of its scale times sigma."""
+        """dx/dsigma, guided; see VelocityModel. `timestep` replaces the network's time input, its scale times sigma."""
         return self.both(x, sigma, conditions, guidance=guidance, timestep=timestep)[0]
 
     def both(
@@ -396,39 +396,39 @@ class FamilyModel(ABC):
         guidance: float | None = None,
         timestep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and what the prompt alone gives."""
+        """`velocity`, and the velocity of the prompt alone."""
         self._check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
         scale = self._scale(sigma, guidance)
-        told = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
+        network_time = self._timestep(sigma) if timestep is None else timestep.to(torch.float32)
         inputs = [condition.tensors for condition in conditions]
         if self.guidance.embedded:
             told_scale = torch.tensor(float(scale))
             inputs = [{**tensors, "guidance": told_scale} for tensors in inputs]
         if self.branches(sigma, guidance) == 1:
-            v = self._branch(x, sigma, told, inputs)
+            v = self._branch(x, sigma, network_time, inputs)
             return v, v
-        return self._guided(x, sigma, told, inputs, conditions, scale)
+        return self._guided(x, sigma, network_time, inputs, conditions, scale)
 
     def _guided(
         self,
         x: Tensor,
         sigma: Tensor,
-        told: Tensor,
+        network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """The guided velocity, and what the prompt alone gives; `inputs` are those of the prompts."""
-        v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
+        """The guided velocity, and that of the prompt alone; `inputs` are those of the prompts."""
+        v, v_negative = self._prompt_and_negative(x, sigma, network_time, inputs, conditions, scale)
         return self.guidance.combine(v, v_negative, scale), v
 
     def _prompt_and_negative(
         self,
         x: Tensor,
         sigma: Tensor,
-        told: Tensor,
+        network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
         scale: float,
@@ -441,16 +441,17 @@ class FamilyModel(ABC):
                 "Set model.guidance_scale."
             )
         if runs_together(self.device, 2 * len(x) * self.tokens):
-            v, v_negative = self._branch(torch.cat([x, x]), sigma, told, [*inputs, *negatives], "both").chunk(2)
+            v, v_negative = self._branch(torch.cat([x, x]), sigma, network_time, [*inputs, *negatives], "both").chunk(2)
             v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
         elif self.spec.negative_gradient:
             v, v_negative = one_after_another(
-                self._branch(x, sigma, told, inputs), self._branch(x, sigma, told, negatives, "negative")
+                self._branch(x, sigma, network_time, inputs),
+                self._branch(x, sigma, network_time, negatives, "negative"),
             )
         else:
-            with torch.no_grad():  # first, while nothing is kept of the other
-                v_negative = self._branch(x, sigma, told, negatives, "negative")
-            v = self._branch(x, sigma, told, inputs)
+            with torch.no_grad():  # first, before the other branch keeps activations
+                v_negative = self._branch(x, sigma, network_time, negatives, "negative")
+            v = self._branch(x, sigma, network_time, inputs)
         return v, v_negative
 
     def check_cheap(self, spec: CheapSpec) -> None:
@@ -459,7 +460,7 @@ class FamilyModel(ABC):
 
     @contextmanager
     def cheaply(self, spec: CheapSpec) -> Iterator[Callable[[], None]]:
-        """Inside, passes run with the cache and the attention of the spec; call what it gives before another clip."""
+        """A context in which passes run with the cache and the attention of the spec; call the function that it yields before another clip."""
         with given_passes(spec, [self.transformer, *self.others], self.blocks()) as forget:
             self._cached = spec.cache is not None
             try:
@@ -468,7 +469,7 @@ class FamilyModel(ABC):
                 self._cached = False
 
     def _cache_context(self, name: str) -> AbstractContextManager[Any]:
-        """What a cache keeps its state under."""
+        """The context by whose name a cache keeps its state."""
         if not self._cached:
             return nullcontext()
         stack = ExitStack()
@@ -477,13 +478,18 @@ class FamilyModel(ABC):
         return stack
 
     def _branch(
-        self, x: Tensor, sigma: Tensor, told: Tensor, inputs: Sequence[Mapping[str, Tensor]], name: str = "prompt"
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        network_time: Tensor,
+        inputs: Sequence[Mapping[str, Tensor]],
+        name: str = "prompt",
     ) -> Tensor:
         parts = count()  # texts of several lengths run one after another, and each has a cache of its own
 
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
             with self._autocast(), self._cache_context(f"{name}/{next(parts)}"):
-                return self._forward(x, sigma, told.to(self.device).expand(len(x)), batch).to(torch.float32)
+                return self._forward(x, sigma, network_time.to(self.device).expand(len(x)), batch).to(torch.float32)
 
         ready = {
             id(tensors): self._batchable(tensors) for tensors in {id(tensors): tensors for tensors in inputs}.values()
@@ -493,25 +499,25 @@ class FamilyModel(ABC):
     def _timestep(self, sigma: Tensor | float) -> Tensor:
         """The network's timestep in float32; `_forward` rounds it only where the stock pipeline does (FLUX.1, Qwen-Image).
 
-        bfloat16 makes 956 of 954.5: what is rounded must be rounded in one place, or rollout and replay see two models.
+        bfloat16 makes 956 of 954.5: there must be one place that rounds, or rollout and replay see two models.
         """
         return torch.as_tensor(sigma, dtype=torch.float32) * self.num_train_timesteps
 
     def _scale(self, sigma: Tensor | float, guidance: float | None) -> float:
         second = self.spec.guidance_scale_2
-        own = self.guidance_scale if second is None or self.network_at(sigma) == 0 else second
-        return own if guidance is None else guidance
+        default = self.guidance_scale if second is None or self.network_at(sigma) == 0 else second
+        return default if guidance is None else guidance
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         """Forward passes of one velocity: two where guidance runs the negative prompt as well; `guidance` overrides the model's scale."""
         return 1 if self.guidance.embedded or self._scale(sigma, guidance) == 1 else 2
 
     def trains(self, sigma: Tensor | float) -> bool:
-        """Whether a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
+        """True if a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
         return self._component_at(sigma) in self.experts.components
 
     def network_at(self, sigma: Tensor | float) -> int:
-        """Which expert predicts the velocity at sigma: 0 the one for high noise, or the only network."""
+        """Index of the expert that predicts the velocity at sigma: 0 the one for high noise, or the only network."""
         return self.experts.at(float(self._timestep(sigma)))
 
     def _component_at(self, sigma: Tensor | float) -> str:
@@ -560,13 +566,13 @@ class FamilyModel(ABC):
         return torch.cat(clips)
 
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
-        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph: what `decode` rounds.
+        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph; `decode` rounds them.
 
         Only `frames`, in order, need be right; others may be black.
         """
         self._check_latents(latents, part=True)
         vae = self.pipe.vae
-        # Decoders that are not cut into chunks here do it themselves; one that draws noise would draw other noise the second time.
+        # Decoders that are not cut into chunks here checkpoint themselves; one that draws noise would draw other noise the second time.
         if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
             vae.enable_gradient_checkpointing()
         z = self._to_vae(latents.to(device=self._places["vae"], dtype=vae.dtype))
@@ -576,26 +582,26 @@ class FamilyModel(ABC):
     # ---- video to latents
 
     def to_latents(self, clips: Tensor) -> Tensor:
-        """uint8 clips B x F x H x W x 3 to latents on the CPU: what `decode` inverts, but for what the VAE loses."""
-        found = self._pictured(clips)
-        self._check_latents(found)
-        return found
+        """uint8 clips B x F x H x W x 3 to latents on the CPU: the inverse of `decode`, up to the VAE's loss."""
+        latents = self._pictured(clips)
+        self._check_latents(latents)
+        return latents
 
     def _pictured(self, clips: Tensor) -> Tensor:
-        """The latents of what clips show."""
+        """The latents of the frames of clips."""
         expected = (self.video.frames, self.video.height, self.video.width, 3)
         if tuple(clips.shape[1:]) != expected:
             raise ModelError(f"Clips have shape {tuple(clips.shape)}, but the model's have {expected} after the batch.")
-        vae, found = self.pipe.vae, []
+        vae, latents = self.pipe.vae, []
         with torch.no_grad():
             for clip in clips.split(1):
                 pixels = (clip.to(self._places["vae"], torch.float32) / 127.5 - 1.0).permute(0, 4, 1, 2, 3)
-                found.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
-        return torch.cat(found)
+                latents.append(self._from_vae(self._from_pixels(pixels.to(vae.dtype)).to(torch.float32)).cpu())
+        return torch.cat(latents)
 
     @property
     def stock_pipeline(self) -> str:
-        """The pipeline that samples as this model does, for people."""
+        """Name of the pipeline that samples as this model does, for messages."""
         return str(self.index["_class_name"])
 
     @property
@@ -604,28 +610,28 @@ class FamilyModel(ABC):
         return None
 
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents of a clip to start from, on the CPU; what has been encoded is found again by its key."""
+        """The latents of a clip to start from, on the CPU, cached by key."""
         parts = ("source", self.latents_key(), key)
-        found = self._sources.get(parts)
-        if found is None:
-            found = self._cache.get(parts, lambda: {"source": self.to_latents(clip()[None])[0]})["source"]
-        self._sources[parts] = found
-        return found
+        latents = self._sources.get(parts)
+        if latents is None:
+            latents = self._cache.get(parts, lambda: {"source": self.to_latents(clip()[None])[0]})["source"]
+        self._sources[parts] = latents
+        return latents
 
     def _from_vae(self, z: Tensor) -> Tensor:
-        """The inverse of `_to_vae`. Scaling is affine in every element, so it is known from what it makes of 0 and of 1."""
+        """The inverse of `_to_vae`. Scaling is affine in every element, so its values at 0 and 1 define it."""
         zero, one = (self._to_vae(torch.full_like(z, value)) for value in (0.0, 1.0))
         return (z - zero) / (one - zero)
 
     def latents_key(self) -> str:
-        """By the VAE's files, its precision and how it runs."""
+        """The key of latents: the VAE's files, precision and tiling, the class and the format."""
         tiled = f"{self.pipe.vae.dtype}/{self.spec.vae_tiling}"
         return digest(fingerprint(self.folder, ["vae"]), type(self).__name__, str(self.video), tiled)
 
     # ---- training
 
     def _unread(self, transformer: Any) -> set[str]:
-        """Parameters of a transformer that never receive a gradient. (Text that is quoted may come or not, so it does not count.)"""
+        """Parameters of a transformer that never receive a gradient. (Those of optional inputs, such as quoted text, are not counted.)"""
         blocks = self.traits.blocks
         if not self.traits.inputs:
             return set()
@@ -633,7 +639,7 @@ class FamilyModel(ABC):
         return traced | unread_queries(transformer, blocks)
 
     def _trial(self, transformer: Any) -> Tensor:
-        """What a transformer of this kind on the meta device answers to one sample."""
+        """The output of a transformer of this kind on the meta device for one sample."""
         trial = copy(self)
         # In float32, and without the stock forward of HunyuanVideo-1.5, which looks at values.
         trial.spec = replace(self.spec, train=True, lora=None, packed=True)
@@ -682,12 +688,12 @@ class FamilyModel(ABC):
         return {name: parameter for name, parameter in self.experts.parameters().items() if parameter.requires_grad}
 
     def keep(self, levels: Sequence[Keep]) -> None:
-        """What each block keeps for its backward pass."""
+        """Set the activations that each block keeps for its backward pass."""
         for transformer in self.experts.trained.values():
             keep_activations(self._blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
-        """Move a part; what is not loaded yet will load there."""
+        """Move a part; components that are not loaded yet will load there."""
         self._places[part] = torch.device(device)
         move = self._home.move if part == "vae" else nn.Module.to
         for module in self._modules(part):
@@ -710,7 +716,7 @@ class FamilyModel(ABC):
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.
 
-        `weights` replaces parameters by name (an average, or what a sharded run gathered) without a second model.
+        `weights` replaces parameters by name (an average, or gathered shards) without a second model.
         """
         folder, whole = Path(folder), merged or self.spec.lora is None
         states, merge = save_trained(self.experts, folder, weights or {}, whole=whole)
@@ -723,7 +729,7 @@ class FamilyModel(ABC):
     # ---- checks
 
     def _check_latents(self, latents: Tensor, *, part: bool = False) -> None:
-        """part: whether fewer frames will do."""
+        """part: accept fewer frames."""
         expected = self.latent_shape()
         if part and len(expected) > 1 and latents.ndim == len(expected) + 1:
             expected = (expected[0], min(expected[1], latents.shape[2]), *expected[2:])
@@ -735,7 +741,7 @@ class FamilyModel(ABC):
 
 
 class ImageModel(FamilyModel):
-    """A VelocityModel of one-frame clips whose VAE is Stable Diffusion's: it knows no frames, and states how latents are scaled and shifted."""
+    """A VelocityModel of one-frame clips with Stable Diffusion's VAE, which has no frames, and whose config has the scale and shift of latents."""
 
     def _to_vae(self, latents: Tensor) -> Tensor:
         config = self.pipe.vae.config

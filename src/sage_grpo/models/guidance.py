@@ -1,4 +1,4 @@
-"""Classifier-free guidance, in the ways that pipelines know it."""
+"""Classifier-free guidance, in the variants of diffusers' pipelines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.spec import ModelSpec
 
 TOGETHER = 4096
-"""On CUDA both branches are one batch up to so many tokens; a GPU that is busy gains nothing by more rows."""
+"""On CUDA both branches are one batch up to so many tokens; beyond, the GPU is busy and gains nothing by more rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
-    """How the conditional and the negative velocity are combined."""
+    """The combination of the conditional and the negative velocity."""
 
     scale: float | None = None
     """The checkpoint's scale s in v_negative + s (v - v_negative); 1 is none; None where it names none."""
@@ -46,7 +46,7 @@ class Guidance:
 
 
 def runs_together(device: torch.device, tokens: int) -> bool:
-    """Whether both branches of guidance, so many tokens in all, run as one batch."""
+    """True if both branches of guidance, so many tokens in all, run as one batch."""
     return device.type == "cuda" and tokens <= TOGETHER
 
 
@@ -83,7 +83,7 @@ def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
 
 
 def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> None:
-    """Refuse, before any weights load, guidance that would silently be another than asked for."""
+    """Refuse, before any weights load, guidance that would silently differ from the configured one."""
     read_guidance(folder, index)
     if spec.guidance_scale_2 is not None and index.get("boundary_ratio") is None:
         raise ModelError(
@@ -93,8 +93,8 @@ def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> N
 
 
 def warn_if_distilled(spec: ModelSpec, folder: Path, guidance: Guidance, scale: float) -> None:
-    """Say so where a distilled checkpoint gets guidance; steps are not known here."""
-    found = find_distilled(spec, folder)
-    advice = None if found is None or guidance.embedded else found.advice(scale)
+    """Warn if a distilled checkpoint gets guidance; steps are not known here."""
+    distilled = find_distilled(spec, folder)
+    advice = None if distilled is None or guidance.embedded else distilled.advice(scale)
     if advice is not None:
         warnings.warn(advice, stacklevel=3)

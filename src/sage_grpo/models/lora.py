@@ -31,7 +31,7 @@ EXPERT_KEY = "sage_grpo_expert"
 SECOND = "transformer_2"
 """The component of the expert for low noise, and the subfolder of its LoRA beside the other's."""
 STORED = ("F32", "BF16", "F16", "F64")
-"""What weights of a LoRA may be stored as, by safetensors' names."""
+"""Accepted dtypes of stored LoRA weights, by safetensors' names."""
 ELSEWHERE = "Give the folder that a run saved, or that diffusers' save_lora_weights wrote for this model."
 Expert = Literal["high", "low"] | None
 """One of Wan 2.2's two networks; None for models with one."""
@@ -50,22 +50,22 @@ def match_targets(
     inside = re.compile(rf"(?:{'|'.join(map(re.escape, blocks))})\.\d+\.(.+)")
     chosen: dict[str, None] = {}
     for target in targets:
-        found = []
+        matches = []
         for name in linear:
             local = inside.fullmatch(name)
             hit = fnmatch.fnmatchcase(name, target)
             if local is not None:
                 hit = hit or fnmatch.fnmatchcase(local[1], target) or fnmatch.fnmatchcase(local[1], f"*.{target}")
             if hit:
-                found.append(name)
-        if not found:
+                matches.append(name)
+        if not matches:
             locals_ = sorted({local[1] for name in linear if (local := inside.fullmatch(name))})
             close = difflib.get_close_matches(target, [*locals_, *linear], n=5, cutoff=0.3)
             raise ModelError(
                 f'lora.targets: "{target}" binds to no Linear module of the network. '
                 f"Close names: {', '.join(close) or 'none'}. Names inside a block: {', '.join(locals_)}."
             )
-        chosen.update(dict.fromkeys(name for name in found if f"{name}.weight" not in dead))
+        chosen.update(dict.fromkeys(name for name in matches if f"{name}.weight" not in dead))
     if not chosen:
         raise ModelError(f"lora.targets {list(targets)} bind only to modules that never receive a gradient.")
     return list(chosen)
@@ -121,12 +121,12 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
 
 
 def folder_of(folder: str | Path, component: str) -> Path:
-    """Where the LoRA of one of two experts lies, whose folder has one for each."""
+    """The folder of one expert's LoRA in a folder that has one for each of two."""
     return Path(folder) / SECOND if component == SECOND else Path(folder)
 
 
 def has_both(folder: str | Path) -> bool:
-    """Whether a folder holds a LoRA for each of two experts."""
+    """True if a folder holds a LoRA for each of two experts."""
     return (Path(folder) / SECOND / FILE).is_file()
 
 
@@ -136,7 +136,7 @@ def _start_of(folder: Path, expert: Expert) -> Path:
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter belongs to the trained adapter."""
+    """True if a parameter belongs to the trained adapter."""
     return f".lora_A.{ADAPTER}." in name or f".lora_B.{ADAPTER}." in name
 
 
@@ -146,16 +146,16 @@ def _start_from(network: nn.Module, folder: Path, dead: Collection[str]) -> None
     whole = {key.removeprefix(f"{PREFIX}."): tensor for key, tensor in load_file(_file(folder)).items()}
     _refuse_broken(whole, folder)
     saved = {key: tensor for key, tensor in whole.items() if f"{key.partition('.lora_')[0]}.weight" not in dead}
-    own = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
-    wrong = {key for key in saved.keys() & own.keys() if saved[key].shape != own[key].shape}
-    if saved.keys() != own.keys() or wrong:
-        example = next(iter(sorted(wrong or (saved.keys() ^ own.keys()))))
+    parameters = {_plain(name): parameter for name, parameter in network.named_parameters() if is_lora(name)}
+    wrong = {key for key in saved.keys() & parameters.keys() if saved[key].shape != parameters[key].shape}
+    if saved.keys() != parameters.keys() or wrong:
+        example = next(iter(sorted(wrong or (saved.keys() ^ parameters.keys()))))
         raise ModelError(
             f'lora.path "{folder}" holds another LoRA than lora.rank and lora.targets describe (first difference: '
             f"{example}). Use the rank and targets that it was trained with; its README.md names them."
         )
     with torch.no_grad():
-        for key, parameter in own.items():
+        for key, parameter in parameters.items():
             parameter.copy_(saved[key])
 
 
@@ -192,7 +192,7 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
     """Load a saved LoRA into a stock diffusers pipeline.
 
     HunyuanVideo-1.5's pipelines have no `load_lora_weights`; this does the same for them, and works for Wan as well.
-    `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None is what the file says.
+    `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None reads it from the file.
     """
     folder = pinned_folder(str(folder), option="LoRA")
     two = getattr(pipe, "transformer_2", None) is not None
@@ -217,17 +217,19 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
     except torch.OutOfMemoryError:
         raise
     except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        # diffusers and peft believe the file
+        # diffusers and peft do not check the file
         raise ModelError(
             f'"{folder}" holds no LoRA of this model ({type(error).__name__}: {" ".join(str(error).split())[:300]}). {ELSEWHERE}'
         ) from error
     _refuse_broken({name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}, folder)
-    network.train(network.training)  # peft's new layers drop out, whatever the mode of the network
+    network.train(
+        network.training
+    )  # peft's new layers are in training mode (dropout), whatever the mode of the network
     _compute_in_input_dtype(network)
 
 
 FROZEN = "frozen"
-"""What a frozen adapter is called while it is loaded."""
+"""Name of a frozen adapter while it is loaded."""
 
 
 def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
@@ -271,22 +273,22 @@ def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Header:
-    """What the file of a LoRA says before its weights are read."""
+    """The header of a LoRA's file, read without its weights."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """By name."""
+    """Shapes of the tensors, by name."""
     dtypes: Mapping[str, str]
-    """The same, in safetensors' names."""
+    """Dtypes of the tensors, in safetensors' names."""
     metadata: Mapping[str, str]
 
     @property
     def expert(self) -> str | None:
-        """The expert that the LoRA belongs to; None where the file does not say."""
+        """The expert that the LoRA belongs to; None if the file does not name one."""
         return self.metadata.get(EXPERT_KEY)
 
 
 def read_header(folder: str | Path) -> Header:
-    """The header of a saved LoRA, whoever saved it; ModelError where it is damaged, or holds none."""
+    """The header of a saved LoRA of any origin; ModelError if it is damaged or holds no LoRA."""
     path = _file(Path(folder))
     header = _header(path)
     strange = {key: dtype for key, dtype in header.dtypes.items() if dtype not in STORED}
@@ -308,10 +310,10 @@ def _header(path: Path) -> Header:
 
 def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
     """Refuse a LoRA that diffusers would pass over in silence or fail on in the middle: by its names, shapes and configuration."""
-    own = {
+    stored = {
         key.removeprefix(f"{PREFIX}."): shape for key, shape in header.shapes.items() if key.startswith(f"{PREFIX}.")
     }
-    if not own:
+    if not stored:
         first = sorted(header.shapes)[0]
         raise ModelError(
             f'"{folder}" holds no weights that begin with "{PREFIX}.", as diffusers names them (its first is {first}), so that it would '
@@ -319,7 +321,7 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
         )
     weights = {name: module.weight.shape for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     there = {name for name, _ in network.named_modules()}
-    for key, shape in own.items():
+    for key, shape in stored.items():
         half = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
         if half is None:
             continue  # another layout, which diffusers converts or refuses
@@ -328,7 +330,7 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
             raise ModelError(f'"{folder}" holds {key}, and the model has no layer {name}. {ELSEWHERE}')
         base = weights.get(name, weights.get(f"{name}.base_layer"))
         if base is not None:
-            other = own.get(f"{name}.lora_{'B' if side == 'A' else 'A'}.weight")
+            other = stored.get(f"{name}.lora_{'B' if side == 'A' else 'A'}.weight")
             rank = shape[0 if side == "A" else -1] if len(shape) == 2 else 0
             wanted = (rank, base[1]) if side == "A" else (base[0], rank)
             if other is None or rank < 1 or tuple(shape) != tuple(wanted):
@@ -338,11 +340,11 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
 
 
 BESIDE = {"use_dora": ".lora_magnitude_vector", "lora_bias": ".lora_B.bias"}
-"""Flags by which every layer has another weight, and the end of its name."""
+"""Flags that add a weight to every layer, with the end of its name."""
 
 
 def _check_configuration(header: Header, file: Path) -> None:
-    """Refuse a file whose configuration diffusers would make other layers by than its weights are, or would import code for."""
+    """Refuse a file whose configuration does not match its weights, or would make diffusers import code."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 
     text = header.metadata.get(LORA_ADAPTER_METADATA_KEY)
@@ -372,7 +374,7 @@ def _check_configuration(header: Header, file: Path) -> None:
 
 
 def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Weights that are no numbers would make every clip black."""
+    """Refuse NaN and infinite weights, which would make every clip black."""
     broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if broken:
         raise ModelError(
@@ -416,7 +418,7 @@ class Merge:
 
     @property
     def share(self) -> float:
-        """Share of the update that the change has along it; 1 for no update."""
+        """Share of the update that the change keeps; 1 for no update."""
         return self.along / self.update if self.update else 1.0
 
     @property
@@ -426,14 +428,14 @@ class Merge:
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Merge) -> dict[str, Tensor]:
-    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures what that rounds.
+    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures the rounding.
 
     `weights` replaces parameters by name; it holds all of them where the network itself is sharded.
     """
     from peft.tuners.lora import LoraLayer
 
-    own = {name: weights.get(name, tensor) for name, tensor in network.state_dict().items()}
-    state = {name.replace(".base_layer.", "."): tensor for name, tensor in own.items() if ".lora_" not in name}
+    tensors = {name: weights.get(name, tensor) for name, tensor in network.state_dict().items()}
+    state = {name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items() if ".lora_" not in name}
     for name, module in network.named_modules():
         if not isinstance(module, LoraLayer):
             continue
@@ -441,7 +443,7 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Mer
         merged = start = base.detach().float()
         update = torch.zeros_like(start)
         for adapter in module.active_adapters:
-            up, down = (own[f"{name}.lora_{side}.{adapter}.weight"].detach().float() for side in "BA")
+            up, down = (tensors[f"{name}.lora_{side}.{adapter}.weight"].detach().float() for side in "BA")
             part = module.scaling[adapter] * (up @ down).to(merged.device)
             merged, update = merged + part, update + part
         state[f"{name}.weight"] = merged.to(base.dtype)

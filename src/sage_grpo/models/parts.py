@@ -1,4 +1,4 @@
-"""Clips that are more than a picture: their state is one row of numbers in which each part (video, sound) has its place."""
+"""States with several parts (video, sound): one row of numbers in which each part has its place."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from sage_grpo.types import Sound
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts of a state lie, in order.
+    """Shapes and places of the parts of a state, in order.
 
-    The parts of a clip are denoised together and on one grid, so everything that goes element by element (noise, kernels, solvers, storage) works
-    on the row as it is; only who knows what a number means takes it apart: the network's inputs and outputs, the decoders, and what is learned
-    of one part alone.
+    The parts of a clip are denoised together and on one grid, so elementwise operations (noise, kernels, solvers, storage) work on the
+    whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split it.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of one sample, by name."""
+    """Shapes of one sample's parts, by name."""
 
     @property
     def size(self) -> int:
@@ -32,7 +31,7 @@ class Parts:
         return sum(map(math.prod, self.shapes.values()))
 
     def places(self) -> dict[str, slice]:
-        """Where each part lies in a row."""
+        """The slice of each part in a row."""
         places, start = {}, 0
         for name, shape in self.shapes.items():
             places[name] = slice(start, start := start + math.prod(shape))
@@ -47,7 +46,7 @@ class Parts:
         return torch.cat([parts[name].flatten(1) for name in self.shapes], dim=1)
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names of parts that there are not."""
+        """Refuse names of parts that do not exist."""
         for name in names:
             if name not in self.shapes:
                 raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
@@ -59,12 +58,12 @@ class HasParts(Protocol):
 
     @property
     def parts(self) -> Parts:
-        """Where they lie; `latent_shape()` is (parts.size,)."""
+        """Their layout; `latent_shape()` is (parts.size,)."""
 
 
 @runtime_checkable
 class HearsClips(Protocol):
-    """A model that makes latents of clips and of how they sound."""
+    """A model that encodes clips and their sound into latents."""
 
     @property
     def heard_rate(self) -> int:
@@ -76,7 +75,7 @@ class HearsClips(Protocol):
 
 
 def sound_of(model: object, latents: Tensor) -> Sound | None:
-    """What clips sound like; None where the model makes silent ones."""
+    """The sound of clips; None if the model makes none."""
     return Sound(model.sound(latents), model.sound_rate) if isinstance(model, Sounds) else None
 
 

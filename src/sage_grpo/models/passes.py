@@ -1,4 +1,4 @@
-"""Passes of a rollout: exact where a step explores, and as cheap as `rollout.cheap` says elsewhere."""
+"""Network passes of a rollout: exact at exploring steps, approximated as `rollout.cheap` sets elsewhere."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sage_grpo.types import Conditioning
 
 
 class Passes:
-    """Asks the network for velocities. Its cheap way is only ever on between two given steps that follow one another: nothing exact runs inside."""
+    """Computes the velocities of a rollout. The approximation is on only between two consecutive given steps: no exact pass runs inside."""
 
     def __init__(self, model: VelocityModel, spec: CheapSpec) -> None:
         self.model, self.spec = model, spec
         self._stack = ExitStack()
         self._forget: Callable[[], None] | None = None
-        """Set while the cheap way is on."""
+        """Set while the approximation is on."""
         self._path: object = None
-        """Whose steps its caches hold."""
+        """The path whose steps the caches hold."""
 
     def velocity(
         self,
@@ -35,7 +35,7 @@ class Passes:
         path: object,
         added: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The velocity of a step, and what guidance added to it where later steps of the path may reuse it; `added` is that of the step before."""
+        """The velocity of a step, and the contribution of guidance where later steps of the path may reuse it; `added` is that of the step before."""
         if guide == "exact":
             self.exact()
             return policy.step(index, x, conditions).velocity, None
@@ -52,7 +52,7 @@ class Passes:
         return v + added, added
 
     def exact(self) -> None:
-        """From now on as always."""
+        """Switch the approximation off."""
         self._stack.close()
         self._forget = None
 

@@ -1,4 +1,4 @@
-"""Sampling: model + kernel + schedule, the only way to a mean, a log-probability or a sample; and solvers for sampling without exploration."""
+"""Sampling: means, log-probabilities and samples from model, kernel and schedule, and solvers for sampling without exploration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Policy:
         return kernel(*self.schedule.pair(index))
 
     def sigma(self, index: int) -> float:
-        """Where a step starts."""
+        """Sigma at the start of a step."""
         return float(self.schedule.sigmas[index])
 
     def sigmas(self, index: int) -> tuple[float, float]:
@@ -56,7 +56,7 @@ class Policy:
         return float(self.schedule.sigmas[index]), float(self.schedule.sigmas[index + 1])
 
     def is_noisy(self, index: int) -> bool:
-        """Whether a step draws noise."""
+        """True if a step draws noise."""
         return float(self.transition(index).std) > 0
 
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
@@ -65,18 +65,18 @@ class Policy:
         return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
-        """The same for a velocity that is known."""
+        """The law of x_next at step `index` for a known velocity."""
         law = self.transition(index)(x, v)
         if not self.places:
             return Step(gaussian=law, velocity=v)
-        mean = Ode()(*self.schedule.pair(index))(x, v).mean  # what does not explore follows the ODE
+        mean = Ode()(*self.schedule.pair(index))(x, v).mean  # parts that do not explore follow the ODE
         for place in self.places:
             mean = torch.cat([mean[:, : place.start], law.mean[:, place], mean[:, place.stop :]], dim=1)
         return Step(gaussian=Gaussian(mean, law.std, law.batch_ndim, self.places), velocity=v)
 
 
 def started(noise: Tensor, sigma: Tensor, conditions: Sequence[Conditioning]) -> Tensor:
-    """Where samples start on a grid that begins at sigma: from their noise, or from the clips of their conditions with so much of it."""
+    """First states on a grid that begins at sigma: the noise, or the source clips of the conditions noised to sigma."""
     if all(one.source is None for one in conditions):
         return noise
     clean = [eps if one.source is None else one.source.to(eps) for eps, one in zip(noise, conditions)]

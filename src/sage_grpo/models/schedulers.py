@@ -23,11 +23,11 @@ SHIFT = {
     "UniPCMultistepScheduler": "flow_shift",
     "DPMSolverMultistepScheduler": "flow_shift",
 }
-"""Supported schedulers, and what each calls its shift."""
+"""Supported schedulers, each with its name for the shift."""
 TAKES_SIGMAS = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
-"""Those that a pipeline can hand sigmas to."""
+"""Schedulers that accept sigmas from a pipeline."""
 TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)
-"""Those that a pipeline can hand a shift to, which they may ignore."""
+"""Schedulers that accept a shift from a pipeline, which they may ignore."""
 BENT = ("shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 """Settings that change the grid beyond its shift."""
 _DETERMINISTIC = ("dpmsolver", "dpmsolver++")
@@ -127,17 +127,17 @@ def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> T
         return Schedule.shifted(num_steps, shift).sigmas
     sigmas = prepared(scheduler, num_steps, shift, even=even).sigmas.to(torch.float32).cpu()
     # UniPC starts at 1 - 1e-6 to keep its own logarithms finite; the sample starts as pure noise all the same, and
-    # kernels know what to do at exactly 1.
+    # kernels handle exactly 1.
     return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
 
 
 def steps_from_noise(num_steps: int, strength: float | None) -> int:
-    """Steps of the grid from pure noise of which a pipeline that starts from a clip makes the last so many: the fewest, where several would do."""
+    """Number of steps of the grid from pure noise whose last `num_steps` a pipeline makes that starts from a clip; the smallest of several."""
     return num_steps if strength is None else next(n for n in count(num_steps) if int(n * strength) >= num_steps)
 
 
 def start_of(strength: float, levels: Sequence[float]) -> str:
-    """In words where a model starts that starts from a clip; refuses what is no strength, and one beside `model.sigmas`, which states its levels."""
+    """The start of a model that starts from a clip, in words; refuses an invalid strength, and one beside `model.sigmas`, which states its levels."""
     if not 0 < strength <= 1:
         raise ModelError(f"The strength in model.options lies above 0 and is at most 1 (pure noise), got {strength:g}.")
     if levels:
@@ -161,7 +161,7 @@ class SchedulerSolver:
         return len(self._scheduler.timesteps) - self._first
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
-        """The scheduler's step. The network is told the scheduler's timestep, which multistep schedulers cut to whole numbers."""
+        """The scheduler's step. The network gets the scheduler's timestep, which multistep schedulers cut to whole numbers."""
         place, done = self._first + index, (self._scheduler.step_index or self._first) - self._first
         if index != done:
             raise ValueError(f"Step {index} was asked for after {done} steps: a solver serves one sampling, in order.")

@@ -1,4 +1,4 @@
-"""What to load and how: the model part of a configuration. Imports nothing heavy; `load()` does."""
+"""The model part of a configuration. Imports nothing heavy; `load()` does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAMILIES = (
 
 @checked
 class LoraSpec:
-    """A low-rank adapter: which modules, how large, from which seed."""
+    """A low-rank adapter: its modules, rank, scale and start."""
 
     rank: Count = 32
     """Rank of the update."""
@@ -85,9 +85,9 @@ class ModelSpec:
     """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`
     ("my_package.toy", or "toy" for toy.py in the current folder); None reads it from the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the network computes in. On a CPU use float32: bfloat16 is hundreds of times slower there."""
+    """Precision of the network's computation. On a CPU use float32: bfloat16 is hundreds of times slower there."""
     vae_dtype: Literal["float32", "bfloat16"] | None = None
-    """What the VAE computes in; None is `dtype` on CUDA and float32 elsewhere. bfloat16 moves few pixels, by a grey level or two
+    """Precision of the VAE's computation; None is `dtype` on CUDA and float32 elsewhere. bfloat16 moves few pixels, by a grey level or two
     (docs/speed.md)."""
     device: Speed[str] = "auto"
     """"auto", "cpu", "cuda" or "cuda:1"."""
@@ -219,7 +219,7 @@ class ModelSpec:
             )
 
     def family_options(self, known: Mapping[str, float | None]) -> dict[str, float | None]:
-        """The family's options with the values that were given; a name that it does not know is refused."""
+        """The family's options with the values that were given; an unknown name is refused."""
         for name in self.options:
             if name not in known:
                 hint = did_you_mean(name, known) or f" It has {', '.join(known) or 'none'}."
@@ -231,7 +231,7 @@ class ModelSpec:
         refuse_object(self.family, "its model", "Give another model (--model.path, --model.family)")
 
     def load(self, device: str | torch.device | None = None, *, sharded: bool = False) -> VelocityModel:
-        """Load the model; `device` overrides the field (a rank knows its own).
+        """Load the model; `device` overrides the field (a rank has its own).
 
         `sharded` leaves the network in CPU memory, for a caller that shards it onto its devices block by block: none of them has
         to hold all of it.
@@ -255,7 +255,7 @@ class ModelSpec:
         return model
 
     def _check_heard(self, model: VelocityModel) -> None:
-        """A family of the user's own must not pass over a grid or an adapter."""
+        """Refuse a family of the user's own that ignores a stated grid or an adapter."""
         steps = len(self.sigmas)
         heard = not steps or model.sigmas(steps).tolist() == explicit_sigmas(self.sigmas, steps).tolist()
         if not heard or (self.adapters and self.own_family):

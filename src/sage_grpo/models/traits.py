@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sage_grpo.types import VideoSpec
 
 IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
-"""What models of images make unless told otherwise."""
+"""Default format of models of images."""
 JOINT_ATTENTION = (
     *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
@@ -28,15 +28,15 @@ class Traits:
     pipelines: tuple[str, ...]
     """Classes of diffusers pipelines whose checkpoints the family runs."""
     components: tuple[str, ...]
-    """What a checkpoint must have besides transformer, VAE and scheduler."""
+    """Components that a checkpoint must have besides transformer, VAE and scheduler."""
     video: VideoSpec
     """Clip format where neither the spec nor the checkpoint names one."""
     guidance_scale: float
     """Guidance where neither the spec nor the checkpoint names one."""
     blocks: Mapping[str, str]
-    """Names of the transformer's lists of repeated blocks, in order, each with what its config calls their number."""
+    """Names of the transformer's lists of repeated blocks, in order, each with the config's name for their number."""
     lora_targets: tuple[str, ...]
-    """Modules that a LoRA adapts unless told otherwise."""
+    """Modules that a LoRA adapts by default."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
     read_here: tuple[str, ...] = ()
@@ -44,10 +44,10 @@ class Traits:
     decoders: tuple[str, ...] = ("vae",)
     """Components that make a clip of latents."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """What the network reads of a prompt, each with what its config calls its width: "text" has tokens, anything else is one vector.
-    By it is found which parameters nothing reads; where it is empty, all are trained."""
+    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
+    They serve to find parameters that nothing reads; where it is empty, all are trained."""
     text_tokens: int = 0
-    """Tokens of a prompt, for what training costs: as many as it is padded to, or a long one's."""
+    """Tokens of a prompt, for the cost of training: the padded length, or that of a long prompt."""
     ragged: tuple[tuple[str, int], ...] = ()
     """Inputs of a block (name, dimension) whose length differs between prompts."""
     padded: bool = False
@@ -57,8 +57,8 @@ class Traits:
     dynamic_shift: bool = False
     """The pipeline hands its scheduler a shift that grows with the number of tokens."""
     embeds_guidance: bool = False
-    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none unless asked for."""
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none by default."""
     options: Mapping[str, float | None] = field(default_factory=dict)
-    """Options of the family's own (model.options) and their values where nobody sets them; None leaves it to the model."""
+    """Options of the family's own (model.options) and their defaults; None leaves it to the model."""
     whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """Those that are whole numbers, with the least and the most."""
+    """Options that are whole numbers, with the least and the most."""

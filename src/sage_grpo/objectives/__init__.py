@@ -1,1 +1,1 @@
-"""The mathematics of learning."""
+"""Objectives: advantages, losses, trust regions and the KL coefficient."""

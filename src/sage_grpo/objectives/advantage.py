@@ -1,4 +1,4 @@
-"""Group-relative advantages, with failed rollouts masked out rather than scored 0; and which clips of a group are worth training."""
+"""Group-relative advantages, with failed rollouts masked out rather than scored 0; and the selection of a group's clips for training."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def decoupled_advantage(
 
 
 def _prepare(rewards: Tensor, groups: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """float64 rewards (0 where masked), dense group index, mask and valid count per group; refuses what has no answer."""
+    """float64 rewards (0 where masked), dense group index, mask and valid count per group; refuses groups without a defined advantage."""
     if rewards.ndim != 1 or len(rewards) == 0:
         raise ValueError(f"rewards must be one non-empty row, got shape {tuple(rewards.shape)}: there is no group.")
     if groups.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
@@ -97,8 +97,8 @@ def _group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
 
 
 def best(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[int]:
-    """Places of the `count` valid clips of a group with the largest advantages; none where all are equally good, so that nothing was chosen. A clip
-    that is alone was chosen by whoever gave it."""
+    """Places of the `count` valid clips of a group with the largest advantages; none where all are equally good. A single clip is
+    always among them: it was given as a good one."""
     order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
     if len(order) > 1:
         order = [place for place in order if advantage[place] > advantage[order[0]]]

@@ -10,14 +10,14 @@ from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Range
 Kind = Literal["constant", "two_stage", "paper", "ppo", "share"]
 SHARE_GAIN = 0.25
 """Part of a deviation (on a logarithmic scale) that one update corrects. Updates train different steps, whose KLs weigh differently:
-lambda goes by their mean."""
+lambda follows their mean."""
 SHARE_STEP = 1.5
 """Lambda changes by at most this factor, up or down, from one update to the next."""
 
 
 @checked
 class KlCoefficient:
-    """How lambda moves."""
+    """The schedule and the feedback of lambda."""
 
     kind: Kind = "two_stage"
     """constant (lambda_max); two_stage (a ramp); paper (ramp, then Eq. 42: relaxes when KL is high); ppo (ramp, then tightens);
@@ -31,7 +31,7 @@ class KlCoefficient:
     target: Positive = 1e-4
     """The KL that the feedback compares with; the paper gives no value."""
     window: Count = 10
-    """How many of the last KLs the feedback averages."""
+    """Number of recent KLs that the feedback averages."""
     share: Annotated[float, Range(0, 1, open_below=True, open_above=True)] = 0.05
     """Kind share: the part of the gradient that the KL is to have (the metric gradient/kl_share). Lambda starts at 1."""
     lambda_cap: Positive = 1e4
@@ -48,7 +48,7 @@ class KlCoefficient:
 
 
 class KlController:
-    """Holds lambda; `observe` is called once per optimizer update with the same figures on every rank."""
+    """Holds lambda; `observe` is called once per optimizer update with the same values on every rank."""
 
     def __init__(self, config: KlCoefficient) -> None:
         self.config = config
@@ -77,10 +77,10 @@ class KlController:
         return c.lambda_min + (c.lambda_max - c.lambda_min) * self.updates / c.warmup_updates
 
     def _followed(self, share: float) -> float:
-        """The KL's gradient is linear in lambda: its odds against the policy's grow as lambda does.
+        """The next lambda of kind share. The KL's gradient is linear in lambda, so its odds against the policy's grow as lambda does.
 
-        Where the policy is at its reference (the first update of all, the first after a renewal) the gradient is 0 whatever lambda
-        is, which says nothing about it.
+        Where the policy is at its reference (the first update of all, the first after a renewal) the gradient is 0 for every
+        lambda, so lambda stays.
         """
         if share == 0.0:
             return self.value
@@ -95,16 +95,16 @@ class KlController:
         c = self.config
         mean = sum(self.history) / len(self.history)
         tighten, relax = 1.1, 0.9
-        # The paper's Eq. 42 relaxes the leash when KL is high, the opposite of PPO, and so never reaches its target.
+        # The paper's Eq. 42 relaxes the penalty when KL is high, the opposite of PPO, and so never reaches its target.
         when_high, when_low = (relax, tighten) if c.kind == "paper" else (tighten, relax)
         factor = when_high if mean > 1.5 * c.target else when_low if mean < 0.5 * c.target else 1.0
         return min(max(self.value * factor, c.lambda_min), c.lambda_max)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
+        """The state that a resumed run needs."""
         return {"updates": self.updates, "history": list(self.history), "value": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
+        """Restore the state of `state_dict`."""
         self.updates, self.value = int(state["updates"]), float(state["value"])
         self.history = [float(kl) for kl in state["history"]]

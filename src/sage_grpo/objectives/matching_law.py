@@ -1,4 +1,4 @@
-"""Learning at a fresh noise level, as a law like that of a step: what is predicted is the velocity itself."""
+"""The transition of learning at a fresh noise level: a Gaussian like that of a step, over the velocity itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Matching:
     leaves_noise: ClassVar[bool] = False
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """The law at sigma; there is no next sigma to go to, so that the other is not looked at."""
+        """The law at sigma; there is no next sigma, so `sigma_next` is ignored."""
         level = torch.as_tensor(sigma, dtype=torch.float32)
         weight = level if self.by_sigma else torch.ones_like(level)
         return Transition(a=torch.zeros_like(level), b=torch.ones_like(level), std=(2.0 * weight).rsqrt())

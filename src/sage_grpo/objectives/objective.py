@@ -1,4 +1,4 @@
-"""What an update learns from: steps that explored (the surrogate), clean clips at fresh noise levels (NFT, AWM, DPO, SFT), or the reward's own
+"""Objectives of an update: on exploring steps (the surrogate), on clean clips at fresh noise levels (NFT, AWM, DPO, SFT), or by the reward's
 gradient."""
 
 from __future__ import annotations
@@ -97,28 +97,28 @@ class ObjectiveSpec:
 
     @property
     def fresh(self) -> bool:
-        """Whether what is learned are levels of an ODE's clips and not steps that explored."""
+        """True if noise levels of an ODE's clips are trained instead of exploring steps."""
         return self.kind != "surrogate"
 
     @property
     def by_gradient(self) -> bool:
-        """Whether the reward is differentiated."""
+        """True if the reward is differentiated."""
         return self.kind == "gradient"
 
     @property
     def by_choice(self) -> bool:
-        """Whether clips are learned because they were chosen, by their rewards or by whoever gives them, and not by their advantages."""
+        """True if clips are learned because they were chosen, by their rewards or by the user, and not by their advantages."""
         return self.kind in ("dpo", "sft")
 
     @property
     def reference_passes(self) -> int:
-        """Passes without gradient of an update that the anchor is not the policy of: the anchor's, and for dpo one of the policy, because a
-        clip's loss depends on how well the other clip of its pair, which may be on another rank, is predicted."""
+        """Passes without gradient of an update whose policy is not the anchor: the anchor's, and for dpo one of the policy, because a
+        clip's loss depends on the error of the other clip of its pair, which may be on another rank."""
         return 2 if self.kind == "dpo" else 1
 
     @property
     def lags(self) -> bool:
-        """Whether the old policy differs from the newest weights between iterations."""
+        """True if the old policy differs from the newest weights between iterations."""
         return self.fresh and self.old_decay > 0
 
     def decay(self, iteration: int) -> float:
@@ -126,6 +126,6 @@ class ObjectiveSpec:
         return self.old_decay * (min(1.0, iteration / self.old_ramp) if self.old_ramp else 1.0)
 
     def old_passes(self, updates: int) -> list[bool]:
-        """Which of a rollout's updates run the old policy: until the first optimizer step the newest weights are the old ones, unless
-        these lag."""
+        """A flag per update of a rollout, true where it runs the old policy: until the first optimizer step the newest weights are the old
+        ones, unless these lag."""
         return [self.kind in ("nft", "awm") and (update > 0 or self.lags) for update in range(updates)]

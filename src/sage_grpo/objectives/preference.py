@@ -17,7 +17,7 @@ def excess_error(v: Tensor, v_ref: Tensor, target: Tensor) -> Tensor:
 
 
 def dpo_lead(excess: Tensor, rival: Tensor, side: Tensor, *, beta: float) -> Tensor:
-    """By how much the policy prefers the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better).
+    """The policy's preference for the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better).
 
     `side` is 1 for a clip that is the better of its pair and -1 for the worse; `rival` is the other clip's excess error.
     """
@@ -27,8 +27,8 @@ def dpo_lead(excess: Tensor, rival: Tensor, side: Tensor, *, beta: float) -> Ten
 def dpo_loss(lead: Tensor) -> SurrogateTerms:
     """-log sigmoid(lead) per clip, where the rival's half of the lead is a constant.
 
-    A pair's loss stands on both of its clips, and its gradient is the sum of what each has at its own velocity. As the mean over clips is
-    taken, each counts twice in the gradient and once in the value.
+    Both clips of a pair carry its loss, each with the gradient at its own velocity. Because the mean is taken over clips, each counts twice
+    in the gradient and once in the value.
     """
     pair = F.softplus(-lead)
     return _terms(2.0 * pair - pair.detach())

@@ -14,7 +14,7 @@ PAPER_CLIP = 0.076
 
 @dataclass(frozen=True)
 class SurrogateTerms:
-    """What a surrogate returns."""
+    """The loss of a surrogate, with diagnostics."""
 
     loss: Tensor
     """To be minimised, one value per (sample, step)."""
@@ -45,8 +45,8 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip: float) -> S
 def scaled_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, std: Tensor, clip: float) -> SurrogateTerms:
     """GRPO-Guard: PPO's clip on exp(std (log r + KL(old, new))), the KL with its gradient. (arXiv 2510.22319, as released)
 
-    The scaled ratio is as wide at every step, where the plain one is wide at steps with little noise, so that one clip range serves all.
-    The loss is divided by std again: at ratio 1 its gradient is that of the plain ratio, and step weights stay a matter of their own.
+    The plain ratio is wide at steps with little noise; the scaled one is as wide at every step, so that one clip range serves all.
+    The loss is divided by std again: at ratio 1 its gradient is that of the plain ratio, and step weights stay independent of it.
     """
     # Ranges of 1e-6 are a few units of float32's last place at 1.
     scaled = std.double() * (log_ratio + kl).double()

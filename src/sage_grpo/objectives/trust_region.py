@@ -47,7 +47,7 @@ class KlTerms:
 
 @checked
 class TrustRegion:
-    """Which KL terms pull the policy back, and how strongly relative to one another."""
+    """The KL terms of the loss, and their relative weights."""
 
     mode: Mode = "dual"
     """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise);
@@ -57,21 +57,21 @@ class TrustRegion:
     beta_velocity: NotNegative = 0.1
     """Weight of the step-wise term in modes dual and fixed_dual."""
     estimator: Literal["closed_form", "log_ratio"] = "closed_form"
-    """How the step-wise term is computed: exactly, or by the paper's Eq. 15."""
+    """Estimator of the step-wise term: exact, or the paper's Eq. 15."""
 
     @property
     def uses_anchor(self) -> bool:
-        """Whether a reference pass with the anchor's weights is needed."""
+        """True if a reference pass with the anchor's weights is needed."""
         return self.mode in ("fixed", "moving", "dual", "fixed_dual")
 
     @property
     def renews_anchor(self) -> bool:
-        """Whether the anchor follows the policy, instead of staying where the run began."""
+        """True if the anchor follows the policy instead of keeping the initial weights."""
         return self.mode in ("moving", "dual")
 
     @property
     def uses_stepwise(self) -> bool:
-        """Whether the rollout's policy is a reference."""
+        """True if the rollout's policy is a reference."""
         return self.mode in ("stepwise", "dual", "fixed_dual")
 
     def penalty(

@@ -1,1 +1,1 @@
-"""The mathematics of sampling."""
+"""Samplers: schedules, kernels, transitions, solvers and windows."""

@@ -15,31 +15,32 @@ class Gaussian:
 
     The first `batch_ndim` dimensions of `mean` index samples (and steps, when vectorised over them); the rest are
     latent dimensions. `std` has one value per sample, or one for all. Log-probability and KL are MEANS over the latent
-    dimensions: everybody's convention, and the one that sets the scale of the clip range. Arithmetic is float32.
+    dimensions: the usual convention, which sets the scale of the clip range. Arithmetic is float32.
     """
 
     mean: Tensor
     std: Tensor
     batch_ndim: int = 1
     places: tuple[slice, ...] = ()
-    """Parts of a row that have noise; others are their mean. Each has a log-probability of its own, in a column of its own. Empty: all of it, in one."""
+    """Parts of a row that have noise, each with its own log-probability in its own column; the rest equals the mean. Empty: the whole row, in one
+    column."""
 
     def sample(self, noise: Tensor) -> Tensor:
         """`mean + std * noise`, for standard normal noise of the mean's shape."""
         _same_shape(noise, self.mean, "noise")
         if self.places:
-            heard = torch.zeros_like(noise)
+            masked = torch.zeros_like(noise)
             for place in self.places:
-                heard[:, place] = noise[:, place]
-            noise = heard
+                masked[:, place] = noise[:, place]
+            noise = masked
         return self.mean + self._spread(self.std) * noise
 
     def part(self, place: slice) -> Gaussian:
-        """The law of one part of a row."""
+        """The distribution of one part of a row."""
         return Gaussian(self.mean[:, place], self.std)
 
     def expand(self, count: int) -> Gaussian:
-        """The laws of `count` samples, equally many consecutive ones from each; itself where there are that many."""
+        """The distributions of `count` samples, each repeated for equally many consecutive ones; self where there are `count` already."""
         std = self.std if self.std.ndim == 0 else expanded(self.std, count)
         return Gaussian(expanded(self.mean, count), std, self.batch_ndim, self.places)
 

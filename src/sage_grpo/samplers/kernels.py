@@ -27,11 +27,11 @@ OfGrid = Annotated[float, Range(0, 1, open_below=True)]
 
 
 class Kernel(Protocol):
-    """A sampler: the law of one step. A frozen dataclass, whose fields are what it is made from and whose types are their limits: `eta` and
+    """A sampler: the distribution of one step. A frozen dataclass, whose fields are its settings with their limits as types: `eta` and
     `sigma_max` of the configuration, `first` and `second`, the first sigmas of the run's grid."""
 
     leaves_noise: ClassVar[bool]
-    """Whether a last step to sigma_next = 0 leaves its noise in the video (the Itô family does)."""
+    """True if a last step to sigma_next = 0 leaves its noise in the video (the Itô family)."""
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """The transition from sigma to sigma_next < sigma."""
@@ -73,8 +73,8 @@ class Flow:
     eta: NotNegative = 0.5
     """Exploration scale."""
     first: OfGrid = 1.0
-    """Where the grid starts. The diffusion is infinite at 1, and huge just below it, where some schedulers start (DPM-Solver: 0.999875): the
-    grid's first step takes the diffusion from where it goes to."""
+    """First sigma of the grid. The diffusion is infinite at 1, and huge just below it, where some schedulers start (DPM-Solver: 0.999875): the
+    grid's first step takes the diffusion at sigma_next."""
     leaves_noise: ClassVar[bool] = True
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
@@ -176,7 +176,7 @@ KERNELS: dict[str, type[Ode | Flow | Linear | Dance | Sage | Cps | SageExact]] =
     zip(get_args(KernelName), (Ode, Flow, Linear, Dance, Sage, Cps, SageExact), strict=True)
 )
 EXACT = " or ".join(name for name, kind in KERNELS.items() if not kind.leaves_noise and kind is not Ode)
-"""Kernels that hold exactly as much noise as is right, for advice."""
+"""Kernels that hold exactly the right amount of noise, for advice."""
 
 
 def find_kernel(name: str) -> type[Kernel]:
@@ -203,13 +203,13 @@ def find_kernel(name: str) -> type[Kernel]:
 
 
 def unfit_eta(name: str, eta: float) -> str:
-    """Why a kernel does not take an eta, as a sentence; empty where it does."""
+    """The reason why a kernel rejects an eta, as a sentence; empty where it accepts it."""
     fault = next(faults(find_kernel(name), {"eta": eta}, "kernel."), "")
     return f"{fault} That is the range of {name}." if fault else ""
 
 
 def takes_sigma_max(name: str) -> bool:
-    """Whether a kernel has a clamp."""
+    """True if a kernel has a clamp."""
     return "sigma_max" in type_hints(find_kernel(name))
 
 
@@ -218,7 +218,7 @@ class KernelSpec:
     """A kernel as it is written in a config file or on the command line."""
 
     name: KernelName | str = "sage"
-    """Which sampler explores; your own by its import path, module:Class (docs/extending.md)."""
+    """Sampler of the exploring steps; your own by its import path, module:Class (docs/extending.md)."""
     eta: Annotated[float, Range(0, 10)] = 0.5
     """Exploration scale; ignored by ode. An angle in [0, 1] for cps; a value above 1.5 is a warning for the others."""
     sigma_max: OfGrid | None = None
@@ -226,7 +226,7 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         if ":" in self.name:
-            return  # a configuration can be read where the code is not
+            return  # the kernel's code may be missing where a configuration is only read
         fault = unfit_eta(self.name, self.eta)
         if fault:
             raise ValueError(fault)

@@ -1,4 +1,4 @@
-"""Noise keyed by what it is for, so that a run does not depend on ranks, batches or interruptions."""
+"""Noise keyed by its purpose, so that a run does not depend on ranks, batches or interruptions."""
 
 from __future__ import annotations
 

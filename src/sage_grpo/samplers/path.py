@@ -1,15 +1,15 @@
-"""THE convention, stated once.
+"""The conventions of the flow path.
 
 `sigma` in [0, 1]: 1 is pure noise, 0 is data. Sampling goes from 1 down to 0, a step goes sigma -> sigma_next with
 sigma_next < sigma.
 
     x     = (1 - sigma) x0 + sigma eps
-    v     = eps - x0 = dx/dsigma             (what diffusers' flow models predict)
+    v     = eps - x0 = dx/dsigma             (the prediction of diffusers' flow models)
     x0    = x - sigma v
     eps   = x + (1 - sigma) v
     score = -eps / sigma
 
-Everywhere else names carry it: x, v, x0, eps, sigma; suffixes _next, _old, _anchor.
+Names everywhere: x, v, x0, eps, sigma; suffixes _next, _old, _anchor.
 """
 
 from __future__ import annotations

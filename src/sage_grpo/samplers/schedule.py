@@ -1,4 +1,4 @@
-"""Noise schedules: which sigmas a rollout visits, and at which of them it explores."""
+"""Noise schedules: the sigmas that a rollout visits, and the steps that explore."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A strictly decreasing grid of sigmas and a flag per step that says whether the step is stochastic."""
+    """A strictly decreasing grid of sigmas, with a flag per step that is true for stochastic steps."""
 
     sigmas: Tensor
     """num_steps + 1 values from at most 1 down to at least 0, float32, on the CPU."""
@@ -48,7 +48,7 @@ class Schedule:
 
     @property
     def num_steps(self) -> int:
-        """How many steps a rollout takes."""
+        """Number of steps of a rollout."""
         return len(self.sigmas) - 1
 
     def pair(self, index: int) -> tuple[Tensor, Tensor]:

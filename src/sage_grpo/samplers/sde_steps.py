@@ -1,8 +1,8 @@
-"""Which of the wanted steps really explore: those at the end of a grid whose noise nobody would take out again do not.
+"""Selection of the exploring steps: wanted steps at the end of a grid are left out if no later step would remove their noise.
 
-The variance of an Itô step does not know where the step goes. Into sigma = 0 all of its noise stays in the video. Into a small sigma, as in
-grids whose last but one value is near 0 (SD3: 0.0089), the state holds many times the noise that the network is told, and most of
-that stays, too. Coefficient-preserving kernels know the next sigma and hold exactly as much as is right.
+The variance of an Itô step is not matched to the noise of sigma_next. Into sigma = 0 all of its noise stays in the video. Into a small sigma, as in
+grids whose last but one value is near 0 (SD3: 0.0089), the state holds many times the noise of that sigma, and most of it stays,
+too. Coefficient-preserving kernels use the next sigma and hold exactly the right amount.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sage_grpo.samplers.kernels import EXACT, Kernel
 from sage_grpo.samplers.schedule import Schedule
 
 HELD_LIMIT = 3.5
-"""A step near the end explores as long as the state then holds at most so many times the noise variance that the network is told. Above the 3.0 of
-the wildest published measurement here (dance at eta 1.37, six steps), below the 3.8 and more of grids that end near 0."""
+"""A step near the end explores as long as the state then holds at most so many times the noise variance of sigma_next. Above the largest
+published measurement here, 3.0 (dance at eta 1.37, six steps), below the 3.8 and more of grids that end near 0."""
 
 
 def held_noise(kernel: Kernel, schedule: Schedule) -> Tensor:
@@ -44,22 +44,22 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
 
 
 def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
-    """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not part there."""
+    """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not diverge there."""
     sigma, sigma_next = schedule.pairs()
     quiet = (kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)
     return quiet.nonzero()[:, 0].tolist()
 
 
 def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> Schedule:
-    """The grid with the wanted steps stochastic, but for those at its end that had better not be.
+    """The grid with the wanted steps stochastic, except those at its end that would hold too much noise.
 
-    None asks the kernel: where it leaves noise, the last step is deterministic, and so are those before it that hold too much. True makes
-    the last step deterministic and no other; false leaves all as wanted (the paper's way).
+    None depends on the kernel: where it leaves noise, the last step is deterministic, and so are those before it that hold too much. True
+    makes the last step deterministic and no other; false leaves all as wanted (as in the paper).
     """
     last = kernel.leaves_noise if deterministic_last is None else deterministic_last
     schedule = grid.exploring(wanted, deterministic_last=last)
     quiet = set(swallowed(kernel, grid))
-    if deterministic_last is None:  # kernels that know the next sigma never hold too much
+    if deterministic_last is None:  # coefficient-preserving kernels never hold too much
         quiet |= set(overfull(kernel, grid))
     flags = [flag and index not in quiet for index, flag in enumerate(schedule.stochastic)]
     return replace(schedule, stochastic=tuple(flags))
@@ -73,7 +73,7 @@ def left_out(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, determinist
     held = held_noise(kernel, grid)[steps]
     which = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"
     return (
-        f"{which} deterministic, too: with noise the state would hold {float(held.max()):.3g} times the variance that the network is told at "
+        f"{which} deterministic, too: with noise the state would hold {float(held.max()):.3g} times the noise variance of "
         f"sigma {float(grid.sigmas[steps[int(held.argmax())] + 1]):.3g} (the limit is {HELD_LIMIT:g}). rollout.deterministic_last true lets it explore; "
         f"kernel.name {EXACT} hold exactly as much as is right"
     )

@@ -1,7 +1,7 @@
-"""Deterministic solvers of the flow: how a sample goes from noise to data without exploration.
+"""Deterministic solvers of the flow, from noise to data without exploration.
 
-Deterministic steps are never replayed, so a solver needs no log-probability. What a second-order method adds to the Euler step,
-which is the mean of the ODE's transition, is a correction from the velocity of the step before: a step still costs one pass.
+Deterministic steps are never replayed, so a solver needs no log-probability. A second-order method corrects the Euler step, which
+is the mean of the ODE's transition, by the velocity of the step before: a step still costs one velocity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Velocity = Callable[..., Tensor]
 Rule = Literal["euler", "ab2"]
 """Rules for deterministic steps on any grid: Euler, and Adams-Bashforth of order two for uneven steps."""
 SolverName = Literal["euler", "ab2", "checkpoint"]
-"""What a configuration may name; `sage_grpo.models.policy.build_solver` makes them."""
+"""Solvers that a configuration may name; `sage_grpo.models.policy.build_solver` makes them."""
 
 
 class Stepper:
@@ -51,7 +51,7 @@ class Solver(Protocol):
 
     @property
     def num_steps(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         ...
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
@@ -71,7 +71,7 @@ class GridSolver:
         return self.schedule.num_steps
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
-        """The Euler step x + (sigma_next - sigma) v, or what the rule makes of it."""
+        """The Euler step x + (sigma_next - sigma) v, corrected by the rule."""
         sigma, sigma_next = self.schedule.pair(index)
         v = velocity(x, sigma)
         return self._stepper(Ode()(sigma, sigma_next)(x, v).mean, v, float(sigma), float(sigma_next))

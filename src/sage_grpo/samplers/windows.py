@@ -1,4 +1,4 @@
-"""Which steps of a rollout explore: all, a window that is fixed, random or sliding, or one that each prompt draws for itself.
+"""Exploring steps of a rollout: all, a window that is fixed, random or sliding, or one that each prompt draws for itself.
 
 A window is a function of (number of steps, iteration, seed) and, where prompts draw, of the group's place alone, so every rank
 and every resumed run agrees on it. All members of a group share it.
@@ -34,7 +34,7 @@ class Window:
     at: list[Natural] | None = None
     """Drawn windows start at one of these steps; None allows every step that can be trained."""
     weights: list[Positive] | None = None
-    """How often each step of `at` is drawn, in any unit; None is equally often. `sage-grpo probe` recommends some."""
+    """Relative frequency of each step of `at`, in any unit; None is equal. `sage-grpo probe` recommends some."""
     branches: Count = 1
     """Drawn windows: how many different steps a prompt draws; each makes a group of its own, from the same start noise."""
 

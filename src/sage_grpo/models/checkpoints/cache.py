@@ -23,11 +23,11 @@ from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.safe_io import replacing
 
 FORMAT = "3"
-"""Raise this when the meaning of what is stored changes: older files are then not found."""
+"""Raise this when the meaning of stored tensors changes: older files are then not found."""
 
 
 def cleaner() -> str:
-    """What Wan's pipelines clean prompts with: another version, or none, can give other tokens."""
+    """The version of ftfy, with which Wan's pipelines clean prompts: another version, or none, can give other tokens."""
     try:
         return f"ftfy {version('ftfy')}"
     except PackageNotFoundError:
@@ -39,15 +39,15 @@ class Encoded(dict[str, Tensor]):
 
 
 class EncodingCache:
-    """Maps what an encoding depends on to its tensors.
+    """Maps the inputs of an encoding to its tensors.
 
-    In memory it only finds what somebody still holds: who needs an encoding again keeps it, and a run over a hundred thousand
-    prompts does not fill the memory. On disk every encoding is a file with a checksum of its content. A damaged file is encoded
+    In memory it only finds encodings that are still referenced, so that a run over a hundred thousand prompts does not fill the
+    memory. On disk every encoding is a file with a checksum of its content. A damaged file is encoded
     again; a disk that is full or cannot be written costs one warning, and the run goes on without it.
     """
 
     def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
-        """what: what is kept, as warnings call it."""
+        """what: name of the content in warnings."""
         self.folder, self.what = folder, what
         self.fingerprint = digest(cleaner(), fingerprint)
         self._writable = folder is not None
@@ -56,14 +56,14 @@ class EncodingCache:
     def get(self, parts: tuple[str, ...], encode: Callable[[], Mapping[str, Tensor]]) -> Encoded:
         """The tensors for `parts`; `encode` runs only where neither memory nor disk has them."""
         key = digest(FORMAT, self.fingerprint, *parts)
-        found = self._memory.get(key)
-        if found is None:
-            found = self._read(key)
-        if found is None:
-            found = Encoded({name: tensor.detach().cpu().contiguous() for name, tensor in encode().items()})
-            self._write(key, found)
-        self._memory[key] = found
-        return found
+        encoded = self._memory.get(key)
+        if encoded is None:
+            encoded = self._read(key)
+        if encoded is None:
+            encoded = Encoded({name: tensor.detach().cpu().contiguous() for name, tensor in encode().items()})
+            self._write(key, encoded)
+        self._memory[key] = encoded
+        return encoded
 
     def _file(self, key: str) -> Path | None:
         return None if self.folder is None else self.folder / key[:2] / f"{key}.safetensors"
@@ -108,7 +108,7 @@ class EncodingCache:
 
 
 def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of everything that is read back, and of the name under which it is looked for."""
+    """A checksum of the tensors and of the key under which they are stored."""
     sha = hashlib.sha256(key.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -118,7 +118,7 @@ def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _stored_checksum(body: bytes) -> str | None:
-    """What the header says; `load` has checked that the header is whole."""
+    """The checksum in the header; `load` has checked that the header is whole."""
     (length,) = struct.unpack("<Q", body[:8])
     return parse_json(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
 
@@ -133,7 +133,7 @@ def digest(*parts: str) -> str:
 
 
 def default_folder() -> Path:
-    """Where encoded prompts live unless told otherwise."""
+    """Default folder of encoded prompts."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo" / "conditioning"
 
 

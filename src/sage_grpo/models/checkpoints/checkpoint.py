@@ -63,23 +63,23 @@ PIPELINES: Mapping[str, str] = {
     "QwenImageEditPipeline": "qwen_image_edit",
     "ZImagePipeline": "z_image",
 }
-"""Which family serves which diffusers pipeline."""
+"""Families by diffusers pipeline."""
 TOKENIZERS: Mapping[str, str] = {
     "tokenizer": "text_encoder",
     "tokenizer_2": "text_encoder_2",
     "tokenizer_3": "text_encoder_3",
 }
-"""Which text encoder a tokenizer feeds."""
+"""Text encoders by tokenizer."""
 
 ORIGINS: Mapping[str, str] = {
     "scenes": "the model of the world scenes, which the package does not carry: the folder scenes of the project's repository, or "
     "what `sage-grpo scenes pretrain` makes",
 }
-"""Where the folder of a name that our recipes use comes from, for whoever does not have it."""
+"""Origins of the folders that our recipes name, for the error where one is missing."""
 
 
 class Located(Protocol):
-    """Where a checkpoint is: what a ModelSpec says of it."""
+    """The location of a checkpoint, as in a ModelSpec."""
 
     @property
     def path(self) -> str | None:
@@ -121,12 +121,12 @@ def local_folder(spec: Located) -> Path | None:
     if spec.path in (None, "shapes") or Path(str(spec.path)).expanduser().is_dir():
         return resolve(spec)
     if str(spec.path).count("/") != 1 or str(spec.path).startswith((".", "/", "~")):
-        return resolve(spec)  # says what is wrong with the path
+        return resolve(spec)  # raises the error of a wrong path
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
+    config = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
     index = try_to_load_from_cache(str(spec.path), "model_index.json", revision=spec.revision)
-    return Path(index).parent if isinstance(index, str) and isinstance(found, str) else None
+    return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
 def configs_folder(spec: Located) -> Path:
@@ -197,7 +197,7 @@ def detect_family(spec: Located) -> str:
 
 
 def has_component(index: Mapping[str, Any], name: str) -> bool:
-    """Whether a checkpoint has a component; one that its pipeline can do without may be missing, or listed as [null, null]."""
+    """True if a checkpoint has a component; an optional one may be missing, or listed as [null, null]."""
     entry = index.get(name)
     return isinstance(entry, list) and entry[0] is not None
 
@@ -220,15 +220,15 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
             )
     for name in weights:
         if not list((folder / name).glob("*.safetensors")):
-            found = ", ".join(sorted(file.name for file in (folder / name).iterdir())) or "nothing"
+            present = ", ".join(sorted(file.name for file in (folder / name).iterdir())) or "nothing"
             raise ModelError(
-                f'Component "{name}" of "{folder}" has no .safetensors file (found: {found}). Pickled weights are never '
+                f'Component "{name}" of "{folder}" has no .safetensors file (found: {present}). Pickled weights are never '
                 "loaded: convert them with `save_pretrained(folder, safe_serialization=True)`."
             )
 
 
 def check_folder(folder: Path) -> None:
-    """Everything that can be known of a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
+    """Check a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
     index = read_index(folder)
     check_lengths(folder)
     parts = [name for name in index if has_component(index, name)]
@@ -285,15 +285,15 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
             _refuse(folder, name, "lacks config.json")
         held, config = stored_shapes(folder / name), read_config(folder, name)
         with in_words(folder, name), _no_larger_than(folder, name, held):
-            own = _own_shapes(kind, json.dumps(config, sort_keys=True))
+            expected = _own_shapes(kind, json.dumps(config, sort_keys=True))
         ignored = kind._keys_to_ignore_on_load_unexpected or []
-        unexpected = [key for key in held.keys() - own.keys() if not any(re.search(text, key) for text in ignored)]
-        mismatched = [key for key in held.keys() & own.keys() if held[key] != own[key]]
-        _refuse(folder, name, weights_fault(own.keys() - held.keys(), unexpected, mismatched))
+        unexpected = [key for key in held.keys() - expected.keys() if not any(re.search(text, key) for text in ignored)]
+        mismatched = [key for key in held.keys() & expected.keys() if held[key] != expected[key]]
+        _refuse(folder, name, weights_fault(expected.keys() - held.keys(), unexpected, mismatched))
 
 
 def _check_loaded(folder: Path, skip: Sequence[str]) -> None:
-    """Refuse a model of transformers among what diffusers loads by itself: those of a pipeline are encoders, and load on demand."""
+    """Refuse a transformers model among the components that diffusers loads by itself: a pipeline's are encoders, and load on demand."""
     from transformers import PreTrainedModel
 
     index = read_index(folder)
@@ -307,7 +307,7 @@ def _check_loaded(folder: Path, skip: Sequence[str]) -> None:
 
 @cache
 def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
-    """What a network of this class and configuration has. By text: two experts have the same, and so have the loads of a comparison."""
+    """Names and shapes of the tensors of a network of this class and configuration; cached by text, for two experts and the loads of a comparison."""
     import torch
 
     with torch.device("meta"):
@@ -316,7 +316,7 @@ def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _no_larger_than(folder: Path, name: str, held: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """Inside, building a network stops where it gets far larger than what its files hold: before memory is taken for it.
+    """A context in which building a network fails when it gets far larger than its files, before memory is taken for it.
 
     A tensor is registered when it is made and when its weights are put in, and there are tables that no file holds.
     """
@@ -347,7 +347,7 @@ def _no_larger_than(folder: Path, name: str, held: Mapping[str, tuple[int, ...]]
 
 @contextmanager
 def in_words(folder: Path, name: str) -> Iterator[None]:
-    """Inside, an error of the libraries over files that are not as they expect becomes a ModelError that names the component."""
+    """A context in which the libraries' errors about unexpected files become a ModelError that names the component."""
     try:
         yield
     except DocumentError as error:
@@ -393,7 +393,7 @@ def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
         fault = (
             f"which needs packages that are not installed: {', '.join(lacking)}. pip install them"
             if isinstance(lacking, list)
-            else "which is no part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded. Correct that line of "
+            else "which is not part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded. Correct that line of "
             "model_index.json, or download the checkpoint again"
         )
         raise ModelError(f'"{folder}" names a {class_name} as its {name}, {fault}.')
@@ -439,7 +439,9 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     check_components(folder, index, [name], [name])
     kind = component_class(folder, index, name)
     if not issubclass(kind, transformers.PreTrainedModel):
-        raise ModelError(f'Component "{name}" of "{folder}" is a {index[name][1]}, which is no model of transformers.')
+        raise ModelError(
+            f'Component "{name}" of "{folder}" is a {index[name][1]}, which is not a model of transformers.'
+        )
     held = stored_shapes(folder / name, STEMS[1])
     with _quiet(folder), in_words(folder, name), _no_larger_than(folder, name, held):
         module, info = from_pretrained(
@@ -463,7 +465,7 @@ VIDEO: Mapping[str, type | tuple[type, ...]] = {
 
 
 def read_defaults(folder: Path) -> dict[str, float]:
-    """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or what its kind says."""
+    """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or the defaults of its kind."""
     file = folder / "video.json"
     values = read_if_there(file)
     unknown = sorted(set(values) - VIDEO.keys())
@@ -487,7 +489,7 @@ def _native(folder: Path) -> dict[str, float]:
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
         return {"height": 720, "width": 1280}
-    # By this the pipeline tells its two sizes apart.
+    # The pipeline distinguishes its two sizes by this.
     if pipeline.startswith("SanaVideo") and config.get("sample_size") == 22:
         return {"height": 704, "width": 1280}
     return {}

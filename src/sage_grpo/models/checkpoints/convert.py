@@ -1,7 +1,7 @@
 """HunyuanVideo-1.5 checkpoints between the layout of their authors, which the paper's released code trains, and diffusers'.
 
 The two networks are the same; names differ, the refiner's q, k and v are one matrix there, and the last modulation has its halves (shift, scale)
-in the other order. So every tensor of one layout is a tensor, a third or a swapped tensor of the other, and the way back is exact.
+in the other order. So every tensor of one layout is a tensor, a third or a swapped tensor of the other, and the inverse is exact.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HOW = """Pickled files can run code, so they are not read here. Where you trust 
     python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER all.pt    # only a folder of .distcp files
     python -c "import torch; from safetensors.torch import save_file; d = torch.load('all.pt', weights_only=True); \
 d = d.get('model', d); save_file({k: v.contiguous() for k, v in d.items()}, 'model.safetensors')\""""
-"""What to do with a checkpoint of the paper's released code, which saves with torch.distributed.checkpoint."""
+"""Instructions for a checkpoint of the paper's released code, which saves with torch.distributed.checkpoint."""
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What training leaves inside names: compilation, sharding, gradient checkpointing."""
+"""Wrappers that training leaves inside names: compilation, sharding, gradient checkpointing."""
 PREFIXES = ("model.", "module.")
-"""What it leaves before them: the entry of a checkpoint, data parallelism."""
+"""Prefixes that training leaves before names: the entry of a checkpoint, data parallelism."""
 
 _NETWORK = {
     "time_in.mlp.0": "time_embed.timestep_embedder.linear_1",
@@ -86,7 +86,7 @@ _BLOCK = {
 
 
 def _inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The table of what is inside a layer."""
+    """The table of names inside a layer."""
     return {theirs + one: tuple(ours + name for name in several.split()) for one, several in names.items()}
 
 
@@ -100,12 +100,12 @@ DIFFUSERS = {
 """Diffusers' names of an original layer, # for the number of a block; several share a matrix there, in this order."""
 ORIGINAL = {name: theirs for theirs, names in DIFFUSERS.items() for name in names}
 _SWAPPED = "norm_out.linear"
-"""Of the whole network, not of a refiner's block."""
+"""The last modulation of the whole network, not of a refiner's block."""
 
 
 def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights under diffusers' names; a name that the table does not know is refused."""
-    found: dict[str, Tensor] = {}
+    """The same weights under diffusers' names; a name that is not in the table is refused."""
+    renamed: dict[str, Tensor] = {}
     unknown = []
     for full, tensor in weights.items():
         layer, number, kind = _split(_unwrapped(full))
@@ -117,17 +117,17 @@ def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if len(parts) != len(targets) or any(part.shape != parts[0].shape for part in parts):
             raise ModelError(f"{full} has shape {tuple(tensor.shape)}: q, k and v cannot be equal thirds of it.")
         for target, part in zip(targets, parts):
-            if target in found:
+            if target in renamed:
                 raise ModelError(
                     f"{full} gives {target}, which another tensor gave already: are these two checkpoints?"
                 )
-            found[target] = part.clone() if len(targets) > 1 else part  # a third would hold on to the whole
+            renamed[target] = part.clone() if len(targets) > 1 else part  # a view would keep the whole matrix in memory
     _refuse(unknown, "the original HunyuanVideo-1.5 layout")
-    return found
+    return renamed
 
 
 def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The way back."""
+    """The inverse: the same weights under the authors' names."""
     shared: dict[str, dict[str, Tensor]] = {}
     unknown = []
     for name, tensor in weights.items():
@@ -138,18 +138,18 @@ def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             unknown.append(name)
     _refuse(unknown, "diffusers' HunyuanVideo-1.5 layout")
-    found = {}
+    renamed = {}
     for source, parts in shared.items():
         names = DIFFUSERS[_split(source)[0]]
         lacking = [name.partition(".#.")[2] for name in names if name not in parts]
         if lacking:
             raise ModelError(f"{source} needs q, k and v together, and the weights lack its {', '.join(lacking)}.")
-        found[source] = torch.cat([parts[name] for name in names]) if len(names) > 1 else parts[names[0]]
-    return found
+        renamed[source] = torch.cat([parts[name] for name in names]) if len(names) > 1 else parts[names[0]]
+    return renamed
 
 
 def is_original(names: Iterable[str]) -> bool:
-    """Whether these are names of the authors' layout."""
+    """True if these are names of the authors' layout."""
     return any(_unwrapped(name).startswith(("double_blocks.", "img_in.", "txt_in.")) for name in names)
 
 
@@ -162,14 +162,14 @@ def _unwrapped(name: str) -> str:
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """The layer of a name as the tables have it, the number of its block, and which tensor of it this is."""
+    """The layer of a name as in the tables, the number of its block, and the name of the tensor in it."""
     layer, _, kind = name.rpartition(".")
     number = re.search(r"\.(\d+)\.", layer)
     return (layer, "", kind) if number is None else (layer.replace(number[0], ".#.", 1), number[1], kind)
 
 
 def _swap_if(tensor: Tensor, name: str) -> Tensor:
-    """Scale and shift change places in the last modulation; twice is nothing."""
+    """Swap scale and shift in the last modulation; twice is the identity."""
     if name.rpartition(".")[0] != _SWAPPED:
         return tensor
     first, second = tensor.chunk(2)
@@ -210,7 +210,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
 
 
 def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype | None) -> int:
-    """A copy of the diffusers checkpoint `base` with the weights of `source`; returns how many tensors it took.
+    """A copy of the diffusers checkpoint `base` with the weights of `source`; returns the number of tensors.
 
     `base` gives all that the authors' layout leaves out (the VAE, text encoders, configurations), and every name and shape to compare with.
     """
@@ -220,25 +220,27 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
         raise ModelError(
             f'"{base}" holds a {pipeline}; --base must be a HunyuanVideo-1.5 checkpoint in diffusers\' layout.'
         )
-    found = read_weights(source)
-    if not is_original(found):
-        raise ModelError(f'"{source}" is not in the original layout (its first name is {_first(found)}).')
-    weights = to_diffusers(found)
+    originals = read_weights(source)
+    if not is_original(originals):
+        raise ModelError(f'"{source}" is not in the original layout (its first name is {_first(originals)}).')
+    weights = to_diffusers(originals)
     wanted = stored_shapes(folder / "transformer")
     wrong = [name for name in wanted.keys() & weights.keys() if wanted[name] != tuple(weights[name].shape)]
     fault = weights_fault(wanted.keys() - weights.keys(), weights.keys() - wanted.keys(), wrong)
     if fault is not None:
-        raise ModelError(f'"{source}" is no checkpoint of the size of "{base}": it {fault}.')
+        raise ModelError(f'"{source}" is not a checkpoint of the size of "{base}": it {fault}.')
     save_folder(folder, out, {"transformer": weights}, dtype or _common(weights.values()))
-    return len(found)
+    return len(originals)
 
 
 def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> int:
-    """The transformer of a diffusers checkpoint under its authors' names, as safetensors in `out`; returns how many tensors."""
-    found = read_weights(resolve(ModelSpec(path=source)))
-    if is_original(found):
-        raise ModelError(f'"{source}" is in the original layout already (its first name is {_first(found)}).')
-    weights = to_original(found)
+    """The transformer of a diffusers checkpoint under its authors' names, as safetensors in `out`; returns the number of tensors."""
+    diffusers_weights = read_weights(resolve(ModelSpec(path=source)))
+    if is_original(diffusers_weights):
+        raise ModelError(
+            f'"{source}" is in the original layout already (its first name is {_first(diffusers_weights)}).'
+        )
+    weights = to_original(diffusers_weights)
     if dtype is not None:
         weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     with staged_weights(weights, out.with_name(f".{out.name}.tmp")) as staging:

@@ -1,4 +1,4 @@
-"""Writing what users of diffusers load: whole folders and model cards."""
+"""Writing folders and model cards for diffusers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _replace_weights(
 
 
 def _parts(source: Path) -> list[Path]:
-    """The files that belong to a checkpoint: its index, its components, its licence; nothing else that lies beside them."""
+    """The files that belong to a checkpoint: its index, its components, its licence; no other files in the folder."""
     index = read_index(source)
     components = [name for name in index if has_component(index, name)]
     files = [path for path in source.iterdir() if path.is_file() and path.name.startswith(TOP_FILES)]
@@ -131,7 +131,7 @@ def _parts(source: Path) -> list[Path]:
 
 @contextmanager
 def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path]:
-    """A new folder with the files of a diffusers component of these weights; what is not taken out of it is gone at the end."""
+    """A new folder with the files of a diffusers component of these weights; files that are not moved out of it are deleted at the end."""
     from huggingface_hub import save_torch_state_dict
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -167,11 +167,11 @@ def _differs(source: Path, target: Path) -> bool:
 
 
 def write_card(folder: Path, model: Any, *, whole: bool) -> None:
-    """A README.md that says what this FamilyModel's files are, a whole checkpoint or a LoRA, and how to load them."""
+    """Write a README.md on a FamilyModel's files, a whole checkpoint or a LoRA, and how to load them."""
     spec, video = model.spec, model.video
     base, local = spec.path or "the checkpoint that sage-grpo carries", False
     if spec.path is not None and Path(spec.path).exists():
-        # A local path says nothing to a reader of the card, and may say too much.
+        # A local path is of no use to a reader of the card, and may be private.
         base, local = f"path/to/{Path(spec.path).name}", True
     tags = [
         "video-generation" if video.frames > 1 else "image-generation",
@@ -205,7 +205,7 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
 def _usage(model: Any, base: str, *, whole: bool) -> list[str]:
     pipeline = model.stock_pipeline
     start = [f"from diffusers import {pipeline}", ""]
-    # diffusers wants to be told of components that the checkpoint does without.
+    # diffusers needs None for components that the checkpoint leaves out.
     without = "".join(f", {name}=None" for name in left_out(type(model.pipe), model.index))
     if whole:
         return [*start, f'pipe = {pipeline}.from_pretrained("path/to/this/folder"{without})']

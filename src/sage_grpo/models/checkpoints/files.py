@@ -1,8 +1,7 @@
-"""The files of a checkpoint, before anything in them is believed: they name classes of diffusers and transformers and files of their own,
-and their weights are all there.
+"""Checks of a checkpoint's files: they name only classes of diffusers and transformers and files of their own, and their weights are complete.
 
-A download that broke off leaves a file with a good header and half of its numbers. The libraries notice when they read it, which for a
-text encoder is long after a run began, and say so in words that name neither the file nor what to do.
+An interrupted download leaves a file with a good header and half of its numbers. The libraries notice when they read it, which for a
+text encoder is long after a run began, and their error names neither the file nor a remedy.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.pretrained import ADAPTER_CONFIG
 
 LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "diffusers.pipelines.ltx2"}
-"""Where components may come from, as a folder calls it, and the module; importing any other would run code that the folder chose. (diffusers calls
-components that only one pipeline has by that pipeline's name.)"""
+"""Allowed libraries of components by their name in a folder, with the module; importing any other would run code that the folder chose. (diffusers
+calls components that only one pipeline has by that pipeline's name.)"""
 WEIGHTS = "diffusion_pytorch_model"
 STEMS = (WEIGHTS, "model")
 """Names under which diffusers and transformers look for weights."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError where it is none."""
+    """A JSON object from a file; ModelError if it is not one."""
     try:
         return json_schema.read_object(file)
     except DocumentError as error:
@@ -36,12 +35,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_if_there(file: Path) -> dict[str, Any]:
-    """The same; empty where there is no such file."""
+    """A JSON object from a file; empty where there is no such file."""
     return read_json(file) if file.is_file() else {}
 
 
 def check_index(file: Path, index: Mapping[str, Any]) -> None:
-    """Refuse a model_index.json that names code outside the two libraries, or a component with an adapter that nobody asked for."""
+    """Refuse a model_index.json that names code outside the two libraries, or a component with an adapter, which would change its weights."""
     if not isinstance(index.get("_class_name"), str):
         raise ModelError(
             f"{file}: _class_name must name a pipeline of diffusers, got {str(index.get('_class_name'))[:200]}."
@@ -87,7 +86,7 @@ def shards_of(index: Path) -> list[str]:
 
 
 def check_lengths(folder: Path) -> None:
-    """Refuse a checkpoint one of whose weight files is missing, was cut short or is no safetensors file, from their headers alone."""
+    """Refuse a checkpoint one of whose weight files is missing, was cut short or is not a safetensors file, from their headers alone."""
     check_shards(folder)
     for component in sorted(path for path in folder.iterdir() if path.is_dir()):
         for stem in STEMS:
@@ -97,7 +96,7 @@ def check_lengths(folder: Path) -> None:
 
 
 def weight_files(component: Path, stem: str) -> list[Path]:
-    """The files that the libraries read of a component: what an index names, else the one file, where it is there."""
+    """The files that the libraries read of a component: those that an index names, else the single file, if it exists."""
     index, single = component / f"{stem}.safetensors.index.json", component / f"{stem}.safetensors"
     if index.is_file():
         return [component / name for name in shards_of(index)]
@@ -106,16 +105,16 @@ def weight_files(component: Path, stem: str) -> list[Path]:
 
 @contextmanager
 def opened_weights(file: Path) -> Iterator[Any]:
-    """A safetensors file whose header fits its length, with tensors as torch's; ModelError where that cannot be had."""
+    """A safetensors file whose header fits its length, with tensors as torch's; ModelError otherwise."""
     if not file.is_file():
-        found = ", ".join(sorted(other.name for other in file.parent.iterdir())) or "nothing"
-        raise ModelError(f"{file} is missing (found: {found}). Download the checkpoint again in full.")
+        present = ", ".join(sorted(other.name for other in file.parent.iterdir())) or "nothing"
+        raise ModelError(f"{file} is missing (found: {present}). Download the checkpoint again in full.")
     try:
         with safe_open(file, framework="pt") as content:
             yield content
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            f"{file} was cut short or is no safetensors file: {error} ({file.stat().st_size:,} bytes). Download it again (of a checkpoint "
+            f"{file} was cut short or is not a safetensors file: {error} ({file.stat().st_size:,} bytes). Download it again (of a checkpoint "
             f"of the hub `hf download NAME --include '{file.parent.name}/*'` fetches this folder), or copy it again from where it is whole."
         ) from error
 

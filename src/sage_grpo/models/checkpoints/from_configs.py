@@ -1,4 +1,4 @@
-"""A model from its config files alone: without weights, to ask it what it is; or with random ones where it runs, to measure speed and memory."""
+"""A model from its config files alone: without weights, for its sizes and names; or with random ones, to measure speed and memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMPONENTS: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Configs:
-    """The config files of a text-to-video checkpoint that is not here, as far as what it is depends on them."""
+    """The config files of a text-to-video checkpoint that is not here, as far as they define the model."""
 
     family: str
     scheduler: Mapping[str, Any] = field(
@@ -65,7 +65,7 @@ class Configs:
     """Wan 2.2 5B: every token has a timestep."""
 
     def write(self, folder: Path) -> None:
-        """As a checkpoint has them, without weights."""
+        """Write the config files as a checkpoint has them, without weights."""
         pipeline, network, vae = COMPONENTS[self.family]
         index: dict[str, Any] = {"_class_name": pipeline, "boundary_ratio": self.boundary}
         index |= {"expand_timesteps": self.expand_timesteps, "vae": ["diffusers", vae]}
@@ -82,8 +82,8 @@ class Configs:
 
 
 def weightless(spec: ModelSpec, folder: Path, *, lora: LoraSpec | None = None) -> FamilyModel:
-    """The model of a folder of config files, on the meta device: it answers what needs no weights (sizes, sigmas, guidance, experts,
-    parameters), as the loaded one does, and runs nothing. `lora` is added to networks that no other model shares."""
+    """The model of a folder of config files, on the meta device: it gives everything that needs no weights (sizes, sigmas, guidance,
+    experts, parameters), as the loaded one does, and runs nothing. `lora` is added to networks that no other model shares."""
     index = read_index(folder)
     name = str(index["_class_name"])
     if name not in PIPELINES or spec.family not in (None, PIPELINES[name]):
@@ -98,22 +98,22 @@ def adapter_alone(spec: ModelSpec) -> FamilyModel:
     """The model of a spec for the files of its LoRA: it names the adapter's weights, writes them and their card, and reads no others."""
     assert spec.lora is not None
     model = weightless(spec, configs_folder(spec), lora=replace(spec.lora, path=None))
-    model.spec = spec  # the card says where the model comes from
+    model.spec = spec  # the card names the origin of the model
     return model
 
 
 def _class_of(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
-    """The class of the family's module that runs a pipeline; a module with several says which."""
+    """The class of the family's module that runs a pipeline; a module with several has `kind_of`."""
     module = find_family(PIPELINES[pipeline])
     if hasattr(module, "kind_of"):
         return module.kind_of(spec, pipeline)
-    found = [kind for kind in vars(module).values() if isinstance(kind, type)]
-    families = [kind for kind in found if issubclass(kind, FamilyModel) and "traits" in vars(kind)]
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type)]
+    families = [kind for kind in classes if issubclass(kind, FamilyModel) and "traits" in vars(kind)]
     return next(kind for kind in families if pipeline in kind.traits.pipelines)
 
 
 def _shared(name: str, config: Mapping[str, Any]) -> Any:
-    """By its configuration as text: a plan asks for the same network many times."""
+    """A network without storage, cached by its configuration as text: a plan needs the same one many times."""
     return _by_text(name, json.dumps(config, sort_keys=True))
 
 
@@ -140,7 +140,7 @@ def random_model(
     layers: int | None = None,
     device: str = "auto",
 ) -> FamilyModel:
-    """Built from what config.json files say; `layers` blocks of each kind instead of all. Prompts encode to random inputs."""
+    """A model with random weights, built from config.json files; `layers` blocks of each kind instead of all. Prompts encode to random inputs."""
     place, kind = choose_device(device), _class_of(spec, COMPONENTS[family][0])
     dtypes = load_dtypes(spec, place)
     fewer = {} if layers is None else dict.fromkeys(kind.traits.blocks.values(), layers)
@@ -163,7 +163,7 @@ def random_model(
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in a configuration, without what diffusers notes beside them."""
+    """The arguments in a configuration, without diffusers' own entries."""
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 
@@ -187,7 +187,7 @@ def _assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: t
 
 
 def _random(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """As from_pretrained leaves it: in `dtype`, but for what the class keeps in float32."""
+    """A network with random weights, as from_pretrained leaves it: in `dtype`, except modules that the class keeps in float32."""
     import diffusers
 
     kind, before = getattr(diffusers, name), torch.get_default_dtype()

@@ -1,6 +1,6 @@
-"""What the stock diffusers pipeline makes of the same weights and the same prompt: what `sage-grpo doctor` compares with.
+"""Outputs of the stock diffusers pipeline for the same weights and the same prompt, with which `sage-grpo doctor` compares.
 
-Nothing here goes through a family's own scaling, packing or caching: an error there shows as a difference.
+Nothing here uses a family's own scaling, packing or caching, so an error there appears as a difference.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ KNOWN = ("HunyuanVideo15", "Wan")
 
 
 def why_unknown(model: FamilyModel) -> str | None:
-    """Why neither latents nor pixels can be compared here; None where they can."""
+    """The reason why neither latents nor pixels can be compared here; None where they can."""
     name = model.index["_class_name"]
     unknown = f"how a {name} is called is not known here (docs/models.md says what is tested)"
     return None if name.startswith(KNOWN) else unknown
 
 
 def why_not_stock(model: FamilyModel) -> str | None:
-    """Why the stock pipeline cannot be run beside a model; None where it can."""
+    """The reason why the stock pipeline cannot be run beside a model; None where it can."""
     wanted, unknown = model.index["_class_name"], why_unknown(model)
     if unknown is not None:
         return unknown
@@ -100,16 +100,16 @@ def stock_decode(model: FamilyModel, latents: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fresh_encoding(model: FamilyModel, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-    """The encoding of a prompt by the encoders themselves, whatever a cache holds."""
+    """The encoding of a prompt by the encoders themselves, without the cache."""
     return {name: tensor.cpu() for name, tensor in model._encode(model._instruct(prompt), image).items()}
 
 
 def token_ids(model: FamilyModel, prompt: str) -> dict[str, tuple[list[int], int | None]]:
-    """For every tokenizer of a checkpoint the ids of a prompt, without special ones, and the id of what it does not know."""
-    found = {}
+    """For every tokenizer of a checkpoint the ids of a prompt, without special ones, and the id of unknown tokens."""
+    by_tokenizer = {}
     for name in TOKENIZERS:
         tokenizer = getattr(model.pipe, name, None)
         if tokenizer is not None:
             ids = tokenizer(prompt, add_special_tokens=False).input_ids
-            found[name] = (list(ids), tokenizer.unk_token_id)
-    return found
+            by_tokenizer[name] = (list(ids), tokenizer.unk_token_id)
+    return by_tokenizer

@@ -1,1 +1,1 @@
-"""One file for every family of models."""
+"""Families of models, one file each."""

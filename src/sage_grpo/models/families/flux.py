@@ -13,9 +13,9 @@ from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPl
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
-"""Of T5, to which the pipeline's call pads a prompt; the network attends to the padding."""
+"""T5 tokens to which the pipeline pads a prompt; the network attends to the padding."""
 SCHNELL_TEXT_TOKENS = 256
-"""The same for schnell: no file of the checkpoint says so, its authors' code and diffusers' documentation do."""
+"""The same for schnell, from its authors' code and diffusers' documentation; no file of the checkpoint has it."""
 
 
 class Flux(ImageModel):

@@ -71,7 +71,7 @@ class Flux2(ImageModel):
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         text, dtype = inputs["text"].to(self._input_dtype), self._input_dtype
-        # Of time, row, column and place in the text, by which the network knows where a token is.
+        # Positions of every token: time, row, column and place in the text.
         rows, columns, words = (torch.arange(size, device=x.device) for size in (*x.shape[3:], text.shape[1]))
         nought = torch.zeros(1, device=x.device, dtype=torch.int64)
         tokens = self.network(

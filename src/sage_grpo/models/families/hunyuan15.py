@@ -133,7 +133,7 @@ class Hunyuan15(FamilyModel):
     def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
 
-        For small networks, which wait for the GPU's next kernel rather than for its arithmetic. What is longer is a batch of its own.
+        For small networks, which wait for the GPU's next kernel rather than for its arithmetic. Longer text is a batch of its own.
         """
         text, length = inputs["text"], int(self.options["pad_text"] or 0)
         if len(text) > length:
@@ -270,7 +270,7 @@ def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None)
 
 
 def seen_keys(valid: Tensor, tokens: int) -> Tensor:
-    """Of video tokens and then context, text last: which of them every token attends to, for all heads and queries alike."""
+    """The keys that every token attends to, for all heads and queries alike: video tokens, then context, text last."""
     seen = valid.new_ones(len(valid), tokens, dtype=torch.bool)
     seen[:, tokens - valid.shape[1] :] = valid > 0
     return seen[:, None, None]

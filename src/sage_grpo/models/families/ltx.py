@@ -28,7 +28,7 @@ from sage_grpo.types import Conditioning, Placed, VideoSpec
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
 BESIDE = 2
-"""Latent frames of a clip in the middle that stand beside it; those after them are part of what is made. A picture is one."""
+"""Latent frames of a clip given in the middle that become extra tokens; those after them are part of the generated clip. A picture is one."""
 MIXED, INJECTED = 0, 1
 """Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
 
@@ -98,7 +98,7 @@ class Ltx(FamilyModel):
         return inputs if image is None else {**inputs, "condition": self._latents_of(image[None])}
 
     def _latents_of(self, frames: Tensor) -> Tensor:
-        """The latents of frames that are given. The pipelines draw them from what the VAE says of a picture; here they are its mean, always."""
+        """The latents of given frames: always the mean of the VAE's distribution, from which the pipelines draw them."""
         from diffusers import LTXImageToVideoPipeline
         from PIL import Image
 
@@ -140,7 +140,7 @@ class Ltx(FamilyModel):
         return unpack(tokens if beside is None else tokens[:, beside.shape[1] :], x)
 
     def _positions(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What tells the network where tokens are, in seconds and pixels."""
+        """The network's inputs for the positions of tokens, in seconds and pixels."""
         frames, height, width = x.shape[2:]
         stride = self.grid.spatial
         return {
@@ -162,7 +162,7 @@ class Ltx(FamilyModel):
             return [self.pipe.vae.decode(*given, return_dict=False)[0]]
 
     def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents with noise mixed in, and the timestep that the decoder is told, as the pipeline does before it decodes."""
+        """Latents with noise mixed in, and the decoder's timestep, as in the pipeline before it decodes."""
         timestep = self.options["decode_timestep"] or 0.0
         given = self.options["decode_noise_scale"]
         scale = timestep if given is None else given
@@ -194,7 +194,7 @@ class LtxCondition(Ltx):
 
     @property
     def stock_pipeline(self) -> str:
-        """Whatever the checkpoint names."""
+        """The newer pipeline, also where the checkpoint names the older one."""
         return CONDITION
 
     @property
@@ -204,7 +204,7 @@ class LtxCondition(Ltx):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        # The pipeline tells the network its own timesteps and lets the scheduler bend the sigmas: only an unbent grid is one grid.
+        # The pipeline gives the network its own timesteps and lets the scheduler bend the sigmas: both agree on an unbent grid only.
         name = index["scheduler"][1]
         if name not in TAKES_MU:
             raise ModelError(
@@ -228,8 +228,8 @@ class LtxCondition(Ltx):
 
         if num_steps < 1:
             raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
-        own = self.pipe.scheduler
-        scheduler = type(own).from_config(own.config, shift=shift)
+        stock = self.pipe.scheduler
+        scheduler = type(stock).from_config(stock.config, shift=shift)
         scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
         return scheduler
 
@@ -238,8 +238,8 @@ class LtxCondition(Ltx):
         return self._condition(prompt, tuple(given))
 
     def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
-        """As in the pipeline: from the first frame on, frames are part of the clip; elsewhere a picture, or the beginning of a clip, stands beside
-        it with its place, and only the rest of the clip is part of it."""
+        """Inputs for given frames, as in the pipeline: from the first frame on, frames are part of the clip; elsewhere a picture, or the beginning
+        of a clip, becomes extra tokens with their positions, and only the rest of the clip is part of it."""
         stride, whole = self.grid.temporal or 1, self.video.frames
         part: dict[int, Tensor] = {}
         beside, places = [], []
@@ -268,7 +268,7 @@ class LtxCondition(Ltx):
         return inputs
 
     def _scaled(self, x: Tensor, first: int = 0) -> Tensor:
-        """Frame, row and column of the tokens of latents that stand at a frame; the first latent frame is one frame and the others eight, so that
+        """Frame, row and column of the tokens of latents that begin at a frame; the first latent frame is one frame and the others eight, so that
         a token's time is that of its first frame."""
         pipe, (frames, height, width) = self.pipe, x.shape[2:]
         ids = pipe._prepare_video_ids(len(x), frames, height, width, device=x.device)
@@ -276,7 +276,7 @@ class LtxCondition(Ltx):
         return pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
 
     def _positions(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Where tokens are, those beside the clip first."""
+        """Positions of tokens, those beside the clip first."""
         coordinates = self._scaled(x)
         if "places" in inputs:
             coordinates = torch.cat([inputs["places"].to(coordinates), coordinates], dim=2)

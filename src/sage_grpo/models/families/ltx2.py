@@ -33,9 +33,9 @@ BETWEEN = tuple(
 """Attention of the video to the sound, and of the sound to the video."""
 
 WINDOW = 1024
-"""Samples that a moment of a spectrogram is taken from."""
+"""Samples in the window of a spectrogram."""
 QUIET = 1e-5
-"""Less is silence."""
+"""Least magnitude of a band: the silence of a spectrogram."""
 
 
 class Ltx2(FamilyModel):
@@ -83,10 +83,10 @@ class Ltx2(FamilyModel):
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
-        return "LTX2ImageToVideoPipeline"  # the same weights make clips from text, too; this one knows how a picture is read
+        return "LTX2ImageToVideoPipeline"  # the same weights make clips from text, too; this one can read a picture
 
     def _prepare(self) -> None:
-        # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and what it adds nothing.
+        # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and its contribution zero.
         config = self.transformer.config
         self._upsampler = self._load_upsampler() if self.options["upsample"] else None
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
@@ -168,7 +168,7 @@ class Ltx2(FamilyModel):
         return f"image_crf {self.options['image_crf']}"
 
     def _first_latents(self, image: Tensor) -> Tensor:
-        """The latents of the first frame, of the picture as a compressed video shows it: such ones the network was trained with."""
+        """The latents of the first frame, from the picture after video compression, as in the network's training."""
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
         from PIL import Image
 
@@ -195,7 +195,7 @@ class Ltx2(FamilyModel):
         guidance: float | None = None,
         timestep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and what the prompt alone gives. A first frame that is given is in its place from the beginning, so that guidance measures
+        """`velocity`, and the velocity of the prompt alone. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
         self._check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
@@ -221,7 +221,7 @@ class Ltx2(FamilyModel):
         return {"video": video, "audio": self.options[f"audio_{name}"] or video}
 
     def _perturbed(self) -> dict[str, tuple[dict[str, float], dict[str, Any]]]:
-        """Passes by which guidance leads away from what the network makes with less: how far by part, and the network's arguments."""
+        """The perturbed passes that guidance leads away from: scales by part, and the network's arguments."""
         perturbed: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}
         strengths, isolated = self._by_part("stg_scale"), self._by_part("modality_scale")
         if self._perturbs and max(strengths.values()) > 0:
@@ -240,24 +240,24 @@ class Ltx2(FamilyModel):
         self,
         x: Tensor,
         sigma: Tensor,
-        told: Tensor,
+        network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
         conditions: Sequence[Conditioning],
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        v, v_negative = self._prompt_and_negative(x, sigma, told, inputs, conditions, scale)
+        v, v_negative = self._prompt_and_negative(x, sigma, network_time, inputs, conditions, scale)
         further = {part: one - 1 for part, one in self._by_part("guidance_scale", scale).items()}
         guided = v + self._times(further, v - v_negative)
         for name, (strengths, arguments) in self._perturbed().items():
             self._arguments = arguments
             try:
-                guided = guided + self._times(strengths, v - self._branch(x, sigma, told, inputs, name))
+                guided = guided + self._times(strengths, v - self._branch(x, sigma, network_time, inputs, name))
             finally:
                 self._arguments = {}
         return self._rescaled(x, sigma, guided, v), v
 
     _arguments: Mapping[str, Any] = {}
-    """What the pass under way is told besides; empty in all but guidance's perturbed ones."""
+    """Extra arguments of the current pass; empty in all but guidance's perturbed ones."""
 
     def _rescaled(self, x: Tensor, sigma: Tensor, guided: Tensor, v: Tensor) -> Tensor:
         """Each part of the predicted clip gets back a share of the std that it has without guidance."""
@@ -275,16 +275,16 @@ class Ltx2(FamilyModel):
         parts = self.parts.split(x.to(self._input_dtype))
         video, audio = parts["video"], parts["audio"]
         frames, height, width = video.shape[2:]
-        told = timestep
+        times = timestep
         if "condition" in inputs:  # a timestep for each token: the picture's are free of noise
-            told = timestep[:, None].repeat(1, frames * height * width)
-            told[:, : height * width] = 0
+            times = timestep[:, None].repeat(1, frames * height * width)
+            times[:, : height * width] = 0
         tokens, audio_tokens = self.network(
             hidden_states=pack(video),
             audio_hidden_states=audio.transpose(1, 2).flatten(2),
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             audio_encoder_hidden_states=inputs["audio_text"].to(self._input_dtype),
-            timestep=told,
+            timestep=times,
             audio_timestep=timestep,
             sigma=timestep,
             num_frames=frames,
@@ -333,7 +333,7 @@ class Ltx2(FamilyModel):
         return int(self.pipe.audio_sampling_rate)
 
     def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """Latents of clips and of how they sound, from their first frames on; without a sound they are silent."""
+        """Latents of clips and their sound, from the first frames on; without a sound they are silent."""
         video, pipe = self._pictured(clips), self.pipe
         samples = round(self.video.frames / self.video.fps * self.heard_rate)
         waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
@@ -349,7 +349,7 @@ class Ltx2(FamilyModel):
         return self.parts.join({"video": video, "audio": audio})
 
     def latents_key(self) -> str:
-        """By the files of the sound's VAE as well."""
+        """The key of latents, with the files of the sound's VAE."""
         return digest(super().latents_key(), fingerprint(self.folder, ["audio_vae"]))
 
     # ---- sound
@@ -376,16 +376,18 @@ class Ltx2(FamilyModel):
 
 
 def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
-    """The logarithm of what sounds hold in each band, B x channels x moments x bands: how the audio VAE was trained to see them. diffusers only goes
-    the other way; the settings are those of the authors' code."""
+    """The log-mel spectrogram of sounds, B x channels x moments x bands, which the audio VAE was trained on. diffusers has only the inverse;
+    the settings are those of the authors' code."""
     from transformers.audio_utils import mel_filter_bank
 
     low, high = 0.0, rate / 2
     filters = mel_filter_bank(1 + WINDOW // 2, bands, low, high, rate, norm="slaney", mel_scale="slaney")
     window = torch.hann_window(WINDOW, device=waves.device, dtype=waves.dtype)
-    found = torch.stft(waves.flatten(0, 1), WINDOW, hop, window=window, pad_mode="reflect", return_complex=True).abs()
-    heard = found.transpose(1, 2) @ torch.as_tensor(filters).to(found)
-    return heard.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
+    spectrum = torch.stft(
+        waves.flatten(0, 1), WINDOW, hop, window=window, pad_mode="reflect", return_complex=True
+    ).abs()
+    mel = spectrum.transpose(1, 2) @ torch.as_tensor(filters).to(spectrum)
+    return mel.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx2:

@@ -20,7 +20,7 @@ from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPl
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
-"""To which the pipeline's call cuts a prompt."""
+"""Tokens to which the pipeline cuts a prompt."""
 
 
 class QwenImage(FamilyModel):
@@ -74,7 +74,7 @@ class QwenImage(FamilyModel):
         return {"text": text[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        pictures = [x, *([inputs["condition"]] if "condition" in inputs else [])]  # the second is one that is edited
+        pictures = [x, *([inputs["condition"]] if "condition" in inputs else [])]  # the second is the edited picture
         shapes = [(1, one.shape[3] // SIDE, one.shape[4] // SIDE) for one in pictures]
         tokens = self.network(
             hidden_states=torch.cat([pack(one.to(self._input_dtype), SIDE) for one in pictures], dim=1),

@@ -17,13 +17,13 @@ from sage_grpo.models.network.inputs import SIDE
 from sage_grpo.utils.pretrained import from_pretrained
 
 PIXELS = 1024 * 1024
-"""To which the pipeline brings the picture that is given, whatever size it makes."""
+"""Pixels to which the pipeline resizes the given picture, whatever size it makes."""
 PLACE = "<|image_pad|>"
-"""Where the pipeline's template has the picture."""
+"""The place of the picture in the pipeline's template."""
 
 
 class Reader:
-    """What transformers' processor of Qwen2-VL makes of a text and a picture. That class asks for torchvision, for videos, which nobody reads here."""
+    """Makes the inputs of Qwen2-VL from a text and a picture, as transformers' processor does, which needs torchvision for videos."""
 
     def __init__(self, folder: Path, tokenizer: Any) -> None:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -85,7 +85,7 @@ class QwenImageEdit(QwenImage):
 
     @property
     def given_tokens(self) -> int:
-        """Those of a square picture."""
+        """Tokens of a square picture."""
         return (math.isqrt(int(self.options["picture_pixels"] or PIXELS)) // (SIDE * self.grid.spatial)) ** 2
 
 

@@ -21,7 +21,7 @@ from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 VAES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")
-"""Of the published 480p and 720p checkpoints."""
+"""VAEs of the published 480p and 720p checkpoints."""
 SCORED = re.compile(r"motion score: \d+\.?\s*$", re.IGNORECASE)
 """A prompt that ends in a motion score already."""
 
@@ -87,7 +87,7 @@ class SanaVideo(FamilyModel):
 
     @cached_property
     def _instruction(self) -> list[str]:
-        """What the pipeline puts before every prompt."""
+        """The instruction that the pipeline puts before every prompt."""
         return list(inspect.signature(type(self.pipe).__call__).parameters["complex_human_instruction"].default)
 
     def _instruct(self, prompt: str) -> str:
@@ -134,7 +134,7 @@ def _is_wan(vae: Any) -> bool:
 
 
 def _motion(score: float) -> str:
-    """What published prompts end in; the network was trained with it."""
+    """The end of published prompts; the network was trained with it."""
     return f" motion score: {int(score)}."
 
 

@@ -29,7 +29,7 @@ TEXT_TOKENS = 512
 FROM_CLIP = "WanVideoToVideoPipeline"
 """The pipeline that starts from a clip. Published checkpoints do not name it: it runs those of WanPipeline."""
 STRENGTH = 0.8
-"""That pipeline's, where nobody gives another."""
+"""Default strength of that pipeline."""
 
 
 class Wan(FamilyModel):
@@ -59,7 +59,7 @@ class Wan(FamilyModel):
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
-        # The 5B model makes clips from text and from an image with the same weights; this pipeline knows how to do both.
+        # The 5B model makes clips from text and from an image with the same weights; this pipeline can do both.
         if index.get("expand_timesteps"):
             return "WanImageToVideoPipeline"
         return "WanPipeline" if index["_class_name"] == FROM_CLIP else super()._pipeline(index)
@@ -78,7 +78,7 @@ class Wan(FamilyModel):
 
     @property
     def stock_pipeline(self) -> str:
-        """With a strength the one that starts from a clip."""
+        """The stock pipeline; with a strength the one that starts from a clip."""
         return super().stock_pipeline if self.strength is None else FROM_CLIP
 
     def _check_strength(self, strength: float) -> None:
@@ -87,7 +87,7 @@ class Wan(FamilyModel):
             "is image-to-video": self.image_to_video,
             "has the VAE of 2.2, whose size that pipeline takes for another": self.expand_timesteps,
         }
-        for reason in (reason for reason, found in reasons.items() if found):
+        for reason in (reason for reason, present in reasons.items() if present):
             raise ModelError(
                 f'model.options strength is for {FROM_CLIP}, and "{self.folder}" {reason}. Use a text-to-video checkpoint of 2.1, or leave it out.'
             )
@@ -95,7 +95,7 @@ class Wan(FamilyModel):
 
     @property
     def takes_images(self) -> bool:
-        """Whether a sample may have an image."""
+        """True if a sample may have an image."""
         return self.image_to_video or self.expand_timesteps
 
     @property

@@ -58,7 +58,7 @@ class ZImage(ImageModel):
     def _unread(self, transformer: Any) -> set[str]:
         from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 
-        # Stands where an image's tokens are filled up to a multiple of these.
+        # The pad token fills an image's tokens up to a multiple of SEQ_MULTI_OF.
         return super()._unread(transformer) | (set() if self.tokens % SEQ_MULTI_OF else {"x_pad_token"})
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:

@@ -1,1 +1,1 @@
-"""What families share inside their networks and VAEs."""
+"""Parts of networks and VAEs that families share."""

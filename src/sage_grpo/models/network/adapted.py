@@ -22,7 +22,7 @@ def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor,
     """
     rows = x.flatten(0, -2)
     down, up = down.to(x.dtype), (scale * up).to(x.dtype)
-    # A compiler writes what it computes into the wider input at once, and would make a copy for a product in place.
+    # A compiler computes straight into the wider input, and would make a copy for a product in place.
     if torch.compiler.is_compiling() or weight.shape[0] >= WIDE * weight.shape[1]:
         y = _Widened.apply(rows, weight, bias, down, up)  # type: ignore[no-untyped-call]
     else:

@@ -55,7 +55,7 @@ class PackedAttention:
 
     def __init__(self) -> None:
         self._stock = HunyuanVideo15AttnProcessor2_0()
-        self._stock._attention_backend = AttentionBackendName.NATIVE  # of the fast kernels none takes a mask
+        self._stock._attention_backend = AttentionBackendName.NATIVE  # no fast kernel takes a mask
 
     def __call__(
         self,
@@ -94,7 +94,7 @@ class PackedAttention:
 class PlainAttention:
     """Wan's attention without copies around the kernel, on all tokens or on this rank's.
 
-    What it does not know (an image beside the text, a mask) goes to the stock processor.
+    Other calls (an image beside the text, a mask) go to the stock processor.
     """
 
     _attention_backend: AttentionBackendName | None = None
@@ -155,7 +155,7 @@ def attend(
     parallel: diffusers' own division of the tokens over ranks, which its dispatcher carries out.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)
-    if mask is not None:  # of the fast kernels none takes one
+    if mask is not None:  # no fast kernel takes a mask
         backend = AttentionBackendName.NATIVE
     if backend not in KERNELS or parallel is not None:
         return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=backend, parallel_config=parallel)
@@ -173,7 +173,7 @@ def rotate_pairs(tokens: Tensor, rotary: tuple[Tensor, Tensor] | SplitRotary) ->
 
 @dataclass(frozen=True)
 class Shape:
-    """What attention is computed on."""
+    """The sizes of attention's inputs."""
 
     tokens: int
     heads: int
@@ -197,7 +197,7 @@ REPEATABLE = (
 def choose_backend(
     name: str, device: torch.device, dtype: torch.dtype, shape: Shape, *, deterministic: bool = False
 ) -> tuple[AttentionBackendName, str]:
-    """The backend of a spec, and why. "auto" measures on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
+    """The backend of a spec, with the reason. "auto" measures on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
     if name == "auto":
         if device.type != "cuda" or dtype != torch.bfloat16:
             return AttentionBackendName.NATIVE, "PyTorch's own choice"
@@ -227,8 +227,11 @@ def _fastest(
         return AttentionBackendName.NATIVE, "PyTorch's own choice: the fast kernels do not run here"
     first, *others = times
     best = min([first, *(other for other in others if times[other] < CLEARLY * times[first])], key=times.__getitem__)
-    told = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
-    return best, f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {told})"
+    timings = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
+    return (
+        best,
+        f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {timings})",
+    )
 
 
 def _milliseconds(
@@ -252,7 +255,7 @@ def _milliseconds(
 
 
 def checked_backend(asked: str, network: nn.Module) -> str:
-    """What can be asked of this network: where nothing can choose a kernel, PyTorch chooses."""
+    """The backend to ask of this network: PyTorch's own choice if its processors cannot choose one; ModelError for any other."""
     ours = PackedAttention | PlainAttention
     if any(asked != "auto" or isinstance(processor, ours) for processor in processors(network)):
         return asked
@@ -269,5 +272,5 @@ def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
 
 def processors(network: nn.Module) -> list[Any]:
     """The processors whose backend can be chosen; older ones of diffusers (SD3.5's) call PyTorch themselves."""
-    found = [getattr(module, "processor", None) for module in network.modules()]
-    return [processor for processor in found if "_attention_backend" in dir(type(processor))]
+    candidates = [getattr(module, "processor", None) for module in network.modules()]
+    return [processor for processor in candidates if "_attention_backend" in dir(type(processor))]

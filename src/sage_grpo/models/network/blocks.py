@@ -1,4 +1,4 @@
-"""How the repeated blocks of a transformer run: compiled or not, and what they keep for their backward pass."""
+"""Execution of a transformer's repeated blocks: compilation, and the activations kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sage_grpo.types import Keep
 KEEP: tuple[str, ...] = get_args(Keep)
 
 _sampling: ContextVar[bool] = ContextVar("sampling", default=False)
-"""Whether the pass under way builds graphs only to be equal to one that needs them."""
+"""True while a pass builds graphs only to equal one that needs them."""
 _plain: ContextVar[bool] = ContextVar("plain", default=False)
-"""Whether the pass under way need not be equal to one with gradients."""
+"""True while a pass need not equal one with gradients."""
 RECOMPILES = 64
-"""Versions of one block for which a compiler is asked (lengths, dtypes, with and without gradients); beyond it would silently
-run the plain code, whose bits are others."""
+"""Most compiled versions of one block (lengths, dtypes, with and without gradients); beyond, the compiler would silently run the
+plain code, which rounds otherwise."""
 
 
 def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> None:
-    """Set what each block keeps."""
+    """Set the activations that each block keeps for its backward pass."""
     if len(levels) != len(blocks) or not set(levels) <= set(KEEP):
         raise ValueError(
             f"keep: {len(blocks)} blocks need a level each, of {', '.join(KEEP)}; got {len(levels)}: {sorted(set(levels))}."
@@ -41,9 +41,9 @@ def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> Non
 
 
 class BlockForward:
-    """A block's forward that keeps as much as its level says.
+    """A block's forward that keeps the activations of its level.
 
-    The forward alone: what is hooked to the module (FSDP gathers its weights there) does not run again, and would not run alike.
+    The forward alone: hooks of the module (FSDP gathers its weights there) do not run again, and would not run alike.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -79,7 +79,7 @@ WORTH = 500
 
 
 def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes: int) -> tuple[bool, str]:
-    """Whether to compile for so many passes through the network, and why."""
+    """The decision to compile for so many passes through the network, with the reason."""
     if asked is not None:
         return asked, "yes, as asked" if asked else "no, as asked"
     if device.type != "cuda" or dtype != "bfloat16":
@@ -93,7 +93,7 @@ def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes
 def compile_blocks(
     network: nn.Module, blocks: Sequence[nn.Module], *, train: bool, ragged: Sequence[tuple[str, int]] = ()
 ) -> None:
-    """Compile the blocks that `network` runs; all share their code, so two or three are compiled and the others are found.
+    """Compile the blocks that `network` runs; all share their code, so two or three are compiled and the others reuse them.
 
     `ragged` are inputs of a block (name, dimension) whose length differs between samples: one compilation serves all.
 
@@ -106,7 +106,7 @@ def compile_blocks(
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_folder().parent / "compiled"))
     torch._dynamo.config.recompile_limit = max(RECOMPILES, torch._dynamo.config.recompile_limit)
     for block in blocks:
-        # The forward alone: what is hooked to the module (FSDP) stays outside.
+        # The forward alone: hooks of the module (FSDP) stay outside.
         names = tuple(inspect.signature(block.forward).parameters)
         block.forward = partial(_compiled, torch.compile(block.forward), names, tuple(ragged))
     if train:
@@ -116,7 +116,7 @@ def compile_blocks(
 def _compiled(
     forward: Callable[..., Any], names: Sequence[str], ragged: Sequence[tuple[str, int]], *arguments: Any, **named: Any
 ) -> Any:
-    # Networks name the inputs of their blocks, or do not where they checkpoint them: one way of calling, one compilation.
+    # Networks call blocks with named inputs, or positional ones where they checkpoint: naming all gives one compilation.
     given = {**dict(zip(names, arguments)), **named}
     for name, dimension in ragged:
         torch._dynamo.maybe_mark_dynamic(given[name], dimension)
@@ -127,7 +127,7 @@ def _compiled(
 def _cut(output: Any) -> Any:
     """The same values without the graph that made them, which frees it; the next block still sees that they would have one.
 
-    The last block of Stable Diffusion 3 has nothing to say of the text.
+    The last block of Stable Diffusion 3 returns None for the text.
     """
     if isinstance(output, Tensor):
         return output.detach().requires_grad_(output.requires_grad)
@@ -154,7 +154,7 @@ def keep_one_graph(network: nn.Module) -> None:
 
 @contextmanager
 def without_graphs() -> Iterator[None]:
-    """Inside, passes without gradients build no graphs in compiled networks either: what a cache keeps of them would hold theirs."""
+    """A context in which passes without gradients build no graphs in compiled networks either: cached outputs would keep theirs."""
     token = _plain.set(True)
     try:
         yield

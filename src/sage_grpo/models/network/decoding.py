@@ -1,4 +1,4 @@
-"""Latents to uint8 clips with diffusers' own decoders, in chunks of frames that give what the whole decode gives.
+"""Latents to uint8 clips with diffusers' own decoders, in chunks of frames, with the result of the whole decode.
 
 Both decoders are causal in time and normalise every position by itself, so a chunk needs of the past only the last input frames of
 each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. Nothing is blended and nothing is computed
@@ -61,7 +61,7 @@ def to_uint8(
 
 
 def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None = None) -> Tensor:
-    """The same before it is rounded, with its graph: float32 clips B x F x H x W x 3 in [0, 255] of `count` frames; those not among `frames` are black."""
+    """Pixels before rounding, with their graph: float32 clips B x F x H x W x 3 in [0, 255] of `count` frames; those not among `frames` are black."""
     clips, passed = [], 0
     for pixels in chunks:
         clips.append(((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 4, 1))
@@ -76,7 +76,7 @@ def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None
 
 
 class SeededNoise(TorchFunctionMode):
-    """Inside, torch.randn draws the same numbers each time, on the CPU and in float32 for every device; no generator of the process moves.
+    """A context in which torch.randn draws the same numbers each time, on the CPU and in float32 for every device; no generator of the process moves.
 
     For decoders that add noise of their own (LTX-Video 0.9.1) and take no generator.
     """
@@ -97,7 +97,7 @@ class SeededNoise(TorchFunctionMode):
 
 
 def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator[Tensor]:
-    """What `vae.decode(z)` gives, in chunks of `frames` latent frames; None is as many as CHUNK_PIXELS allows."""
+    """`vae.decode(z)` in chunks of `frames` latent frames; None is as many as CHUNK_PIXELS allows."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
         HunyuanVideo15CausalConv3d,
         HunyuanVideo15RMS_norm,
@@ -119,7 +119,7 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
 
     def up(number: int, chunk: Tensor, past: list[Tensor | None]) -> Tensor:
         carries = {module: _Carry(module, before) for module, before in zip(convolutions, past)}
-        past.clear()  # each goes when its convolution has a newer one
+        past.clear()  # each is freed when its convolution has a newer one
         with _running(ours | (carries or convolutions)):
             made = _up(decoder, chunk, first=number == 0)
         past += [carry.past for carry in carries.values()]
@@ -140,7 +140,7 @@ def wan_latents(vae: Any, latents: Tensor) -> Tensor:
 
 
 def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
-    """What `vae.decode(z)` gives, one latent frame after the other, as its decoder works."""
+    """`vae.decode(z)`, one latent frame after the other, as its decoder works."""
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample, unpatchify
 
     # Stock upsampling copies pixels in float32, whatever they are in: the same numbers for twice the memory.
@@ -160,10 +160,10 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
 def _in_turn(
     up: Callable[[int, Tensor, list[Any]], Tensor], chunks: Sequence[Tensor], past: list[Any]
 ) -> Iterator[Tensor]:
-    """What `up(number, chunk, past)` makes of one chunk after the other. What convolutions have seen last is in `past`, which it writes over, so that
-    there is one of them at a time.
+    """The results of `up(number, chunk, past)` for one chunk after the other. `past` has the last inputs of the convolutions; it is overwritten, so
+    that only one is held at a time.
 
-    With a graph, runs of sqrt(n) chunks keep only what came before them, and run again when their turn comes; there every chunk does the same.
+    With a graph, runs of sqrt(n) chunks keep only the past before them and run again in the backward pass; there every chunk does the same.
     """
     if not chunks[0].requires_grad:
         for number, chunk in enumerate(chunks):
@@ -183,8 +183,8 @@ def _in_turn(
 
     together = math.isqrt(len(chunks))
     for first in range(0, len(chunks), together):
-        own = chunks[first : first + together]
-        made, *past = _kept_small(run, first, len(own), *own, *past)
+        group = chunks[first : first + together]
+        made, *past = _kept_small(run, first, len(group), *group, *past)
         yield made
 
 
@@ -214,13 +214,13 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor]) -> dict[nn.Module, Any]:
-    """Every module of a kind with what it runs instead of its own forward."""
+    """Every module of a kind with the function that it runs instead of its own forward."""
     return {module: partial(forward, module) for module in root.modules() if isinstance(module, kind)}
 
 
 @contextmanager
 def _running(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """Inside, modules run these functions instead of their own forward."""
+    """A context in which modules run these functions instead of their own forward."""
     for module, forward in forwards.items():
         vars(module)["forward"] = forward
     try:
@@ -281,7 +281,7 @@ class _Carry:
 
 
 def _first(module: Any, x: Tensor) -> Tensor:
-    """What comes before a clip: its first frame, repeated."""
+    """The past of a clip: its first frame, repeated."""
     return x[:, :, :1].expand(-1, -1, module.time_causal_padding[4], -1, -1)
 
 
@@ -303,12 +303,12 @@ def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tenso
 def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
     """The convolution of x after its past, with the borders of every frame repeated: put together in one copy.
 
-    For one small clip PyTorch takes its slow way on a CPU, though oneDNN's is three times as fast (on x86).
+    For one small clip PyTorch takes its slow path on a CPU, though oneDNN's is three times as fast (on x86).
     """
     conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
     (batch, channels, frames, height, width), before = x.shape, past.shape[2]
     size = (batch, channels, before + frames, top + height + bottom, left + width + right)
-    # In memory it lies as the weights do.
+    # The memory format is that of the weights.
     plain = conv.weight.is_contiguous() or not conv.weight.is_contiguous(memory_format=torch.channels_last_3d)
     layout = torch.contiguous_format if plain else torch.channels_last_3d
     whole = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
@@ -324,6 +324,6 @@ def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
 
 
 def _onednn() -> bool:
-    """Whether oneDNN is there, is the faster way, and has not been turned off by whoever runs us."""
-    onednn: Any = torch.backends.mkldnn  # the type of its switch is that of what stands behind it
+    """True if oneDNN is available, is faster on this CPU, and has not been turned off by the user."""
+    onednn: Any = torch.backends.mkldnn  # `enabled` has the wrong type in torch's stubs
     return platform.machine() in ("x86_64", "AMD64") and onednn.is_available() and bool(onednn.enabled)

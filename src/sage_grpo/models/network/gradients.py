@@ -1,4 +1,4 @@
-"""Which parameters ever receive a gradient, and in which order gradients reach them."""
+"""Parameters that never receive a gradient, and the order in which gradients reach the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 empty = partial(torch.empty, device="meta")
 """A tensor without storage."""
 _traced: dict[Hashable, frozenset[str]] = {}
-"""What was found for a network of a class and configuration: tracing is half of what loading a small model takes."""
+"""Results for networks by class and configuration: tracing takes half of the time of loading a small model."""
 
 
 def without_gradient(
@@ -25,7 +25,7 @@ def without_gradient(
     never calls its image embedder. Such parameters have no gradient and no optimizer state, which breaks sharded
     optimizers and checkpoints, so they must be frozen. Which they are is read off the autograd graph of a copy without
     storage (on the meta device), not from a list that the next release would make wrong. The copy has two of the
-    repeated `blocks` (lists, each with what the config calls its length): one that stands for the last, one for all before it.
+    repeated `blocks` (lists, each with the config's name for its length): one represents the last, one all before it.
     `run` gives it inputs on the meta device. `inputs` names them, where the answer may be kept for the next network of the same
     class and configuration: everything that `run` takes from elsewhere than that configuration must be part of it.
     """
@@ -62,7 +62,7 @@ def unread_queries(transformer: Any, blocks: Iterable[str]) -> set[str]:
 
 def _reached(output: Tensor) -> set[Tensor]:
     """The leaves of the graph behind a tensor."""
-    pending: list[Any] = [output.grad_fn]  # torch's types know no node that has a variable
+    pending: list[Any] = [output.grad_fn]  # torch's stubs have no node with a variable
     seen: set[Any] = set()
     leaves: set[Tensor] = set()
     while pending:
@@ -77,7 +77,7 @@ def _reached(output: Tensor) -> set[Tensor]:
 
 
 def _stands_for(name: str, layers: Mapping[str, int]) -> list[str]:
-    """The names that a name of the copy with two blocks stands for."""
+    """The names that a name of the copy with two blocks represents."""
     match = re.fullmatch(r"(\w+)\.(\d)\.(.+)", name)
     if match is None or layers.get(match[1], 0) < 2:
         return [name]

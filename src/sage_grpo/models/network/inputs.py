@@ -1,4 +1,4 @@
-"""What a network is given: the format of a clip, its latents and tokens, and batches of samples whose inputs have equal shapes."""
+"""Inputs of a network: the format of a clip, its latents and tokens, and batches of samples whose inputs have equal shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """How a VAE divides a clip into latents, and a network the latents into tokens."""
+    """The division of a clip into latents by a VAE, and of the latents into tokens by a network."""
 
     channels: int
     """Channels of the latents."""
@@ -32,7 +32,7 @@ class Grid:
     patch: tuple[int, int, int] = (1, 1, 1)
     """Latents of a token along frames, height and width."""
     sides: int = 1
-    """What the pipeline asks height and width to be a multiple of, where that is more than VAE and network need."""
+    """A multiple that the pipeline requires of height and width, where VAE and network need less."""
 
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
         """Channels, frames, height and width of a clip's latents."""
@@ -71,7 +71,7 @@ def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: Video
 
 
 def check_image(image: Tensor | None, *, needed: bool, taken: bool, pictures: Sequence[int] = (1,)) -> None:
-    """Refuse a picture that the model has no use for or cannot read, and none where it needs one; `pictures` says how many it takes."""
+    """Refuse a picture that the model has no use for or cannot read, and none where it needs one; `pictures` are the numbers that it takes."""
     if image is None:
         if needed:
             raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
@@ -85,7 +85,7 @@ def check_image(image: Tensor | None, *, needed: bool, taken: bool, pictures: Se
         )
     if pair and 2 not in pictures:
         raise ModelError(
-            "This model starts from one picture and is told nothing of the last frame: leave last_image out, or load a checkpoint for first "
+            "This model starts from one picture and takes no last frame: leave last_image out, or load a checkpoint for first "
             "and last frames (Wan2.1-FLF2V, Wan2.2-I2V-A14B)."
         )
     if not pair and 1 not in pictures:
@@ -108,7 +108,7 @@ def after_frames(x: Tensor, frames: Tensor, at: Tensor, sigma: Tensor, v: Tensor
 def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
     """The velocity v of a clip whose first latent frame is given.
 
-    Pipelines ignore what the network says of that frame and keep the image there, or put it there at the end. The velocity that points
+    Pipelines ignore the network's output for that frame and keep the image there, or put it there at the end. The velocity that points
     at the image ends there too, in every solver and kernel, and has no gradient.
     """
     return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
@@ -120,7 +120,7 @@ def first_given(*values: Any) -> Any:
 
 
 def packed_grid(channels: int, spatial: int) -> Grid:
-    """How pictures are divided by such a pipeline, whose network takes tokens of so many channels."""
+    """The grid of a pipeline that packs pictures into tokens of so many channels."""
     return Grid(channels=channels // SIDE**2, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
 
 
@@ -171,7 +171,7 @@ def seen_tokens(text: Tensor, mask: Tensor) -> Tensor:
     """The tokens of one text that a network with this mask attends to; text is tokens x channels.
 
     Where the mask leaves none (an empty prompt, and a tokenizer that marks neither beginning nor end), all of them: pipelines mask by
-    adding one large negative number to scores, and what is added to every score changes no softmax.
+    adding one large negative number to scores, and a number added to every score changes no softmax.
     """
     valid = mask.bool()
     return text[valid] if bool(valid.any()) else text

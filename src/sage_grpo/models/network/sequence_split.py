@@ -1,5 +1,5 @@
 """Sequence parallelism for networks as diffusers has them: tokens are split before the blocks and merged behind them, and attention between tokens
-goes through the ranks. diffusers' own plans (`_cp_plan`) say where; its attention has no gradients that cross ranks, and splits evenly only."""
+goes through the ranks. diffusers' own plans (`_cp_plan`) have the places; its attention has no gradients that cross ranks, and splits evenly only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from sage_grpo.models.base import SequenceSplit
 
 TOKENS, TEXT, SOUND = "hidden_states", "encoder_hidden_states", "audio_hidden_states"
-"""What networks call their tokens."""
+"""The networks' names for their tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """Where the tokens of a network are split and merged."""
+    """The places where the tokens of a network are split and merged."""
 
     inputs: Mapping[str, int]
     """Inputs that have a value for each token, with the dimension of the tokens; one that has no such dimension is left as it is."""
@@ -35,11 +35,11 @@ class SplitPlan:
 
 
 JOINT = {"image_rotary_emb": (TOKENS, TEXT)}
-"""Of two streams that attend together."""
+"""Rotary embeddings of two streams that attend together."""
 
 
 class CountedRotary(tuple[Tensor, Tensor]):
-    """A rotary embedding of this rank's tokens that knows how many every rank has; networks unpack it as they do their own.
+    """A rotary embedding of this rank's tokens, with the number that every rank has; networks unpack it as they do their own.
 
     The counts travel with it because a checkpointed block runs again in the backward pass, when the last text length may have been another.
     """
@@ -56,16 +56,16 @@ class CountedRotary(tuple[Tensor, Tensor]):
 
 @dataclass(frozen=True)
 class Across:
-    """In the place of diffusers' `parallel_config`: attention reaches the tokens of all ranks."""
+    """Replaces diffusers' `parallel_config`: attention over the tokens of all ranks."""
 
     sequence: SequenceSplit
     counts: list[int]
-    """Tokens of every rank that ask, and that are asked unless `key_counts` says otherwise."""
+    """Query tokens of every rank, and its key tokens where `key_counts` is None."""
     key_counts: list[int] | None
 
 
 def split_network(network: Any, blocks: Sequence[nn.Module], sequence: SequenceSplit, plan: SplitPlan) -> None:
-    """From now on the network runs this rank's part of its tokens, and gives the whole."""
+    """From now on the network runs this rank's part of its tokens, and returns all of them."""
     totals: dict[str, int] = {}
     streams = {stream for streams in plan.rotary.values() for stream in streams}
 
@@ -105,7 +105,7 @@ def split_network(network: Any, blocks: Sequence[nn.Module], sequence: SequenceS
 
 
 def _reach(sequence: SequenceSplit, module: Any, arguments: Any, named: dict[str, Any]) -> None:
-    """Before each attention: whose tokens it is about. Text that is whole on every rank has no positions, and is reached as it is."""
+    """Set before each attention the token counts of the ranks. Text that is whole on every rank has no positions and needs none."""
     asking, asked = named.get("query_rotary_emb", named.get("image_rotary_emb")), named.get("key_rotary_emb")
     across = None
     if isinstance(asking, CountedRotary):
@@ -114,7 +114,7 @@ def _reach(sequence: SequenceSplit, module: Any, arguments: Any, named: dict[str
 
 
 def _dispatch(query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **named: Any) -> Tensor:
-    """diffusers' dispatcher, which every network of its module calls from now on; only what is told `Across` reaches other ranks."""
+    """diffusers' dispatcher, which every network of its module calls from now on; only calls with `Across` reach other ranks."""
     across = named.get("parallel_config")
     if not isinstance(across, Across):
         return dispatch_attention_fn(query, key, value, *arguments, **named)

@@ -1,4 +1,4 @@
-"""How passes run that nothing is learned from: with diffusers' caches of block outputs, or with another attention kernel."""
+"""Approximate passes for steps that are not trained: diffusers' caches of block outputs, or another attention kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM_UP = 2
 
 
 def check_given(spec: CheapSpec, networks: Sequence[Any], blocks: Sequence[nn.Module]) -> None:
-    """Refuse a cache whose hooks do not reach these networks or know their blocks, and a kernel that is not there."""
+    """Refuse a cache whose hooks do not reach these networks or know their blocks, and a kernel that is not available."""
     if spec.attention is not None:
         _backend(spec.attention, networks)
     if spec.cache is None:
@@ -50,7 +50,7 @@ def check_given(spec: CheapSpec, networks: Sequence[Any], blocks: Sequence[nn.Mo
 
 @contextmanager
 def given_passes(spec: CheapSpec, networks: Sequence[Any], blocks: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
-    """Inside, the networks run as the spec says. What it gives makes caches forget, for another clip."""
+    """A context in which the networks run as the spec sets. The function that it yields clears the caches, for another clip."""
     with ExitStack() as stack:
         if spec.attention is not None:
             backend = _backend(spec.attention, networks)
@@ -92,7 +92,7 @@ def _config(spec: CheapSpec) -> Any:
 
 
 def _metadata(kind: type) -> Any:
-    """What diffusers knows of a class of blocks; sharding makes a subclass of it, which is told the same. None where it knows nothing."""
+    """diffusers' metadata of a class of blocks, also registered for the subclass that sharding makes; None where it has none."""
     _complete()
     for base in kind.__mro__:
         try:
