@@ -137,11 +137,11 @@ def test_a_rule_changes_one_thing_at_a_time() -> None:
 
 @pytest.mark.slow
 def test_drawn_errors_can_be_planted_and_what_is_none_is_still_made(tmp_path: Path) -> None:
-    some = generate.drawn(ROOT, 5, 8, "fl")
-    assert {generate.room(one.file) for one in some} == {"flow"}
+    some = generate.drawn(ROOT, 5, 8, "sampl")
+    assert {generate.room(one.file) for one in some} == {"samplers"}
     assert len(some) == 8
     assert not [fault for one in some if (fault := one.fault(ROOT))]
-    assert generate.drawn(ROOT, 6, 8, "flow") != generate.drawn(ROOT, 5, 8, "flow") == some
+    assert generate.drawn(ROOT, 6, 8, "samplers") != generate.drawn(ROOT, 5, 8, "flow") == some
     package, stale = ROOT / PACKAGE, []
     for none in sorted(generate.read(), key=lambda none: none.file):
         changes = generate.changes_of((package / none.file).read_text(encoding="utf-8"), package / none.file)

@@ -92,7 +92,8 @@ class Trainer:
         params = self.model.trainable()
         self.travel = Travel(params)
         spec, old = config.objective, None
-        if any(spec.old_passes(config.update.updates_per_rollout)):
+        differs = any(spec.old_passes(config.update.updates_per_rollout))
+        if differs:
             old = Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload)
         self.old = old
         """The old policy of a loss at fresh noise levels."""
@@ -115,7 +116,7 @@ class Trainer:
             self.reward,
             clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
             clip=self.objective.clip,
-            deviates=any(spec.old_passes(config.update.updates_per_rollout)),
+            deviates=differs,
         )
         self._check_groups()
         if spec.by_gradient:
