@@ -206,7 +206,7 @@ def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, file: Path
 @pytest.mark.parametrize("text", ["adapter:\n  rank: 2\n\tseed: 1\n", "a: 1\nb: 2\nlr:\t1\n", "lr: 1\n#\n \tseed: 2"])
 def test_a_tab_is_named_with_its_line(text: str, file: Path) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match=r"options\.yaml is no configuration: line 3 uses a tab.*spaces"):
+    with pytest.raises(ConfigError, match=r"options\.yaml is not a configuration: line 3 uses a tab.*spaces"):
         run("--config", str(file))
 
 

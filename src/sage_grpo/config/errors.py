@@ -138,7 +138,7 @@ def _wrong_value(message: str, place: str) -> str:
     if place == "config" and file:
         return f"--config {file.group(1)}: there is no such file to read."
     if "Problems parsing config" in message or "Unexpected config" in message:
-        return f"The configuration is no YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
+        return f"The configuration is not YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
     alone = re.search(r"argument (--[\w.]+): expected one argument", message)
     if alone:
         return f"{alone.group(1)} needs a value."

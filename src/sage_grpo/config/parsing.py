@@ -298,16 +298,16 @@ def read_yaml(file: Path, *, lists: bool = False) -> Any:
         try:
             fault, content = _built(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
-            fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
+            fault = f"byte {error.object[error.start]:#04x} at {error.start} is not UTF-8"
         except (yaml.YAMLError, *MISBUILT) as error:
             words = " ".join(str(error).replace("<unicode string>", file.name).split())
-            fault = _tab(getattr(error, "problem_mark", None)) or f"it is no YAML: {words}"
+            fault = _tab(getattr(error, "problem_mark", None)) or f"it is not valid YAML: {words}"
     if not fault and content is None:
         fault = "it is empty"
     if not fault and not isinstance(content, (dict, list) if lists else dict):
         fault = "it holds no options with values (name: value)"
     if fault:
-        raise ConfigError(f"{file} is no configuration: {fault}.")
+        raise ConfigError(f"{file} is not a configuration: {fault}.")
     return copy.deepcopy(content)
 
 

@@ -268,7 +268,7 @@ def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None 
         demand(meta, {"tensors": list, **(kinds or {})}, str(file))
         odd = [name for name in meta["tensors"] if not isinstance(name, str)]
         if odd:
-            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is no name.")
+            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is not a name.")
     except DocumentError as error:
         raise CheckpointError(f"{error} {RESTORE}") from error
     return meta
@@ -310,7 +310,7 @@ def find_fault(folder: Path) -> str | None:
             return f"{MANIFEST} does not list the files of a checkpoint"
         strange = [name for name in manifest if Path(name).name != name]
         if strange:
-            return f"its manifest names {strange[0]!r}, which is no file of its own"
+            return f"its manifest names {strange[0]!r}, which is not a file of its own"
         if "state.json" not in manifest:
             return f"{MANIFEST} does not list the files of a checkpoint"
         if not any(name.endswith(".safetensors") for name in manifest):

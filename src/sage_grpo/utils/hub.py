@@ -124,7 +124,7 @@ def uploads(folder: Path) -> tuple[HubFile, ...]:
     ]
     if strange:
         raise HubError(
-            f'"{folder}" also holds {", ".join(strange[:5])}, which is no part of an export and may be private. Export into an empty folder.'
+            f'"{folder}" also holds {", ".join(strange[:5])}, which is not part of an export and may be private. Export into an empty folder.'
         )
     return tuple(HubFile(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 

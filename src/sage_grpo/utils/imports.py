@@ -56,7 +56,7 @@ def import_named(name: str) -> ModuleType:
     the folder goes to the end of the path, so that it hides nothing that is installed, and only once a name needs it.
     """
     if not all(part.isidentifier() for part in name.split(".")):
-        raise NoSuchModule(f"{name!r} is no name of a module: write it as in `import`, without .py and slashes.")
+        raise NoSuchModule(f"{name!r} is not the name of a module: write it as in `import`, without .py and slashes.")
     top, here = name.split(".")[0], Path.cwd()
     if not _is_installed(top) and is_there(top):
         sys.path.append(str(here))
