@@ -14,7 +14,7 @@ from typing import Any
 from sage_grpo.config.parsing import ConfigError
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Switch for Windows and macOS; off, Ray's own servers listen on the loopback address: on Linux they would listen on all of them."""
+"""Environment variable of Ray; off, Ray's own servers listen on the loopback address, not on all addresses as by default on Linux."""
 STORE = 256 * 2**20
 """Bytes of shared memory for small objects in a cluster of our own; the rest goes to disk."""
 PATIENCE = 5

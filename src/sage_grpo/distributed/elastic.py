@@ -25,7 +25,7 @@ def run_module(
     """Run `python -m module arguments` in several processes; returns the exit status.
 
     When one of them fails, the agent ends the others (SIGTERM, after `grace` seconds SIGKILL). All are started anew, `max_restarts` times at most,
-    unless the command was refused. A SIGTERM to this process is passed on: they save and exit.
+    unless the command was refused. A SIGTERM to this process is passed on, so that they save and exit.
     """
     # Without this every process starts as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))

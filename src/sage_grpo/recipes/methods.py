@@ -18,8 +18,8 @@ from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainCon
 
 def sage(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO (arXiv 2603.21872): integrated variance, equaliser, dual trust region, two-stage coefficient."""
-    # Every part of the method acts, so a rollout is used twice. Measured (docs/results: strategy_updates, table2), one update is higher in long
-    # runs and the KL changes nothing: `branch` has neither; here `--update.updates_per_rollout 1 --trust_region.mode none` does that.
+    # Every part of the method acts, so a rollout is used twice. Measured (docs/results: strategy_updates, table2), long runs score higher
+    # with one update, and the KL changes nothing: `branch` has neither; `--update.updates_per_rollout 1 --trust_region.mode none` removes both here.
     return config
 
 
@@ -170,7 +170,7 @@ def branch_long(config: TrainConfig) -> TrainConfig:
         iterations=236,
         batch=replace(config.batch, prompts=24),
         # Where one step explores, the later ones get worse (docs/results/where.md), so some prompts explore those. Two second-order steps after the
-        # branch train as well as three Euler steps, for fewer passes; one before it instead of two costs a little (docs/results/after.md).
+        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (docs/results/after.md).
         rollout=replace(
             config.rollout, window=_later(config.rollout.steps), solver="ab2", before_steps=third, after_steps=third
         ),
@@ -287,7 +287,7 @@ def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
         config,
         model=replace(config.model, guidance_scale=1.0, guidance_scale_2=None),
         kernel=KernelSpec(name="ode"),
-        rollout=replace(config.rollout, solver="ab2"),  # both sample with second-order solvers, one pass a step
+        rollout=replace(config.rollout, solver="ab2"),  # both sample with second-order solvers, one network evaluation a step
         advantage=replace(config.advantage, scale="global", clip=5.0),
         objective=objective,
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
