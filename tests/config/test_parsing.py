@@ -252,7 +252,7 @@ def test_a_list_of_parts_may_stand_in_a_file_of_its_own(file: Path, tmp_path: Pa
     other.write_text('[\n\t{"rank": 2},\n\t{"rank": 3, "seed": 1}\n]')
     for words in (["--adapters", str(file)], ["--adapters", str(bare)], [f"--adapters={other}"]):
         assert parse(Options, words, prog="test").adapters == [Adapter(rank=2), Adapter(rank=3, seed=1)]
-    for text, fault in (("[{rank: 2, rank: 3}]", "twice"), ("- {rank: 2", "no YAML"), ("3", "no options")):
+    for text, fault in (("[{rank: 2, rank: 3}]", "twice"), ("- {rank: 2", "not valid YAML"), ("3", "no options")):
         bare.write_text(text)
         with pytest.raises(ConfigError, match=rf"bare\.yml.*{fault}"):
             parse(Options, ["--adapters", str(bare)], prog="test")

@@ -287,7 +287,7 @@ def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
         config,
         model=replace(config.model, guidance_scale=1.0, guidance_scale_2=None),
         kernel=KernelSpec(name="ode"),
-        rollout=replace(config.rollout, solver="ab2"),  # both sample with second-order solvers, one network evaluation a step
+        rollout=replace(config.rollout, solver="ab2"),  # both use second-order solvers, one evaluation a step
         advantage=replace(config.advantage, scale="global", clip=5.0),
         objective=objective,
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
