@@ -164,7 +164,7 @@ def test_a_parsers_complaint_is_one_line_of_advice() -> None:
         ("unrecognized arguments: stray word", stray),
         ("the following arguments are required: kind, name", "--kind is needed: one of one, two. --name is needed."),
         ("Parser key \"config\": File does not exist: 'x.yaml'", "--config x.yaml: there is no such file to read."),
-        ("Problems parsing config: no\n  good", "The configuration is no YAML of options with values: no good"),
+        ("Problems parsing config: no\n  good", "The configuration is not YAML of options with values: no good"),
         ("argument --on: expected one argument", "--on needs a value."),
         (f'Parser key "kind": {wanted}', "kind must be one of one, two, got 'onne'. Did you mean 'one'?"),
         (f'Parser key "count": {maybe}', "count must be a whole number, got 'x'."),

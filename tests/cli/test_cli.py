@@ -25,8 +25,8 @@ from sage_grpo.rewards.spec import RewardSpec, readiness
     ("content", "fault"),
     [
         (b"", "it is empty"),
-        (b"recipe: shapes/sage\nseed: 1\n  lr: 2\n", r"it is no YAML: .* in \"bad\.yaml\", line 3"),
-        (b"out: r\xe9sum\xe9\n", "byte 0xe9 at 6 is no UTF-8"),
+        (b"recipe: shapes/sage\nseed: 1\n  lr: 2\n", r"it is not valid YAML: .* in \"bad\.yaml\", line 3"),
+        (b"out: r\xe9sum\xe9\n", "byte 0xe9 at 6 is not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: Path, capsys) -> None:
@@ -34,7 +34,7 @@ def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: P
     file.write_bytes(content)
     assert main(["train", "--config", str(file)]) == 2
     said = capsys.readouterr().err
-    assert re.search(rf"sage-grpo: {re.escape(str(file))} is no configuration: {fault}", said)
+    assert re.search(rf"sage-grpo: {re.escape(str(file))} is not a configuration: {fault}", said)
     assert "no recipe is named" not in said
 
 

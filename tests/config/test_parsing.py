@@ -206,7 +206,7 @@ def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, file: Path
 @pytest.mark.parametrize("text", ["adapter:\n  rank: 2\n\tseed: 1\n", "a: 1\nb: 2\nlr:\t1\n", "lr: 1\n#\n \tseed: 2"])
 def test_a_tab_is_named_with_its_line(text: str, file: Path) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match=r"options\.yaml is no configuration: line 3 uses a tab.*spaces"):
+    with pytest.raises(ConfigError, match=r"options\.yaml is not a configuration: line 3 uses a tab.*spaces"):
         run("--config", str(file))
 
 
@@ -252,7 +252,7 @@ def test_a_list_of_parts_may_stand_in_a_file_of_its_own(file: Path, tmp_path: Pa
     other.write_text('[\n\t{"rank": 2},\n\t{"rank": 3, "seed": 1}\n]')
     for words in (["--adapters", str(file)], ["--adapters", str(bare)], [f"--adapters={other}"]):
         assert parse(Options, words, prog="test").adapters == [Adapter(rank=2), Adapter(rank=3, seed=1)]
-    for text, fault in (("[{rank: 2, rank: 3}]", "twice"), ("- {rank: 2", "no YAML"), ("3", "no options")):
+    for text, fault in (("[{rank: 2, rank: 3}]", "twice"), ("- {rank: 2", "not valid YAML"), ("3", "no options")):
         bare.write_text(text)
         with pytest.raises(ConfigError, match=rf"bare\.yml.*{fault}"):
             parse(Options, ["--adapters", str(bare)], prog="test")

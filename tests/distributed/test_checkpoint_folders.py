@@ -69,7 +69,7 @@ def test_a_folder_counts_only_with_all_of_its_files_as_they_were(tmp_path: Path)
     assert find_fault(second) is None
     broken = [
         ([], "does not list the files"),
-        ({**manifest, "../state.json": {}}, "names '../state.json', which is no file of its own"),
+        ({**manifest, "../state.json": {}}, "names '../state.json', which is not a file of its own"),
         ({name: one for name, one in manifest.items() if name != "state.json"}, "does not list the files"),
         ({"state.json": manifest["state.json"]}, "lists no tensors"),
         ({**manifest, "state.json": {**manifest["state.json"], "bytes": 1}}, "state.json was changed or cut short"),

@@ -1,4 +1,4 @@
-"""A parser's complaint as one line that says what to do: what is wrong, with which value, and the nearest valid name."""
+"""A parser's error as one line: the fault, the value, the nearest valid name, and the remedy."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ ALSO_CALLED = {
     "steps": ("num_inference_steps", "sampling_steps"),
     "prompts": ("prompt", "text"),
 }
-"""What other programs call an option; only where that is not near enough in letters."""
+"""Names of options in other programs; only those that are not near enough in letters."""
 
 
 def nearest_key(given: str, keys: Sequence[str]) -> str:
-    """The nearest whole key, else what others call so, else the nearest by its last part (people forget the prefix)."""
+    """The nearest whole key, else the key of another program's name, else the nearest by its last part (people forget the prefix)."""
     given = given.lower().replace("-", "_")
     near = nearest(given, keys, 0.8)
     if near:
@@ -68,7 +68,7 @@ def _by_tail(tail: str, keys: Sequence[str]) -> str:
 
 
 def family_hint(name: str, targets: Collection[str]) -> str:
-    """Advice for a model whose family stands where one of a recipe's `targets` belongs; empty where a target is nearer, or neither is near."""
+    """Advice for a model family in place of one of a recipe's `targets`; empty where a target is nearer, or neither is near."""
     families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]
     family = nearest(name.split("/")[0], [*families, *targets], 0.8)
     if not family or family in targets:
@@ -109,7 +109,7 @@ def explain(message: str, options: type) -> str:
 
 
 def _lists_parts(kind: Any) -> bool:
-    """Whether a value is a list of dataclasses, as rewards are."""
+    """True for a list of dataclasses, such as rewards."""
     return get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
 
 
@@ -133,12 +133,12 @@ def _stray(words: str, keys: Sequence[str]) -> str:
 
 
 def _wrong_value(message: str, place: str) -> str:
-    """What a value must be and is not; empty where the message is of another kind."""
+    """The expected and the given value; empty where the message is of another kind."""
     file = re.search(r"(?:File does not exist|Path is not a file|.*not readable): '(.+)'", message)
     if place == "config" and file:
         return f"--config {file.group(1)}: there is no such file to read."
     if "Problems parsing config" in message or "Unexpected config" in message:
-        return f"The configuration is no YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
+        return f"The configuration is not YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
     alone = re.search(r"argument (--[\w.]+): expected one argument", message)
     if alone:
         return f"{alone.group(1)} needs a value."

@@ -1,4 +1,4 @@
-"""The help of a command, written from its options dataclass: an overview, and the options of a group when asked for it."""
+"""The help of a command, written from its options dataclass: an overview, and the options of a group on request."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Entry:
 
 @cache
 def field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring literal under it, there or in the class that it is inherited from; what Python calls None is null here, as in YAML
-    and on the command line."""
+    """Field -> the docstring literal under it, there or in the class that it is inherited from; Python's None becomes null, as in YAML and on the
+    command line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     bases = [base for base in reversed(kind.__bases__) if dataclasses.is_dataclass(base)]
@@ -155,7 +155,7 @@ def _count(entry: Entry, found: Sequence[Entry]) -> str:
 
 
 def kind_in_words(kind: Any) -> str:
-    """A type as a user writes its values."""
+    """A type in the words of a user's values."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return "{" + ",".join(map(str, inner)) + "}"
@@ -180,7 +180,7 @@ def _default_in_words(value: Any) -> str:
 
 
 def _rows(meanings: Mapping[str, str]) -> list[str]:
-    """Names in one column, what they mean in the next."""
+    """Names in one column, their meanings in the next."""
     width = max(map(len, meanings), default=0)
     return [line for name, text in meanings.items() for line in _wrap(f"  {name:<{width}}  {text}", width + 4, first=0)]
 

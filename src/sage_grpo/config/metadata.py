@@ -1,8 +1,8 @@
-"""What a field of a configuration affects, written once, in its type: `micro_batch: Speed[Count] = 1`. A group may say it for all of its
-fields, with a class variable `affects`.
+"""The effect of a configuration field, written once, in its type: `micro_batch: Speed[Count] = 1`. A group may declare it for all of its fields, with
+a class variable `affects`.
 
-"Does this field matter?" is asked when a run is continued, when runs are compared and when a report puts them together: all of them ask
-here. A field that says nothing affects what a run computes, so that a new one is never taken for harmless.
+Continuing a run, comparing runs and reports read these effects to decide if a field matters. A field without one affects the values that a run
+computes, so that a new field is never taken for harmless.
 """
 
 from __future__ import annotations
@@ -16,42 +16,43 @@ from sage_grpo.config.ranges import inner_dataclass, type_hints
 Effect = Literal["values", "training", "course", "content", "speed", "machine", "record", "start"]
 
 MEANING: tuple[Effect, ...] = ("values", "training")
-"""What a run is: a continued run must keep it."""
+"""Effects that define a run: a continued run must keep them."""
 COMPARED: tuple[Effect, ...] = (*MEANING, "course", "content", "speed")
-"""What tells runs of a comparison apart, which measures their time as well."""
+"""Effects that distinguish the runs of a comparison, which measures their time as well."""
 
 
 @dataclass(frozen=True)
 class Affects:
-    """The mark in a type."""
+    """The marker in a type."""
 
     what: Effect
 
 
 T = TypeVar("T")
 Values = Annotated[T, Affects("values")]
-"""What a run computes: the rule, said only where the group around it says something else."""
+"""The values that a run computes: the default, written only where the group declares another effect."""
 Training = Annotated[T, Affects("training")]
-"""What training computes, and nothing of the model before it."""
+"""The values that training computes, but not the model before it."""
 Course = Annotated[T, Affects("course")]
-"""How long a run goes on and what stops it: a continued run may change it, and with it what it computes."""
+"""The length of a run and its stopping rules: a continued run may change them, and so its results."""
 Content = Annotated[T, Affects("content")]
-"""Where something lies that has a fingerprint of its own: the name may change, the content may not."""
+"""The place of content that has a fingerprint: the name may change, the content may not."""
 Speed = Annotated[T, Affects("speed")]
 """Time and memory; values to rounding."""
 Machine = Annotated[T, Affects("machine")]
-"""How the work lies on the machine: values to rounding, and nothing that runs are compared by."""
+"""The layout of the work on the machine: values to rounding, ignored when runs are compared."""
 Record = Annotated[T, Affects("record")]
-"""What is written or shown of a run."""
+"""The files and output of a run."""
 Start = Annotated[T, Affects("start")]
-"""This start of a run: where its folder is, whether it is continued, where it is logged. A change is not worth a word."""
+"""Launch-only: the folder, resuming, and where it is logged. Not reported on resume."""
 
 
 @cache
 def affects(options: type, key: str) -> Effect:
-    """What a dotted key affects: what its field says, else its group, else the group around that; "values" where none does.
+    """The effect of a dotted key: its field's, else its group's, else that of the group around; "values" without any.
 
-    Items of lists are `rewards[].name`, `rewards[0].name` or `rewards.name`; keys of a mapping are their field's."""
+    Items of lists are `rewards[].name`, `rewards[0].name` or `rewards.name`; keys of a mapping are their field's.
+    """
     found: Effect = "values"
     group: type | None = options
     for name in key.split("."):

@@ -24,13 +24,13 @@ __all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse", "
 T = TypeVar("T")
 
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
-"""Far more than any configuration needs."""
+"""Limits far above any configuration."""
 
 
 GONE = {"update.reuse": (0, "learning again from earlier rollouts did not help, docs/results/reuse.md")}
-"""Options that the package no longer has, the value that they were off with, and why: files of earlier runs name them."""
+"""Removed options, with the value that switched them off and the reason: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What PyYAML raises at values that are not of the kind that they are marked as: !!bool maybe, a date that there is not."""
+"""PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
 
 
 ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
@@ -38,14 +38,14 @@ ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message says what to change."""
+    """A configuration that cannot be used; the message gives the remedy."""
 
 
 def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | None = None, recipes: bool = False) -> T:
     """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
 
-    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes`
-    the words and files may name a recipe: whoever made `defaults` has read it.
+    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes` the words and files
+    may name a recipe, which the caller has applied to `defaults`.
     """
     plain = _lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = _parser(options, prog, recipes, plain)
@@ -66,17 +66,17 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
 
 
 _PARSERS: dict[tuple[type, str, bool, str], Any] = {}
-"""Parsers by all that they are made of: one takes a tenth of a second, and a comparison parses the settings of every run."""
+"""Parsers by all of their inputs: building one takes a tenth of a second, and a comparison parses the settings of every run."""
 
 
 def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
-    """A parser of the options with these defaults, made once. Parsing changes nothing in it."""
+    """A parser of the options with these defaults, built once; parsing does not change it."""
     from jsonargparse import ArgumentParser
     from jsonargparse import set_parsing_settings as settings
 
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
-        settings(docstring_parse_attribute_docstrings=False)  # manual.py writes the help
+        settings(docstring_parse_attribute_docstrings=False)  # config/help.py writes the help
         parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
         parser.add_argument("--config", action="config")
         if recipes:
@@ -91,14 +91,14 @@ def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -
 
 
 def _leave_out_gone(given: Any) -> None:
-    """Take out what is gone; refuse it where it was not off."""
+    """Drop removed options; refuse one that is not off."""
     for key, (off, why) in GONE.items():
         if key in given and given.pop(key) != off:
             raise ConfigError(f"There is no option {key!r} any more ({why}): leave it out.")
 
 
 def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
-    """Defaults that are lists of dataclasses, as plain data: the parser could not print them."""
+    """Defaults that are lists of dataclasses, as plain data, because the parser cannot print them."""
     made = {
         field.name: field.default_factory()
         for field in dataclasses.fields(options)
@@ -141,7 +141,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
             result.append(f"{word}={json.dumps([item for value in values for item in value.split(',')])}")
         elif len(values) == 1 and values[0].startswith("-"):
-            result.append(f"{word}={values[0]}")  # the parser takes -1e-8 for an option
+            result.append(f"{word}={values[0]}")  # the parser would take -1e-8 for an option
         else:
             result += [word, *values]
     return result
@@ -180,7 +180,7 @@ def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
 
 
 def given(argv: Sequence[str], key: str) -> str | None:
-    """What the words, or a YAML file among them, say about an option that others take their defaults from; the last one counts."""
+    """The value in the words, or in a YAML file among them, of an option that gives others their defaults; the last one counts."""
     found = None
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
@@ -193,8 +193,8 @@ def given(argv: Sequence[str], key: str) -> str | None:
 
 
 def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
-    """Refuse YAML that must not be built, a key that is given twice, of which YAML takes the last in silence, and a path that is
-    empty, as from a shell variable that is not set: it would be the current folder."""
+    """Refuse unsafe YAML, a key that is given twice (YAML silently takes the last), and an empty path, as from an unset shell variable: it would be
+    the current folder."""
     import yaml
 
     if not value and kind in (Path, Path | None):
@@ -208,7 +208,7 @@ def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
         if file.is_file():
             _refuse_twice(str(file), file.read_text(encoding="utf-8"))
     elif value.startswith(("{", "[")):
-        with suppress(yaml.YAMLError):  # what is no YAML is the parser's to complain about
+        with suppress(yaml.YAMLError):  # the parser reports invalid YAML
             fault = _yaml_fault(value)
             if fault:
                 raise ConfigError(f"{option} cannot be used: {fault}.")
@@ -228,7 +228,7 @@ def _takes_numbers(kind: Any) -> bool:
 
 
 def _check_files_of_parts(file: Path, parts: Sequence[str]) -> None:
-    """A group of options may be the name of another file, which the parser opens, also from there: it is held to the same limits."""
+    """Apply the same limits to files that groups of options name, which the parser opens, also from other files."""
     for part in parts:
         value = _lookup(str(file), part)
         if isinstance(value, str) and os.path.exists(file.parent / value):
@@ -239,8 +239,8 @@ def _check_files_of_parts(file: Path, parts: Sequence[str]) -> None:
 
 
 def _twice(text: str) -> str:
-    """The first key of a YAML text that is there twice, with both lines; empty where none is, or where it is no YAML, which is the parser's to
-    complain about. What aliases stand for is the very node, and looked at once."""
+    """The first key of a YAML text that is there twice, with both lines; empty without one, and for invalid YAML, which the parser reports. An alias
+    is the same node, and checked once."""
     import yaml
 
     try:
@@ -267,7 +267,7 @@ def _twice(text: str) -> str:
 
 
 def in_file(file: str, key: str) -> bool:
-    """Whether a YAML file sets a dotted key."""
+    """True if a YAML file sets a dotted key."""
     return _lookup(file, key) is not _NOTHING
 
 
@@ -275,7 +275,7 @@ _NOTHING = object()
 
 
 def _lookup(file: str, key: str) -> object:
-    """The value of a dotted key in a YAML file, or _NOTHING; a file that is not there is the parser's to complain about."""
+    """The value of a dotted key in a YAML file, or _NOTHING; the parser reports a missing file."""
     try:
         value: object = read_yaml(Path(file))
     except OSError:
@@ -288,8 +288,8 @@ def _lookup(file: str, key: str) -> object:
 
 
 def read_yaml(file: Path, *, lists: bool = False) -> Any:
-    """The options in a YAML file, whoever wrote it; with `lists` also a list. ConfigError where it is no YAML of options with values, or small on
-    disk and enormous in memory: that is found out before anything builds it. OSError where it cannot be read."""
+    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is not YAML of options with values, or is
+    enormous once expanded, which is checked before anything is built. OSError if it cannot be read."""
     import yaml
 
     size = file.stat().st_size if regular(file).is_file() else 0
@@ -298,28 +298,28 @@ def read_yaml(file: Path, *, lists: bool = False) -> Any:
         try:
             fault, content = _built(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
-            fault = f"byte {error.object[error.start]:#04x} at {error.start} is no UTF-8"
+            fault = f"byte {error.object[error.start]:#04x} at {error.start} is not UTF-8"
         except (yaml.YAMLError, *MISBUILT) as error:
             words = " ".join(str(error).replace("<unicode string>", file.name).split())
-            fault = _tab(getattr(error, "problem_mark", None)) or f"it is no YAML: {words}"
+            fault = _tab(getattr(error, "problem_mark", None)) or f"it is not valid YAML: {words}"
     if not fault and content is None:
         fault = "it is empty"
     if not fault and not isinstance(content, (dict, list) if lists else dict):
         fault = "it holds no options with values (name: value)"
     if fault:
-        raise ConfigError(f"{file} is no configuration: {fault}.")
+        raise ConfigError(f"{file} is not a configuration: {fault}.")
     return copy.deepcopy(content)
 
 
 def _tab(mark: Any) -> str:
-    """A sentence on the tab in the line where YAML stopped reading; empty where there is none."""
+    """A hint at the tab in the line where YAML stopped reading; empty without one."""
     line = "" if mark is None or mark.buffer is None else mark.buffer.split("\n")[mark.line]
     return f"line {mark.line + 1} uses a tab, which YAML does not take: put spaces in its place" if "\t" in line else ""
 
 
 @lru_cache(maxsize=8)
 def _built(text: str) -> tuple[str, Any]:
-    """Why a YAML text must not be built, and what it says. Kept, since a command asks the same file for fifty options."""
+    """The fault of a YAML text, and its value. Cached, since a command reads the same file for fifty options."""
     import yaml
 
     fault = _yaml_fault(text)
@@ -334,27 +334,27 @@ def _built(text: str) -> tuple[str, Any]:
 
 
 def check_yaml(file: Path) -> None:
-    """Refuse a file that `read_yaml` refuses; one that is not there is the parser's to complain about."""
+    """Refuse a file that `read_yaml` refuses; the parser reports a missing one."""
     with suppress(OSError):
         read_yaml(file)
 
 
 def _yaml_fault(text: str) -> str:
-    """Why a YAML text must not be built; empty where it may. Raises yaml.YAMLError where it is no YAML."""
+    """The reason why a YAML text must not be built; empty if it may be. Raises yaml.YAMLError if it is not valid YAML."""
     import yaml
 
     return _excess(yaml.parse(text, Loader=yaml.SafeLoader))
 
 
 def _misread(value: str) -> str:
-    """How YAML reads a number that a person means otherwise."""
+    """An error for a number that YAML reads to the base of 8 or 60."""
     import yaml
 
     return f"{value[:60]} is the number {yaml.safe_load(value)} in YAML: write that, or a text in quotes"
 
 
 def _excess(events: Iterable[Any]) -> str:
-    """Counts what aliases (`*name`) stand for without expanding them; stops reading at the first excess."""
+    """The first exceeded limit, or an empty string; counts the values behind aliases (`*name`) without expanding them."""
     import yaml
 
     sizes: dict[str, int] = {}
@@ -370,7 +370,7 @@ def _excess(events: Iterable[Any]) -> str:
                 return f"*{event.anchor} refers to itself or to nothing"
             name, size = None, sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
-            if CONTROL.search(event.value):  # commands print options, and a terminal would obey it
+            if CONTROL.search(event.value):  # commands print options, and control characters would reach the terminal
                 return f"it holds control characters: {event.value[:60]!r}"
             if event.implicit[0] and ODD_NUMBER.fullmatch(event.value):
                 return _misread(event.value)

@@ -1,7 +1,7 @@
-"""Which values a field may have, written once, in its type: `lr: Positive = 1e-5`.
+"""Valid ranges of fields, written once, in their types: `lr: Positive = 1e-5`.
 
-`@checked` makes a dataclass of options that refuses other values; the parser names the whole key in its errors, and --help and the
-tables of docs/config.md show the range.
+`@checked` makes a dataclass of options that refuses other values; the parser names the whole key in its errors, and --help and the tables of
+docs/config.md show the range.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ KINDS = {
     "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list ([a, b])",
     "tuple": "a list of numbers ([0.9, 0.999])", "dict": "a mapping ({name: value})", "NoneType": "null", "Path": "a path",
 }  # fmt: skip
-"""What values of a type are called."""
+"""Names of types in errors."""
 
 
 LONGEST_PROMPT = 20_000
-"""Characters of a prompt: four times the 1,024 tokens that the text encoders read at most. Tokenizers walk through all of it."""
+"""Characters of a prompt: four times the 1,024 tokens that the text encoders read at most. Tokenizers read all of it."""
 
 
 def check_prompt(text: str, what: str = "The prompt") -> None:
@@ -47,7 +47,7 @@ class Range:
     """Leave `most` itself out."""
 
     def holds(self, value: float) -> bool:
-        """Whether a number lies inside."""
+        """True if a number lies inside."""
         above = value > self.least if self.open_below else value >= self.least
         below = value < self.most if self.open_above else value <= self.most
         return above and below and (abs(value) < LARGEST if isinstance(value, int) else math.isfinite(value))
@@ -64,10 +64,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Filled:
-    """Text that says something."""
+    """Text that is not blank."""
 
     def holds(self, value: str) -> bool:
-        """Whether there is more than white space."""
+        """True if there is more than white space."""
         return bool(value.strip())
 
     def __str__(self) -> str:
@@ -75,9 +75,9 @@ class Filled:
 
 
 Count = Annotated[int, Range(1)]
-"""How many of something that there must be."""
+"""A number of things, at least 1."""
 Natural = Annotated[int, Range(0)]
-"""How many, where 0 means none."""
+"""A number of things; 0 means none."""
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 """A seed, as far as PyTorch's generators take it."""
 Finite = Annotated[float, Range()]
@@ -89,13 +89,13 @@ NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 """A share, from none to all."""
 Decay = Annotated[float, Range(0, 1, open_above=True)]
-"""How much of an average stays at each step."""
+"""The share of an average that stays at each step."""
 Fps = Annotated[float, Range(0, 240, open_below=True)]
 """Frames per second of a video."""
 Seconds = Annotated[float, Range(0, 7 * 86400, open_below=True)]
-"""A time that something waits; at most a week."""
+"""A waiting time; at most a week."""
 Folder = Annotated[str, Filled()]
-"""Where files go; "" would be the current folder, which nobody asked for."""
+"""A folder for files; "" would be the current folder by accident."""
 
 
 T = TypeVar("T")
@@ -103,12 +103,12 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def checked(kind: type[T]) -> type[T]:
-    """A dataclass of options: frozen, keyword-only, and refused with the reason where a value is out of its range."""
+    """A dataclass of options: frozen, keyword-only, and refused with the reason if a value is out of its range."""
     return dataclass(frozen=True, kw_only=True)(ranged(kind))
 
 
 def ranged(kind: type[T]) -> type[T]:
-    """A class, before it is made a dataclass, whose values are checked first; what its own `__post_init__` asks for comes after that."""
+    """Add the check to a class before it becomes a dataclass; its own `__post_init__` runs after the check."""
     own = vars(kind).get("__post_init__")
 
     def post_init(self: T) -> None:
@@ -128,7 +128,7 @@ def check(options: Any) -> None:
 
 
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
-    """What is out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
+    """Values out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
     for name, hint in type_hints(kind).items():
         if dataclasses.is_dataclass(values):
             yield from _faults(hint, getattr(values, name), prefix + name)
@@ -144,7 +144,7 @@ def ranges(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 @cache
 def type_hints(kind: type) -> dict[str, Any]:
-    """Field of a dataclass -> its type, with what is annotated there."""
+    """Field of a dataclass -> its type, with annotations."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
@@ -189,13 +189,13 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
 
 
 def _limits(hint: Any) -> list[Range | Filled]:
-    """Of what is annotated in a type, the ranges."""
+    """The ranges that are annotated in a type."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return [mark for mark in marks if isinstance(mark, Range | Filled)]
 
 
 def _takes_nothing(hint: Any) -> bool:
-    """Whether None is a value of a type."""
+    """True if None is a value of a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is None or hint is type(None) or hint is Any or hint is object:
         return True
@@ -207,7 +207,7 @@ def _takes_nothing(hint: Any) -> bool:
 
 
 def _in_words(hint: Any) -> str:
-    """What a value must be, for people."""
+    """The allowed values of a type, in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _in_words(inner[0])
@@ -222,7 +222,7 @@ def _in_words(hint: Any) -> str:
 
 
 def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
-    """What a value must be and is not; empty where all is well."""
+    """The allowed values and the given one; empty if the value is allowed."""
     if kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return "a number"
@@ -240,5 +240,5 @@ def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield from ranges(hint, f"{name}.")
     elif inner:
-        # Items of a list or values of a mapping have one range, told at the name of the whole.
+        # Items of a list or values of a mapping have one range, listed under the name of the whole.
         yield from dict(found for item in inner for found in _ranges(item, name)).items()

@@ -1,1 +1,1 @@
-"""Prompts, and which rank holds which member of which group."""
+"""Prompts, and the assignment of group members to ranks."""

@@ -1,4 +1,4 @@
-"""Examples: clips that are given to learn from in place of rollouts, as rows of a prompt with a better clip and a worse one, or with one clip."""
+"""Examples: clips to learn from in place of rollouts, in rows of a prompt with a better clip and a worse one, or with one clip."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sage_grpo.utils.json_schema import shown
 from sage_grpo.utils.suggest import did_you_mean
 
 LISTS = ("pairs.jsonl", "clips.jsonl")
-"""What the list of a folder is called."""
+"""File names of the list in a folder."""
 COLUMNS = ("win", "lose", "clip")
 
 
 def format_of(text: str, fps: float = VideoSpec.fps) -> VideoSpec:
-    """One of data.formats, such as 81x480x832."""
+    """A format of data.formats, such as 81x480x832."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
     if found is None:
         raise ValueError(f"data.formats: a format is FRAMESxHEIGHTxWIDTH, such as 81x480x832, got {shown(text)}.")
@@ -46,7 +46,7 @@ def list_of(source: str | Path) -> Path:
 
 
 def load_examples(source: str | Path, *, pairs: bool) -> list[Prompt]:
-    """The rows of `data.clips` as prompts with their clips; `pairs` asks for two of each. Only the list is read here."""
+    """The rows of `data.clips` as prompts with their clips, two of each for `pairs`. Only the list is read here."""
     path = list_of(source)
     if not path.is_file():
         raise FileNotFoundError(f"data.clips: there is no file {path}.")

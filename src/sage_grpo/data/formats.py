@@ -1,4 +1,4 @@
-"""Clips in the format of a run: which rows of a list of examples can be used, and what was."""
+"""Clips in the format of a run: choice of the usable rows of a list of examples, and a record of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import check_clip, video_length, video_size
 
 CARD = "examples.json"
-"""In the run's folder: what was learned from."""
+"""Record of the used examples, in the run's folder."""
 NAMED = 3
-"""Rows that are left out are named up to here in a message; the card has all."""
+"""Skipped rows that a message names; the card has all."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Examples:
     prompts: Sequence[Prompt]
     """Rows that are used."""
     skipped: Sequence[tuple[str, str]] = ()
-    """Rows that are left out: their prompts, and why."""
+    """Skipped rows: their prompts, and the reasons."""
     shown: Mapping[VideoSpec, Sequence[float]] = field(default_factory=dict)
-    """The formats of the run, each with how much of its clips it shows."""
+    """The formats of the run, each with the shares of its clips that it shows."""
 
     @property
     def summary(self) -> str:
@@ -52,7 +52,7 @@ class Examples:
         return f"{self.source}: {len(self.prompts)} rows with {clips} clips{told}{left}."
 
     def card(self, video: VideoSpec) -> dict[str, Any]:
-        """What was used, as plain data."""
+        """The used examples as plain data."""
         files = dict.fromkeys(file for prompt in self.prompts for file in prompt.clips)
         return {
             "file": str(self.source),
@@ -69,7 +69,7 @@ class Examples:
         }
 
     def write_card(self, out: Path, video: VideoSpec) -> None:
-        """The card, into the run's folder."""
+        """Write the card into the run's folder."""
         replace_text(out / CARD, json.dumps(self.card(video), indent=2, ensure_ascii=False))
 
 
@@ -100,7 +100,7 @@ def usable(source: str, prompts: Sequence[Prompt], formats: Sequence[VideoSpec])
 
 @dataclass(frozen=True)
 class _Header:
-    """What a file says of its clip."""
+    """Length, rate and size of a clip, from its file's header."""
 
     file: Path
     frames: int
@@ -118,7 +118,7 @@ def _header(file: Path) -> _Header:
 
 
 def _share(clip: _Header, video: VideoSpec) -> float:
-    """How much of a clip a format shows: of its length, times of its picture. ValueError where it is too short."""
+    """The share of a clip that a format shows: of its length, times of its picture. ValueError where it is too short."""
     needed = frames_at(clip.fps, video)[-1] + 1
     if clip.frames < needed:
         raise ValueError(
@@ -129,7 +129,7 @@ def _share(clip: _Header, video: VideoSpec) -> float:
 
 
 def fault_of(file: Path, video: VideoSpec) -> str:
-    """Why a clip cannot be used in a format; empty where it can."""
+    """The reason why a clip cannot be used in a format; empty if it can."""
     try:
         _share(_header(file), video)
     except ValueError as error:
@@ -138,8 +138,8 @@ def fault_of(file: Path, video: VideoSpec) -> str:
 
 
 def _suits(clips: Sequence[_Header], video: VideoSpec) -> tuple[float, float]:
-    """By which the format of a row is chosen: how much it shows of its clips, then how near it is to them in size. What is too long is last, and
-    of that the longest."""
+    """Rank of a format for a row: the share of its clips that it shows, then the nearness in size. Formats that are too long rank last, and the
+    longest of them lowest."""
     try:
         shown = sum(_share(clip, video) for clip in clips)
     except ValueError:
@@ -148,12 +148,12 @@ def _suits(clips: Sequence[_Header], video: VideoSpec) -> tuple[float, float]:
 
 
 def frames_at(fps: float, video: VideoSpec) -> list[int]:
-    """The frames of a clip with this frame rate that a clip of a format consists of: from the first one on, in the format's own rhythm."""
+    """The frames of a clip with this frame rate that make a clip of a format: from the first one on, at the format's frame rate."""
     return [int(frame * fps / video.fps + 0.5) for frame in range(video.frames)]
 
 
 def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
-    """A clip in another format: its first frames in that rhythm, scaled until they cover the size, and cut at equal margins. A clip that has the
+    """A clip in another format: its first frames at that frame rate, scaled until they cover the size, and cut at equal margins. A clip that has the
     format is returned as it is."""
     check_clip(clip)
     chosen = frames_at(fps, video)
@@ -173,6 +173,6 @@ def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
 
 
 def content_hash(file: Path) -> str:
-    """By which a file is known whatever its name."""
+    """Hash of a file's content, whatever its name."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

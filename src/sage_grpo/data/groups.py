@@ -1,9 +1,9 @@
-"""Which rank holds which member of which group: pure arithmetic.
+"""Assignment of group members to ranks: pure arithmetic.
 
-Rollouts are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility
-rule ties prompts, group size and world size together. Every rank runs the same number of micro-batches (a rank that has
-fewer repeats one as filler with weight 0), because sharded networks communicate in every forward pass. For the same reason a
-micro-batch of several ranks holds one group only: prompts of different lengths would take a rank more than one pass.
+Rollouts are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility rule ties prompts, group size
+and world size together. Every rank runs the same number of micro-batches (a rank that has fewer repeats one as filler with weight 0), because sharded
+networks communicate in every forward pass. For the same reason a micro-batch of several ranks holds one group only: prompts of different lengths
+would take a rank more than one pass.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ class Member:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rollouts that go through the network together, in rollout and in every update: that is what makes the first
-    replay's ratio exactly 1."""
+    """Rollouts that go through the network together, in rollout and in every update, so that the first replay's ratio is exactly 1."""
 
     members: tuple[Member, ...]
     filler: bool = False
-    """Only there to keep ranks in step; counts in no statistic and has weight 0."""
+    """True for padding that keeps ranks synchronised: it counts in no statistic and has weight 0."""
 
 
 def deal(
     num_groups: int, group_size: int, micro_batch: int, *, world_size: int = 1, apart: bool = False
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """The micro-batches of every data-parallel rank; `apart` keeps groups out of one another's."""
+    """The micro-batches of every data-parallel rank; with `apart`, each holds one group only."""
     if min(num_groups, group_size, micro_batch) < 1:
         raise ValueError(
             f"Need at least 1 prompt, groups of at least 1 and micro-batches of at least 1, got {num_groups} prompts, "
@@ -57,7 +56,7 @@ def share_out(
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Consecutive, near-equal shares for the ranks, each in the same number of micro-batches."""
     bounds = [len(members) * rank // world_size for rank in range(world_size + 1)]
-    # A rank without a share (fewer clips than ranks) still keeps in step, on a filler.
+    # A rank without a share (fewer clips than ranks) gets a filler, to stay synchronised.
     shares = [members[start:stop] for start, stop in pairwise(bounds)]
     dealt: list[list[MicroBatch]] = []
     for share in shares:

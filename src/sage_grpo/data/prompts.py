@@ -1,5 +1,5 @@
-"""Prompts: read from files, from the package's own sets and from objects that give rows (lists, generators, Hugging Face datasets, data frames);
-and an endless shuffled stream of them with a position that can be saved."""
+"""Prompts from files, from the package's own sets and from objects that give rows (lists, generators, Hugging Face datasets, data frames); and an
+endless shuffled stream of them with a position that can be saved."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
 from sage_grpo.utils.suggest import did_you_mean, nearest
 
 COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
-"""Columns with a meaning; `ref_image_path` is what the official code's prompt files call the image. All others are metadata."""
+"""Columns with a meaning; `ref_image_path` is the image in the official code's prompt files. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
-"""What public lists call the column prompt; it counts where there is no column prompt."""
+"""Other names of the column prompt in public lists; used where there is no column prompt."""
 SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 SETS = ("starter", "starter_eval")
 """Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
@@ -32,12 +32,12 @@ Kind = Literal["image", "video"]
 
 @dataclass(frozen=True)
 class Condition:
-    """A picture or a clip that is given at a place of what is made."""
+    """A conditioning picture or clip at a place of the generated clip."""
 
     kind: Kind
     file: Path
     frame_index: int = 0
-    """Where its first frame stands."""
+    """Index of its first frame."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Prompt:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it shows the model."""
+        """The files of its pictures and clips."""
         named = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
         return tuple(file for file in named if file is not None)
 
     def columns(self, *, absolute: bool = False) -> dict[str, Any]:
-        """The same as columns of a prompt file; `absolute`: wherever that stands."""
+        """The same as columns of a prompt file; `absolute` writes absolute paths."""
 
         def path(file: Path) -> str:
             return str(file.absolute() if absolute else file)
@@ -81,14 +81,14 @@ class Prompt:
         return found | ({"conditions": given} if given else {})
 
     format: VideoSpec | None = None
-    """In which its clips are learned, where that is not the model's own."""
+    """Format in which its clips are learned, if not the model's own."""
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a list of
-    objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a
+    list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
 
-    Other columns become metadata that rewards receive. `names` are what a misspelt name is compared with.
+    Other columns become metadata for rewards. `names` are the known names that an error suggests.
     """
     if not str(source).strip():
         raise ValueError(f"The name of the prompt file is empty: give a file, or one of {', '.join(names)}.")
@@ -120,7 +120,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def text_of(path: Path) -> str:
-    """What a file holds, with \\n at the ends of its lines; a prompt may contain the other characters that `splitlines` splits at."""
+    """The text of a file, with \\n at the ends of its lines; a prompt may contain the other characters that `splitlines` splits at."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -138,7 +138,7 @@ def text_of(path: Path) -> str:
 
 
 def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The rows of a JSON document, with what errors call them: a list, or an object whose keys become `id`."""
+    """The rows of a JSON document (a list, or an object whose keys become `id`), with their names in errors."""
     try:
         document = parse_json(text, str(path))
     except DocumentError as error:
@@ -191,7 +191,7 @@ def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
-    """The prompt of a row; `where` is what errors call it, images are relative to `folder`."""
+    """The prompt of a row; `where` names the row in errors, images are relative to `folder`."""
     column = next((name for name in ("prompt", *ALSO_PROMPT) if name in row), None)
     if column is None:
         near = nearest("prompt", row)
@@ -204,7 +204,7 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     if not text:
         raise ValueError(f"{where}: the prompt is empty. Write what is to be seen, or take the row out.")
     try:
-        text.encode()  # JSON can spell halves of characters, which no tokenizer and no file takes
+        text.encode()  # JSON can spell lone surrogates, which no tokenizer and no file takes
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {text[:60]!a} is not text ({error.reason}). Save the file as UTF-8.") from error
     seed = row.get("seed")
@@ -274,7 +274,7 @@ def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder:
 
 
 def warn_of_near_misses(names: set[str], what: str) -> None:
-    """Any column may be metadata, so a misspelt one can only be pointed out."""
+    """Warn of metadata columns whose names are near known ones; any name is valid, so none is refused."""
     for name in sorted(names.difference(ALSO_PROMPT)):
         hint = did_you_mean(name, COLUMNS, 0.8)
         if hint:
@@ -282,14 +282,14 @@ def warn_of_near_misses(names: set[str], what: str) -> None:
 
 
 def too_few(asked: int, there: int, option: str = "evaluate.prompts") -> str:
-    """A sentence on an evaluation of more prompts than there are; empty where there are enough."""
+    """A warning for an evaluation of more prompts than there are; empty where there are enough."""
     if there >= asked:
         return ""
     return f"{option} asks for {asked} prompts to evaluate on, but there are only {there}: every evaluation uses those {there}."
 
 
 class PromptStream:
-    """Endless prompts, shuffled anew every epoch by (seed, epoch); `position` is all its state."""
+    """Endless prompts, shuffled anew every epoch by (seed, epoch); `position` is its only state."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         if not prompts:
@@ -301,13 +301,13 @@ class PromptStream:
         self._order: list[int] = []
 
     def take(self, count: int) -> list[Prompt]:
-        """The next prompts; an epoch that ends inside goes over into the next one."""
+        """Take the next prompts, also across the end of an epoch."""
         taken = self.peek(count)
         self.position += count
         return taken
 
     def peek(self, count: int) -> list[Prompt]:
-        """The next prompts, which stay the next."""
+        """The next prompts, without taking them."""
         return [self._at(self.position + offset) for offset in range(count)]
 
     def _at(self, position: int) -> Prompt:
@@ -321,10 +321,9 @@ class PromptStream:
 def look_ahead(
     batches: Iterable[Sequence[Prompt]], places: Sequence[Iterable[int]], limit: int
 ) -> list[Sequence[Prompt]]:
-    """The first of the coming batches: as many as leave every rank at most `limit` different prompts, and at least one.
+    """As many of the next batches as leave every rank at most `limit` different prompts, and at least one.
 
-    `places` are the prompts of a batch that each rank samples. All ranks find the same number, so that none of them waits for
-    another one that encodes.
+    `places` are the prompts of a batch that each rank samples. All ranks compute the same number, so that none waits for another one's encoding.
     """
     taken: list[Sequence[Prompt]] = []
     seen: list[set[Prompt]] = [set() for _ in places]
@@ -347,12 +346,12 @@ class Frame(Protocol):
 
 
 Row = str | Mapping[str, Any] | Prompt
-"""What can be made a prompt of."""
+"""A row that can become a prompt."""
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
-    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and if you like `seed`, `image`, `last_image` and
-    `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` is what errors call them."""
+    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and optionally `seed`, `image`, `last_image` and
+    `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` names them in errors."""
     if isinstance(rows, (str, bytes, Path)):
         raise ValueError(
             f"{what} must be rows, got {str(rows)!r}: give a list of prompts, or name a file in the config."

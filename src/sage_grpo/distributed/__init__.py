@@ -1,1 +1,1 @@
-"""Everything that knows of more than one process."""
+"""Several processes: world, sharding, sequence parallelism, checkpoints, heartbeats and Ray clusters."""

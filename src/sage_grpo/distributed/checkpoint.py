@@ -1,10 +1,9 @@
 """Checkpoints: safetensors shards through torch.distributed.checkpoint, written atomically, with checksums.
 
-A checkpoint is a folder: shard files, `state.json` (everything that is not a tensor) and `manifest.json` (size and
-checksum of every file). It is written beside its final place and renamed, so a folder with a manifest is whole; the
-checksums also catch what happens later to a disk. Loading reshards: save on any number of ranks, load on any other.
-Every rank writes its own shards into a file of its own; nothing is gathered and nothing is pickled. A write that fails on one
-rank fails on all, with `SaveFailed`.
+A checkpoint is a folder: shard files, `state.json` (everything that is not a tensor) and `manifest.json` (size and checksum of every file). It is
+written beside its final place and renamed, so a folder with a manifest is whole; the checksums also catch later damage. Loading reshards: save on any
+number of ranks, load on any other. Every rank writes its own shards into a file of its own; nothing is gathered and nothing is pickled. A write that
+fails on one rank fails on all, with `SaveFailed`.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ RESTORE = "Restore the checkpoint from a copy, or remove it to go on from the on
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says why and what to do."""
+    """A checkpoint that cannot be used; the message gives the reason and the remedy."""
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written. All ranks raise it alike; what was saved before is still there."""
+    """A checkpoint could not be written. All ranks raise it; earlier checkpoints are kept."""
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """A second Ctrl-C does not wait for a save: what it leaves is no checkpoint, and the next run removes it."""
+    """Let a second Ctrl-C end a save: the partial folder is not a checkpoint, and the next run removes it."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -78,7 +77,7 @@ class Writer:
         self.finish()
         if not self.background:
             return self._save(root, number, tensors, meta, files or {})
-        # Copies, because training goes on: also the rest of the state changes under our hands.
+        # Copies, because training goes on and changes the tensors and the rest of the state.
         staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         frozen = json.loads(json.dumps(meta))
         self._job = self._pool.submit(self._save, root, number, staged, frozen, dict(files or {}))
@@ -86,12 +85,12 @@ class Writer:
 
     @property
     def failed(self) -> bool:
-        """Whether a write in the background has gone wrong on this process; `finish` says how."""
+        """True if a background write has failed on this process; `finish` raises its error."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
     @_interruptible()
     def finish(self) -> None:
-        """Wait for the write that is under way; raises what went wrong with it."""
+        """Wait for the running write; raises its error."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
@@ -134,7 +133,7 @@ class Writer:
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
-    """Rename; a checkpoint of the same number steps aside until the new one stands, so that one of them is always whole."""
+    """Rename; a checkpoint of the same number is moved aside first and removed last, so that one of them is always whole."""
     aside = final.with_name(f".{final.name}.old")
     again = final.exists()
     if again:
@@ -146,7 +145,7 @@ def _put_in_place(partial: Path, final: Path) -> None:
 
 
 def _retire(aside: Path, final: Path) -> None:
-    """Remove a checkpoint that another of its number replaced; what someone else put into it moves on."""
+    """Remove a replaced checkpoint; foreign files in it are moved into the new one."""
     for file in aside.iterdir():
         if not WRITTEN.fullmatch(file.name):
             os.replace(file, final / file.name)
@@ -154,8 +153,8 @@ def _retire(aside: Path, final: Path) -> None:
 
 
 def recover(root: Path) -> list[str]:
-    """Finish what a kill interrupted: a checkpoint that is whole, but was not yet renamed or had just stepped aside, gets its
-    name. For the one process that owns the folder; returns what it did, for people."""
+    """Finish interrupted saves: a whole checkpoint that was not yet renamed, or was just moved aside, gets its name. Only for the process that owns
+    the folder; returns messages about its work."""
     notes = []
     for leftover in reversed(_leftovers(root)):  # .N.partial, which is newer, before .N.old
         final = root / leftover.name.split(".")[1]
@@ -166,7 +165,7 @@ def recover(root: Path) -> list[str]:
 
 
 def _clear(root: Path) -> None:
-    """Remove what interrupted writes have left."""
+    """Remove the remains of interrupted writes."""
     for leftover in _leftovers(root):
         final = root / leftover.name.split(".")[1]
         if leftover.suffix == ".partial":
@@ -176,8 +175,8 @@ def _clear(root: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, but nothing that someone else put there. The manifest goes last, so that a kill on the way leaves
-    something that is known to be damaged."""
+    """Delete a checkpoint, but no foreign files in it. The manifest goes last, so that an interrupted deletion leaves a folder that is known to be
+    damaged."""
     for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):
         if WRITTEN.fullmatch(file.name) and not file.is_dir():
             file.unlink()
@@ -190,7 +189,7 @@ def _leftovers(root: Path) -> list[Path]:
 
 
 def _matching(root: Path, pattern: str) -> list[Path]:
-    """Folders in `root` with such names, in the order of their numbers."""
+    """Folders in `root` that match a pattern, in the order of their numbers."""
     if not root.is_dir():
         return []
     found = [f for f in root.iterdir() if re.fullmatch(pattern, f.name) and f.is_dir() and not f.is_symlink()]
@@ -203,12 +202,12 @@ def _folder(root: Path, number: int) -> Path:
 
 @contextmanager
 def _together(world: World) -> Iterator[None]:
-    """What goes wrong inside on one process is raised by all: none waits for one that has given up."""
+    """Raise an error of one process on all, so that none waits for one that has failed."""
     error: BaseException | None = None
     rank = world.number
     try:
         yield
-    except dcp.CheckpointException as failed:  # no subclass of Exception: it would pass every handler above
+    except dcp.CheckpointException as failed:  # not a subclass of Exception: it would pass every handler above
         rank, (error, _) = next(iter(failed.failures.items()))
     except (OSError, ValueError, KeyboardInterrupt) as failed:
         error = failed
@@ -246,7 +245,7 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
                 no_dist=world.files is None,
                 process_group=world.files,
             )
-    except dcp.CheckpointException as error:  # no subclass of Exception: it would pass every handler above
+    except dcp.CheckpointException as error:  # not a subclass of Exception: it would pass every handler above
         cause = next(iter(error.failures.values()))[0]
         raise CheckpointError(
             f"{folder} does not fit this configuration: {cause}. Use the model and LoRA settings of the run that wrote it; to "
@@ -255,9 +254,9 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
 
 
 def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
-    """Everything in a checkpoint that is not a tensor; `kinds` are keys that the caller will look at, and what must be there.
+    """Everything in a checkpoint that is not a tensor; `kinds` are the keys that the caller needs, with their types.
 
-    A folder may come from somebody else, so that nothing in it is taken for granted.
+    The folder may be untrusted, so its content is checked.
     """
     file = folder / "state.json"
     try:
@@ -269,7 +268,7 @@ def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None 
         demand(meta, {"tensors": list, **(kinds or {})}, str(file))
         odd = [name for name in meta["tensors"] if not isinstance(name, str)]
         if odd:
-            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is no name.")
+            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is not a name.")
     except DocumentError as error:
         raise CheckpointError(f"{error} {RESTORE}") from error
     return meta
@@ -277,7 +276,7 @@ def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None 
 
 @contextmanager
 def continuing(folder: Path) -> Iterator[None]:
-    """Take over what a checkpoint's state.json holds; what cannot be taken over is refused in words."""
+    """Turn errors from a checkpoint's state.json into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -304,14 +303,14 @@ def newest_good(root: Path) -> Path | None:
 
 
 def find_fault(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+    """The fault in a checkpoint's files, or None."""
     try:
         manifest = read_json(folder / MANIFEST)
         if not isinstance(manifest, dict):
             return f"{MANIFEST} does not list the files of a checkpoint"
         strange = [name for name in manifest if Path(name).name != name]
         if strange:
-            return f"its manifest names {strange[0]!r}, which is no file of its own"
+            return f"its manifest names {strange[0]!r}, which is not a file of its own"
         if "state.json" not in manifest:
             return f"{MANIFEST} does not list the files of a checkpoint"
         if not any(name.endswith(".safetensors") for name in manifest):
@@ -325,7 +324,7 @@ def find_fault(folder: Path) -> str | None:
 
 
 def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
-    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved; number `spare` stays besides.
+    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved; number `spare` is kept too.
 
     Later numbers can only be damaged ones that the run was not continued from: they must not push out good ones.
     """

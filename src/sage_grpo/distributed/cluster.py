@@ -1,5 +1,4 @@
-"""A Ray cluster: one that is there, or one that is started here, which nobody else can reach. Ray is imported here alone, and only where it was asked
-for."""
+"""A Ray cluster: an existing one, or one that is started here and that no other machine can reach. Ray is imported only here, and only on request."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from typing import Any
 from sage_grpo.config.parsing import ConfigError
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Off, Ray's own servers listen on the loopback address: on Linux they would listen on all of them, whatever address is asked for."""
+"""Environment variable of Ray; off, Ray's own servers listen on the loopback address, not on all addresses as by default on Linux."""
 STORE = 256 * 2**20
-"""Bytes of shared memory for small things that travel in a cluster of our own; what does not fit goes to disk."""
+"""Bytes of shared memory for small objects in a cluster of our own; the rest goes to disk."""
 PATIENCE = 5
 """Seconds in which a cluster's head has to answer."""
 
 
 def find_ray(address: str | None) -> Any:
-    """The package, or what to do without it."""
+    """The package ray; ConfigError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None or address.startswith("127."):
         os.environ.setdefault(LOOPBACK, "0")  # read when Ray is imported
@@ -36,8 +35,8 @@ def find_ray(address: str | None) -> Any:
 
 @contextmanager
 def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[Any]:
-    """Ray, connected to a cluster: HOST:PORT of its head, or `auto` for the one that this machine belongs to. None starts one with so many CPUs, or as
-    many as there are, and with room for so many bytes of weights, which ends with this; a connection that the process has already stays."""
+    """Ray, connected to a cluster: HOST:PORT of its head, or `auto` for the one of this machine. None starts one with `cpus` CPUs (at least all of
+    this machine) and room for `large` bytes of weights, and ends it on exit; a connection that the process has already is kept."""
     ray = find_ray(address)
     if ray.is_initialized():
         yield ray
@@ -54,7 +53,7 @@ def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"No connection to the Ray cluster at {address or 'loopback'}: {error}") from error
     try:
-        if current_thread() is main_thread():  # Ray takes the signal for itself
+        if current_thread() is main_thread():  # Ray installs a handler of its own
             signal.signal(signal.SIGTERM, stops or signal.SIG_DFL)
         where = {node["NodeManagerAddress"] for node in ray.nodes()}
         if address is None and where != {"127.0.0.1"}:
@@ -68,14 +67,14 @@ def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[
 
 
 class Actors:
-    """Copies of one object, each in a process of a cluster. Who holds this can ask them, in any process of the cluster."""
+    """Copies of one object, each in a process of a cluster; any process of the cluster can call them."""
 
     def __init__(self, ray: Any, copies: Sequence[Any]) -> None:
         self._ray, self._copies = ray, list(copies)
         self._asked = 0
 
     def ask(self, method: str, *given: Any) -> Any:
-        """What one of them answers, in turn; each process begins elsewhere. One that dies Ray starts again, and asks it again."""
+        """The answer of one copy, in turn; each process begins with another one. Ray restarts a copy that dies, and repeats the call."""
         one = self._copies[(os.getpid() + self._asked) % len(self._copies)]
         self._asked += 1
         try:
@@ -86,7 +85,7 @@ class Actors:
 
 @contextmanager
 def hired(ray: Any, kind: type, given: Sequence[Any], *, copies: int, cpus: float, gpus: float) -> Iterator[Actors]:
-    """Copies of an object on the cluster while this lasts."""
+    """Copies of an object on the cluster, within this context."""
     made = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
     actors = [made.remote(*given) for _ in range(copies)]
     try:
@@ -97,7 +96,7 @@ def hired(ray: Any, kind: type, given: Sequence[Any], *, copies: int, cpus: floa
 
 
 def _knock(address: str) -> None:
-    """Ray would wait for minutes for a head that is not there."""
+    """Refuse an address without a cluster's head at once, because Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()

@@ -25,13 +25,13 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SequenceParallel:
-    """This rank's part of every clip's tokens; what models see as `SequenceSplit`."""
+    """This rank's part of every clip's tokens; the `SequenceSplit` of models."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def check(self, heads: int) -> None:
-        """Raise unless the heads can be dealt out."""
+        """Raise unless the ranks divide the heads."""
         if heads % self.size:
             fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
             raise ParallelError(
@@ -39,7 +39,7 @@ class SequenceParallel:
             )
 
     def counts(self, total: int) -> list[int]:
-        """Tokens of every rank."""
+        """Number of tokens on every rank."""
         return [stop - start for start, stop in pairwise(total * rank // self.size for rank in range(self.size + 1))]
 
     def split(self, tokens: Tensor, dim: int = 1) -> Tensor:
@@ -62,7 +62,7 @@ class SequenceParallel:
     ) -> Tensor:
         """Attention over the tokens of all ranks for this rank's; batch x tokens x heads x channels.
 
-        `counts` are the tokens of every rank that ask; they also are asked, unless `key_counts` tells of others.
+        `counts` are the query tokens of every rank, and its key tokens too, unless `key_counts` gives these.
         """
         batch, tokens, heads, channels = query.shape
         query, key = query.to(value.dtype), key.to(value.dtype)

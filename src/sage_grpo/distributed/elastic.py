@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 REFUSED = 2
-"""Exit status of a command that cannot work: a mistake in what was asked for, which another try would only repeat."""
+"""Exit status of a refused command: a user's mistake, which another try would only repeat."""
 
 
 def run_module(
@@ -24,8 +24,8 @@ def run_module(
 ) -> int:
     """Run `python -m module arguments` in several processes; returns the exit status.
 
-    When one of them fails, the agent ends the others (SIGTERM, after `grace` seconds SIGKILL). All are started anew, `max_restarts` times at
-    most, unless the command was refused. A SIGTERM to this process goes on to them too: they save and leave.
+    When one of them fails, the agent ends the others (SIGTERM, after `grace` seconds SIGKILL). All are started anew, `max_restarts` times at most,
+    unless the command was refused. A SIGTERM to this process is passed on, so that they save and exit.
     """
     # Without this every process starts as many threads as there are cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
@@ -40,7 +40,7 @@ def run_module(
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
-            max_restarts=0,  # the agent would also repeat what was refused
+            max_restarts=0,  # the agent would also restart a refused command
             monitor_interval=0.5,
             signals_to_handle="SIGTERM,SIGINT,SIGQUIT" if ignored else "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             # The processes write to our own output; the agent's folder for theirs would only be left behind in the system's /tmp.
@@ -52,7 +52,7 @@ def run_module(
         except ChildFailedError as failure:
             first = failure.get_first_failure()[1]
             if first.exitcode == REFUSED:
-                return REFUSED  # it has said why
+                return REFUSED  # it has printed the reason
             how = f"signal {-first.exitcode}" if first.exitcode < 0 else f"exit status {first.exitcode}"
             rank = first.global_rank if first.local_rank is None else first.local_rank
             next_ = (
@@ -69,7 +69,7 @@ def run_module(
 
 
 def is_first_to_say(text: str) -> bool:
-    """Whether no other process of this run has said the same yet. They ask the store of whoever started them; who cannot reach it speaks."""
+    """True if no other process of this run has reported the same text, by the launcher's store, or if the store cannot be reached."""
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=10))

@@ -1,4 +1,4 @@
-"""Sharded networks: FSDP2 per block, with what training needs to know of it."""
+"""Sharded networks: FSDP2 per block, with its interface for training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sage_grpo.distributed.world import World
 
 @dataclass(frozen=True)
 class Engine:
-    """How gradients come together and tensors become whole. Without networks it is one process: nothing to do."""
+    """Gradient reduction and gathering of sharded tensors. Without networks it is one process: nothing to do."""
 
     world: World = World()
     networks: tuple[FSDPModule, ...] = ()
@@ -33,11 +33,11 @@ class Engine:
         return float(self.world.processes) if self.networks else 1.0
 
     def begin(self) -> None:
-        """Before the first backward pass of an update: gradients stay on this process."""
+        """Prepare an update's first backward pass: gradients stay on this process."""
         self.synchronize(self.sync_every_pass)
 
     def synchronize(self, on: bool = True) -> None:
-        """Whether the next backward pass adds gradients up over processes."""
+        """Set if the next backward pass reduces gradients over processes."""
         for network in self.networks:
             network.set_requires_gradient_sync(on)
 
@@ -61,25 +61,25 @@ class Engine:
 
 @torch.no_grad()
 def disagreeing(tensors: Mapping[str, Tensor], world: World) -> list[int]:
-    """The processes whose tensors are not those of the first; all of them call this. Shards are put together, one tensor at a time."""
+    """The processes whose tensors differ from those of the first; all of them call this. Shards are gathered one tensor at a time."""
     own = torch.tensor([_digest(tensor) for tensor in tensors.values()], dtype=torch.float64).reshape(1, -1)
     table = world.gather(own)
     return [number for number, row in enumerate(table) if not torch.equal(row, table[0])]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """This process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _digest(tensor: Tensor) -> list[float]:
-    """Sum and sum of squares in float64: equal bits have equal ones, and a change of one value is not lost."""
+    """Sum and sum of squares in float64: equal for equal bits, different after a change of one value."""
     numbers = whole(tensor).double()
     return [float(numbers.sum()), float(numbers.square().sum())]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, detached; every process that has a part of it calls this."""
+    """The whole tensor, detached; every process that has a part of it calls this."""
     held = tensor.detach()
     return held.full_tensor() if isinstance(held, DTensor) else held
 
@@ -94,9 +94,9 @@ def shard(
 ) -> Engine:
     """Shard networks (each with its blocks) in place over all processes; parameters become DTensors.
 
-    Networks may lie in CPU memory: each block moves to the device and is cut before the next one follows.
-    `compute` is the dtype in which weights are gathered, where it is not their own; gradients are reduced in float32. `keep`
-    are parameters that stay whole on every process. Call this before optimizers, anchors and averages are made.
+    Networks may lie in CPU memory: each block moves to the device and is cut before the next one follows. `compute` is the dtype in which weights are
+    gathered, where it is not their own; gradients are reduced in float32. `keep` are parameters that stay whole on every process. Call this before
+    optimizers, reference weights and averages are made.
     """
     if world.control is None:
         return Engine()
@@ -126,7 +126,7 @@ def _shard(
         else OffloadPolicy(),
         "ignored_params": keep,
     }
-    # FSDP warns of networks that return views, for those who would change them in place; nobody does.
+    # FSDP warns of networks that return views, because changing them in place would be wrong; no caller does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     before: FSDPModule | None = None
     for block in blocks:
@@ -147,18 +147,18 @@ def _shard(
 def _after_forward(
     offloaded: bool, network: nn.Module, arguments: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]
 ) -> Any:
-    """What FSDP leaves open after the root's forward pass."""
+    """Clean up after the root's forward pass: free gathered weights without gradients, return an alias of the output with them."""
     if not torch.is_grad_enabled():
-        # No backward pass will free gathered weights, and the anchor's and the policy's weights change places between passes:
-        # what stayed gathered would be used again although it is stale.
+        # No backward pass will free gathered weights, and the reference's and the policy's weights are swapped between passes:
+        # gathered weights would be used again although they are stale.
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         if offloaded:
-            # Weights are copied to the device behind the caller's back, and it may change them in CPU memory next.
+            # Weights are copied to the device asynchronously, and the caller may change them in CPU memory next.
             torch.accelerator.current_stream().synchronize()
         return None
-    # Gradients at the velocity are taken before the network's backward pass; on an alias that does not set off FSDP's hooks.
+    # Gradients at the velocity are taken before the network's backward pass; an alias keeps that from triggering FSDP's hooks.
     if isinstance(output, Tensor):
         return output.view_as(output)
     return tuple(part.view_as(part) for part in output)

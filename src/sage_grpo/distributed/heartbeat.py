@@ -1,5 +1,4 @@
-"""Who is still there: signs of life in the rendezvous store, so that the ranks that are left can name the one that is missing, and the
-launcher, with which its ranks end."""
+"""Heartbeats in the rendezvous store, so that the remaining ranks can name a lost one, and a watch on the launcher, with which its ranks end."""
 
 from __future__ import annotations
 
@@ -17,17 +16,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 INTERVAL = 1.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 LOOK = 0.5
-"""Seconds between looks at the launcher."""
+"""Seconds between checks of the launcher."""
 STILL = 5.0
 """Seconds after which a process of this machine that is stopped or dead counts as lost."""
 SILENT = 60.0
-"""Seconds after which one that cannot be looked at (it runs elsewhere) does. Longer: loading and compiling may hold Python up."""
+"""Seconds after which one on another machine does. Longer: loading and compiling may hold Python up."""
 LAST_WORDS = 60.0
-"""Seconds that a slow store may take for the last word."""
+"""Seconds that a slow store may take for a rank's last message."""
 GONE = "left"
-"""The last sign of a rank that ended in good order."""
+"""The last heartbeat of a rank that ended in good order."""
 LOST = (
     "Lost {}. Its own output says why; `kill -CONT` wakes a stopped process, and a process killed without a word mostly ran out of memory. "
     "The same command continues from the last checkpoint."
@@ -36,7 +35,7 @@ LOST = (
 
 @dataclass(frozen=True)
 class Beat:
-    """The last sign of life of a rank."""
+    """The last heartbeat of a rank."""
 
     count: str
     where: str
@@ -46,11 +45,10 @@ class Beat:
 
 
 class Heartbeat:
-    """Counts up in the store from a thread, and watches the others do so; a count that stands still is a process that is gone.
+    """Counts up in the store from a thread, and watches the other ranks' counts; one that stops is a lost process.
 
-    What was seen is remembered: the first process to give up may take the store with it, and the next ones must still be
-    able to name the rank that began it. A rank that is lost is noticed here within seconds, also while the main thread waits
-    in a collective that would give up only after its timeout.
+    Observations are kept: the first process to give up may take the store with it, and the next ones must still be able to name the rank that began
+    it. A lost rank is noticed here within seconds, also while the main thread waits in a collective that would give up only after its timeout.
     """
 
     def __init__(self, number: int, processes: int, store: dist.Store, patience: float) -> None:
@@ -73,7 +71,7 @@ class Heartbeat:
 
     @classmethod
     def start(cls, number: int, processes: int, *, patience: float = 5.0) -> Heartbeat:
-        """Begin, with a connection of its own: the process group may be blocked on the other."""
+        """Start, with a connection of its own: the process group may block the other one."""
         given: Any = _get_default_store()  # torch's types lack `clone`
         store = dist.PrefixStore("sage_grpo/heartbeat", given.clone())
         beat = cls(number, processes, store, patience)
@@ -98,7 +96,7 @@ class Heartbeat:
         before = time.monotonic()
         while not self._stop.wait(INTERVAL):
             if time.monotonic() - before > 2 * STILL:
-                self._forgive()  # we ourselves were stopped, or the machine slept: nobody could be heard
+                self._forgive()  # this process was stopped, or the machine slept: no heartbeat could arrive
             before = time.monotonic()
             self._check()
 
@@ -117,7 +115,7 @@ class Heartbeat:
         self._seen = {other: Beat(sign.count, sign.where, now, sign.place) for other, sign in self._seen.items()}
 
     def _check(self) -> None:
-        """Leave if a rank is lost and the main thread has not found out by itself."""
+        """Leave if a rank is lost and the main thread has not noticed."""
         now, lost = time.monotonic(), []
         hears = now - self._heard < STILL
         for other, sign in self._seen.items():
@@ -133,31 +131,31 @@ class Heartbeat:
             self._asked = True
 
     def stop(self) -> None:
-        """No more signs of life."""
+        """Stop the heartbeats."""
         self._stop.set()
-        # One that still talks to the store when the interpreter ends would abort the process.
+        # A thread that still uses the store when the interpreter ends would abort the process.
         for thread in self._threads:
             thread.join(timeout=LAST_WORDS)
         if self._store_lost is None:
             try:
                 self._store.set(str(self.number), f"{GONE} - {self.where}")
-            except dist.DistError:  # its host has left before us
+            except dist.DistError:  # the store's host has left before us
                 self._store_lost = time.monotonic()
 
     def farewell(self, patience: float = 10.0) -> None:
-        """Wait a little until the others have left too: connections that their owners drop one by one may abort those who stay."""
+        """Wait a little until the others have left too: connections that close one by one may abort the remaining processes."""
         until = time.monotonic() + patience
         while self._store_lost is None and time.monotonic() < until:
             try:
                 self._look()
-            except dist.DistError:  # its host has left
+            except dist.DistError:  # the store's host has left
                 return
             if all(sign.count == GONE for sign in self._seen.values()):
                 return
             time.sleep(0.05)
 
     def missing(self) -> str:
-        """A sentence on which ranks gave no sign of life while we watched, and what they did last."""
+        """A sentence on the ranks without a heartbeat while we watched, and on their last activity."""
         self._asked = True
         asked = time.monotonic()
         # A beat from before a death may be seen a little after it, so only later ones count. Gone means silent for several
@@ -181,17 +179,19 @@ class Heartbeat:
 
 
 def own_place() -> str:
-    """`machine:pid` of this process: machines that are equal share their processes. Empty machine where that cannot be known."""
+    """`machine:pid` of this process; equal machines share their processes. The machine is empty where it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        machine = f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # containers of one machine count their processes apart
+        machine = (
+            f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # containers of one machine have process ids of their own
+        )
     except OSError:
         machine = ""
     return f"{machine}:{os.getpid()}"
 
 
 def condition_of(place: str) -> str | None:
-    """What is wrong with a process of this machine: "stopped", "dead", or nothing; None where it cannot be looked at."""
+    """State of a process of this machine: "stopped", "dead", or empty; None if it cannot be seen."""
     machine, _, pid = place.rpartition(":")
     if not machine or machine != own_place().rpartition(":")[0]:
         return None
@@ -208,8 +208,8 @@ def _leave(message: str) -> NoReturn:
 
 
 def end_with_parent(grace: float | None = None) -> None:
-    """From a thread, watch the process that started this one. When it is gone, stop as for SIGTERM (finish the iteration, save,
-    leave); whoever is still here after `grace` seconds (the launcher's) ends at once.
+    """From a thread, watch the process that started this one. When it is gone, stop as for SIGTERM (finish the iteration, save, leave); end at once
+    if that takes longer than `grace` seconds (the launcher's).
 
     A process whose parent ends gets another one, on every POSIX system.
     """

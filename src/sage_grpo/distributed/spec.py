@@ -1,4 +1,4 @@
-"""How many processes do what: the parallel part of a configuration. Pure arithmetic; imports nothing heavy."""
+"""The parallel layout in a configuration: pure arithmetic; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sage_grpo.config.ranges import Count, NotNegative, Positive, Seconds, check
 
 
 class ParallelError(ValueError):
-    """Processes cannot be laid out as asked; the message says which layouts work."""
+    """Processes cannot be laid out as asked; the message names the layouts that work."""
 
 
 @checked
@@ -53,7 +53,8 @@ class RaySpec:
     cpus: Positive = 1.0
     """CPUs that Ray reserves for a worker."""
     scores: Literal["workers", "trainer"] = "workers"
-    """Who decodes and scores clips: the worker that sampled them, so that only scores travel; or the trainer, to which latents travel."""
+    """Place where clips are decoded and scored: the worker that sampled them, which then sends only scores; or the trainer, to which it sends
+    latents."""
     limit: Positive = 0.25
     """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range is refused (without a ratio:
     of the range that `surrogate.clip_scale` gives)."""
@@ -71,7 +72,7 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Data-parallel ranks: each samples its own clips."""
+        """Number of data-parallel ranks: each samples its own clips."""
         return self.replicate * self.shard
 
     @property
@@ -81,7 +82,7 @@ class Layout:
 
     @property
     def weight_shards(self) -> int:
-        """Into how many pieces the weights are cut: sequence-parallel ranks share them too."""
+        """Number of pieces of the weights: sequence-parallel ranks share them too."""
         return self.shard * self.sequence
 
 

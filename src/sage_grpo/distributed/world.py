@@ -23,21 +23,21 @@ class RankLost(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands. Every method is called by all processes or by none.
+    """This process's ranks, groups and device. Every method is called by all processes or by none.
 
-    What methods exchange is small and lives on the CPU, so it goes over gloo also where the network uses NCCL: no device
-    waits for it, and a missing rank is named.
+    The exchanged values are small and live on the CPU, so they go over gloo also where the network uses NCCL: no device waits for them, and a missing
+    rank is named.
     """
 
     rank: int = 0
-    """Data-parallel rank: which clips are this process's."""
+    """Data-parallel rank; it decides this process's clips."""
     size: int = 1
     """Data-parallel size."""
     sequence_rank: int = 0
-    """Which part of every clip's tokens is this process's."""
+    """Sequence-parallel rank; it decides this process's part of every clip's tokens."""
     layout: Layout = Layout()
     device: torch.device | None = None
-    """Where this process computes; None leaves it to the model's spec."""
+    """Device of this process; None leaves it to the model's spec."""
     control: dist.ProcessGroup | None = None
     """All processes, over gloo; None in a run of one process."""
     files: dist.ProcessGroup | None = None
@@ -59,15 +59,15 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks to the terminal."""
+        """True for the process that writes files and prints."""
         return self.number == 0
 
     def mine(self, count: int) -> range:
-        """Which of `count` things that sequence-parallel ranks all have this one handles: each is handled once."""
+        """This rank's share of `count` items that its sequence-parallel ranks all have: each is handled once."""
         return range(self.sequence_rank, count, self.layout.sequence)
 
     def gather(self, values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-        """Concatenate a tensor of rows (of any number per process) over all processes, in their order; over `control` unless told otherwise."""
+        """Concatenate a tensor of rows (of any number per process) over all processes, in their order; over `control` by default."""
         group = group or self.control
         if group is None:
             return values
@@ -89,7 +89,7 @@ class World:
         return self.gather(values[None])[:: self.layout.sequence].sum(0).to(values.device)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
+        """True if the flag is set on any process."""
         return bool(self.gather(torch.tensor([float(flag)])).any())
 
     def texts(self, text: str, group: dist.ProcessGroup | None = None) -> list[str]:
@@ -109,7 +109,7 @@ class World:
             dist.monitored_barrier(group or self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
 
     def note(self, where: str) -> None:
-        """Say what this process is doing, for the message of another that misses it."""
+        """Note this process's activity, for the message of another that misses it."""
         if self.heartbeat is not None:
             self.heartbeat.where = where
 
@@ -126,7 +126,7 @@ class World:
             ) from error
 
     def close(self) -> None:
-        """Leave in good order."""
+        """Leave the process group in good order."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
             self.heartbeat.farewell()
@@ -135,7 +135,7 @@ class World:
 
 
 def start(spec: ParallelSpec, device: str = "auto") -> World:
-    """Join the processes that torchrun (or `sage-grpo launch`) started; one process where nothing did."""
+    """Join the processes that torchrun (or `sage-grpo launch`) started; one process without them."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     layout = lay_out(spec, processes)
     if "RANK" not in os.environ:
@@ -147,7 +147,7 @@ def start(spec: ParallelSpec, device: str = "auto") -> World:
     if cuda:
         torch.cuda.set_device(place)
     limit = timedelta(seconds=spec.timeout)
-    # A restarted run meets the store of the try before, with the addresses of dead processes in it: start a page of its own.
+    # A restarted run meets the store of the try before, with the addresses of dead processes in it: use a prefix of its own.
     store, _, _ = next(rendezvous("env://", timeout=limit))
     page = dist.PrefixStore(f"sage_grpo/try/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -156,7 +156,7 @@ def start(spec: ParallelSpec, device: str = "auto") -> World:
 
 
 def join(layout: Layout, device: torch.device, timeout: float) -> World:
-    """Form the groups of a layout, in a process group that is there."""
+    """Form the groups of a layout, in an existing process group."""
     number = dist.get_rank()
     limit = timedelta(seconds=timeout)
     control = dist.new_group(backend="gloo", timeout=limit)
@@ -183,7 +183,7 @@ def join(layout: Layout, device: torch.device, timeout: float) -> World:
 
 
 def _is_connection(error: RuntimeError) -> bool:
-    """Whether an error comes from the network between processes; gloo and NCCL raise plain RuntimeErrors for some."""
+    """True for an error of the network between processes; gloo and NCCL raise plain RuntimeErrors for some."""
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "monitoredbarrier", "broken pipe")
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
 

@@ -1,4 +1,4 @@
-"""Methods of the field as a few lines on the same axes: kernel, step weighting, trust region, window, surrogate."""
+"""Methods of the field as settings of the same axes: kernel, step weighting, trust region, window, surrogate."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainCon
 
 def sage(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO (arXiv 2603.21872): integrated variance, equaliser, dual trust region, two-stage coefficient."""
-    # Every part of the method acts, so a rollout is used twice. Measured (docs/results: strategy_updates, table2), one update ends higher in long
-    # runs and the KL changes nothing: `branch` has neither, here they are `--update.updates_per_rollout 1 --trust_region.mode none`.
+    # Every part of the method acts, so a rollout is used twice. Measured (docs/results: strategy_updates, table2), long runs score higher
+    # with one update, and the KL changes nothing: `branch` has neither; `--update.updates_per_rollout 1 --trust_region.mode none` removes both here.
     return config
 
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
-    """SAGE-GRPO with the paper's own values, each stated here: they stay when the defaults follow the evidence (docs/results)."""
+    """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (docs/results) does not change them."""
     return replace(
         config,
         kernel=KernelSpec(name="sage", eta=0.5, sigma_max=1.0 - 3e-3),
@@ -53,7 +53,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
         anchor=replace(config.anchor, every=10, skip_below=0.0),
-        # The paper does not say how often a rollout is used. With once, as released, the clip and half of the KL are dead.
+        # The paper gives no number of updates per rollout. With one, as released, the clip and half of the KL have no effect.
         update=replace(config.update, updates_per_rollout=2, repeat=False, deal="steps", permute_steps=True),
         sentinel=replace(config.sentinel, action="warn"),
     )
@@ -70,7 +70,7 @@ def flow_grpo(config: TrainConfig) -> TrainConfig:
         config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_240P)
         return _kept(config, 0.004)
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=SD3_512, scale="global")
-    # Its KL leaves the step's length out of the variance, and is so ours times that length: 1 / steps in the mean (docs/method.md).
+    # FlowGRPO's KL leaves the step's length out of the variance, and is so ours times that length: 1 / steps in the mean (docs/method.md).
     return _kept(config, 0.04 / config.rollout.steps)
 
 
@@ -80,7 +80,7 @@ def dance_grpo(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         batch=replace(config.batch, trained_fraction=round(8 / 24, 4)),
-        # All steps explore, so that members share no more than the start: nothing to win from running it once.
+        # All steps explore, so members share no more than the start: running it once would save nothing.
         rollout=replace(config.rollout, same_noise=True, share=False),
     )
 
@@ -120,7 +120,7 @@ def flow_dppo(config: TrainConfig) -> TrainConfig:
 
 def grpo_guard(config: TrainConfig) -> TrainConfig:
     """GRPO-Guard as released (arXiv 2510.22319): FlowGRPO with ratios centred at 1 and of one width, and the gradient of every step brought to one scale."""
-    # Its ratio is scaled by the step's std, which leaves the step's length as its width, and the clip range goes by that: 2e-6 at ten steps.
+    # Its ratio is scaled by the step's std, so its width is the step's length, and the clip range follows that: 2e-6 at ten steps.
     clip = 2e-6 * 10 / config.rollout.steps
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=clip, at=SD3_512)
     return replace(config, surrogate=replace(config.surrogate, equalize=True, centred="scaled"))
@@ -162,29 +162,29 @@ def branch(config: TrainConfig) -> TrainConfig:
 
 
 def branch_long(config: TrainConfig) -> TrainConfig:
-    """branch for a run that shall get far: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (docs/results/after_long.md)."""
+    """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (docs/results/after_long.md)."""
     config = branch(config)
     third = max(1, config.rollout.steps // 3)
     return replace(
         config,
         iterations=236,
         batch=replace(config.batch, prompts=24),
-        # Where one step explores the later ones pay for it (docs/results/where.md), so some prompts explore those. Two second-order steps after the
-        # branch teach as much as three Euler steps, for fewer passes; one before it instead of two costs a little (docs/results/after.md).
+        # Where one step explores, the later ones get worse (docs/results/where.md), so some prompts explore those. Two second-order steps after the
+        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (docs/results/after.md).
         rollout=replace(
             config.rollout, window=_later(config.rollout.steps), solver="ab2", before_steps=third, after_steps=third
         ),
-        # What ends a long run is the noise of its steps: more prompts and a falling rate both lower it, and a start at twice the rate makes up
+        # The noise of its steps limits a long run: more prompts and a falling rate both lower it, and a start at twice the rate makes up
         # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (docs/results/distance.md).
         optimizer=replace(config.optimizer, lr=2 * config.optimizer.lr, decay="linear"),
-        # Some seeds lose a part of the reward on the way all the same. Going back saved one of eight with 16 prompts (docs/results/distance.md);
-        # what it gives with these settings is not measured.
+        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (docs/results/distance.md);
+        # its effect with these settings is not measured.
         sentinel=replace(config.sentinel, action="rollback"),
     )
 
 
 def nft(config: TrainConfig) -> TrainConfig:
-    """DiffusionNFT (arXiv 2509.16117): no SDE; clips are noised again and matched, the good ones towards and the bad ones away."""
+    """DiffusionNFT (arXiv 2509.16117): no SDE; clips are noised again and matched, towards the good ones and away from the bad ones."""
     steps = config.rollout.steps
     objective = ObjectiveSpec(
         kind="nft",
@@ -229,7 +229,7 @@ def dpo(config: TrainConfig) -> TrainConfig:
     config = replace(
         config,
         batch=replace(config.batch, trained_fraction=round(2 / config.batch.group_size, 4)),
-        # The anchor is what the loss compares with, which is leash enough: the KL beside it counts nothing.
+        # The loss itself compares with the reference, so the KL beside it has weight 0.
         trust_region=TrustRegion(mode="fixed"),
         kl=KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.0),
         anchor=replace(config.anchor, skip_below=0.0),
@@ -260,7 +260,7 @@ def draft(config: TrainConfig) -> TrainConfig:
 
 
 def adjoint(config: TrainConfig) -> TrainConfig:
-    """The reward's gradient at any steps of the rollout, as if later velocities stayed: one pass per trained step, whatever the step."""
+    """The reward's gradient at any steps of the rollout, as if later velocities were constant: one pass per trained step, whatever the step."""
     levels = max(1, round(config.rollout.steps / 3))
     return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=levels))
 
@@ -287,7 +287,7 @@ def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
         config,
         model=replace(config.model, guidance_scale=1.0, guidance_scale_2=None),
         kernel=KernelSpec(name="ode"),
-        rollout=replace(config.rollout, solver="ab2"),  # both sample with second-order solvers, one pass a step
+        rollout=replace(config.rollout, solver="ab2"),  # both use second-order solvers, one evaluation a step
         advantage=replace(config.advantage, scale="global", clip=5.0),
         objective=objective,
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
@@ -296,7 +296,7 @@ def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
 
 
 def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
-    """Explore at one step and update once: with more the clip would bind and a KL act, with one neither can."""
+    """Explore at one step and update once: the clip range and the KL need more updates to act."""
     return replace(
         config,
         rollout=replace(config.rollout, window=window),
@@ -305,7 +305,7 @@ def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
 
 
 def _later(steps: int) -> Window:
-    """Prompts draw a third, half or two thirds of the way, three, one and one of five; where these are one step it is drawn as often as both."""
+    """Prompts branch at a third, half or two thirds of the steps, three, one and one of five; where these coincide, the step is drawn as often as both."""
     drawn = Counter[int]()
     for place, weight in ((steps // 3, 3), (steps // 2, 1), (2 * steps // 3, 1)):
         drawn[min(place, max(0, steps - 2))] += weight  # the last step has no noise to learn from
@@ -313,9 +313,9 @@ def _later(steps: int) -> Window:
 
 
 BETA = 500.0
-"""dpo: as Flow-DPO's, on mean squared errors of velocities."""
+"""Coefficient of dpo: as Flow-DPO's, on mean squared errors of velocities."""
 SD3_512 = 16 * 64 * 64
-"""Latent dimensions of what authors train: Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)."""
+"""Latent dimensions of the authors' models: Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)."""
 FLUX_720 = 16 * 90 * 90
 """FLUX.1 at 720 x 720 (MixGRPO)."""
 HUNYUAN_480 = 16 * 14 * 60 * 60
@@ -336,7 +336,7 @@ def _released(
     updates: int = 2,
     fraction: float = 1.0,
 ) -> TrainConfig:
-    """What released code has in common: the clips of a rollout are dealt out to its updates, no step weights, no KL.
+    """Settings common to released code: the clips of a rollout are dealt out to its updates, no step weights, no KL.
 
     `clip` is the authors' range `at` their number of latent dimensions: a log-ratio is a mean over these, whose noise falls as 1 / sqrt(D).
     """
@@ -352,7 +352,7 @@ def _released(
 
 
 def _kept(config: TrainConfig, coefficient: float) -> TrainConfig:
-    """With a KL to the initial policy, of a constant coefficient."""
+    """Add a KL to the initial policy, with a constant coefficient."""
     kl = replace(config.kl, kind="constant", lambda_max=coefficient)
     return replace(config, trust_region=TrustRegion(mode="fixed"), kl=kl)
 

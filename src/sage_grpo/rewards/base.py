@@ -21,7 +21,7 @@ from sage_grpo.types import Placeable, Reward, Scores, Sound, VideoSpec
 
 
 class Early:
-    """Clips on their way through such rewards. Each reward has a thread of its own, in which clips go one after another."""
+    """Scores clips asynchronously, one thread per reward; each reward scores its clips in order."""
 
     def __init__(self, members: Sequence[Member], fps: float) -> None:
         self.fps = fps
@@ -42,14 +42,14 @@ class Early:
         metadata: Sequence[Mapping[str, Any]],
         latents: Tensor | None = None,
     ) -> None:
-        """Clips that are decoded; they are scored from now on."""
+        """Queue decoded clips for scoring."""
         check_clips(videos, prompts, self.fps)
         clips = ClipBatch(videos, list(prompts), self.fps, list(metadata), latents)
         for member, thread in self._lines:
             self._coming.setdefault(member.spec.title, []).append(thread.submit(member.score, clips))
 
     def outcomes(self) -> dict[str, Callable[[], Outcome]]:
-        """For every reward that has got clips, by its title, what waits for all their scores."""
+        """For each reward that has received clips, by title: a function that waits for all their scores."""
         return {title: partial(_joined, coming) for title, coming in self._coming.items()}
 
 
@@ -69,9 +69,9 @@ def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
 
 
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
-"""Format of the clip on which rewards are tried out; every reward that ships can score it."""
+"""Format of the clip on which rewards are tried out; every built-in reward can score it."""
 TRIED = 8
-"""Prompts at most that a reward is tried with, as long as it gives NaN."""
+"""Largest number of prompts that a reward is tried with while it gives NaN."""
 
 
 class CompositeReward:
@@ -93,8 +93,8 @@ class CompositeReward:
         away: Mapping[str, Asked] | None = None,
         optional: bool = False,
     ) -> None:
-        """objects: rewards that are there already, by the names of their specs. away: those in processes of their own, by title. All others are loaded.
-        optional: there may be none."""
+        """objects: rewards already loaded, by spec name. away: rewards in other processes, by title. All others are loaded. optional: allow an empty
+        list."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
         if not 0 <= max_failed_fraction <= 1:
@@ -124,7 +124,7 @@ class CompositeReward:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """What the rewards are called."""
+        """The titles of the rewards, in order."""
         return tuple(member.spec.title for member in self._members)
 
     @property
@@ -140,7 +140,7 @@ class CompositeReward:
         }
 
     def judging(self, part: str) -> dict[str, float]:
-        """The same for those rewards that judge this part of a clip, or all of them."""
+        """Weights of the rewards that judge this part of a clip, or all parts."""
         return {
             self._public(member, name): weight
             for member in self._members
@@ -150,7 +150,7 @@ class CompositeReward:
 
     @property
     def watching(self) -> dict[str, dict[str, float]]:
-        """Rewards that are only measured, with the weights that their specs give to parts: by title."""
+        """Metric-only rewards by title, with the weights that their specs give to parts."""
         found = {}
         for member in self._members:
             names, spec = member.reward.names, member.spec
@@ -167,16 +167,16 @@ class CompositeReward:
 
     @property
     def hears(self) -> bool:
-        """Whether any of the rewards listens."""
+        """True if any reward takes the sound."""
         return any(member.hears for member in self._members)
 
     @property
     def compares(self) -> bool:
-        """Whether any of the rewards compares the clips of a group with one another."""
+        """True if any reward compares the clips of a group with one another."""
         return any(member.compares for member in self._members)
 
     def refuse_comparing(self, why: str) -> None:
-        """RewardConfigError where a reward compares clips; `why` says what stands against it, and what to do."""
+        """Raise RewardConfigError if a reward compares clips; `why` states the conflict and the remedy."""
         for member in self._members:
             if member.compares:
                 raise RewardConfigError(
@@ -185,16 +185,16 @@ class CompositeReward:
 
     @property
     def reads_clips(self) -> bool:
-        """Whether any of the rewards, those that are only measured as well, needs more than latents."""
+        """True if any reward, metric-only ones included, needs more than latents."""
         return not all(member.reads_latents for member in self._members)
 
     @property
     def learns_from_clips(self) -> bool:
-        """Whether any of the rewards that count needs more than latents."""
+        """True if any reward in the total needs more than latents."""
         return any(member.weights and not member.reads_latents for member in self._members)
 
     def frames_read(self, count: int, fps: float, *, counting: bool = False) -> list[int] | None:
-        """Frames of a clip that any of the rewards looks at, those that are only measured as well unless `counting`; None is all."""
+        """Frames of a clip that the rewards read; `counting` leaves metric-only rewards out. None means all frames."""
         read = [member.frames_read(count, fps) for member in self._members if member.weights or not counting]
         known = [frames for frames in read if frames is not None]
         return sorted(set().union(*known)) if len(known) == len(read) else None
@@ -207,7 +207,7 @@ class CompositeReward:
                 self._placed.add(member.spec.title)
 
     def offload(self) -> None:
-        """Move the rewards' weights to the CPU, to leave the memory to the policy; those with a device of their own stay."""
+        """Move the rewards' weights to the CPU to free memory for the policy; rewards with a device of their own stay."""
         for member in self._members:
             if isinstance(member.reward, Placeable) and not member.spec.device:
                 member.reward.to(torch.device("cpu"))
@@ -225,12 +225,11 @@ class CompositeReward:
         groups: Sequence[int] = (),
         sound: Sound | None = None,
     ) -> tuple[Scores, FailureReport]:
-        """Score uint8 clips B x F x H x W x 3; a failing reward never raises, the report tells.
+        """Score uint8 clips B x F x H x W x 3. A failing reward never raises; the report lists the failures.
 
-        metadata: for every clip what is known of its prompt besides the text; rewards with a parameter of this name get it.
-        early: where rewards that compute elsewhere have got these same clips already. latents: what the clips were decoded from. groups: for
-        every clip the number of those that it is compared with by rewards that compare; without them these are the clips of its prompt.
-        sound: what the clips sound like; rewards with a parameter of this name get it.
+        metadata: the metadata of each clip's prompt, for rewards with a parameter of this name. early: these same clips, already queued for rewards
+        that compute elsewhere. latents: the latents that the clips were decoded from. groups: the number of each clip's group, for rewards that
+        compare; without it, clips of one prompt form a group. sound: the clips' sound, for rewards with a parameter of this name.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
@@ -267,9 +266,9 @@ class CompositeReward:
         fps: float,
         metadata: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        """Of the total of each clip of a prompt, by its latents; zeros where it is not finite.
+        """Gradient of each clip's total by its latents, for clips of one prompt; zeros where it is not finite.
 
-        pixels: decodes latents to float clips B x F x H x W x 3 in [0, 255], with a graph; it is called once, or never where only latents are read.
+        pixels: decodes latents to float clips B x F x H x W x 3 in [0, 255], with a graph; called once, or never if only latents are read.
         """
         self.onload()
         latents, count = latents.detach().requires_grad_(), len(latents)
@@ -285,7 +284,7 @@ class CompositeReward:
         return torch.where(finite.view(-1, *[1] * (found.ndim - 1)), found, 0.0)
 
     def early(self, fps: float) -> Early:
-        """Where clips go as they are decoded, for the rewards that may overlap and need nothing of the policy's device."""
+        """An asynchronous scorer for the rewards that may overlap and do not use the policy's device."""
         elsewhere = [
             member
             for member in self._members
@@ -297,8 +296,8 @@ class CompositeReward:
         return Early(elsewhere, fps)
 
     def _run(self, clips: ClipBatch, early: Early | None) -> list[Outcome]:
-        """The outcomes in the order of the rewards; those that may overlap work in threads while the others work here."""
-        coming = {} if early is None else early.outcomes()  # none where there were no clips to begin with
+        """Outcomes in the order of the rewards; rewards that may overlap run in threads while the others run in this one."""
+        coming = {} if early is None else early.outcomes()  # empty if no clips were added
         late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
         executor = ThreadPoolExecutor(max_workers=len(late) or 1, thread_name_prefix="reward")
         try:
@@ -319,11 +318,12 @@ class CompositeReward:
         gradient: bool = False,
         sampled: bool = False,
     ) -> str:
-        """Call every reward once with a small clip, and with `gradient` differentiate those that count; returns what is wrong, or nothing.
+        """Call every reward once with a small clip, and differentiate those in the total if `gradient`; returns the problems, or an empty string.
 
-        A clip that a reward cannot score (no text to read, no face) is no fault where it says why; raising is one, and so is a wrong return, a
-        server that does not answer, or NaN without a reason for this prompt and all `others` (each with its metadata). What fails on the small clip is tried again in the run's own format, if that is known. A reward of
-        latents is not tried: what they look like, the model says. sampled: whether there will be latents at all.
+        A NaN with a reason (no text to read, no face) is accepted. Problems are an exception, a wrong return value, a server that does not answer, or
+        NaN without a reason for this prompt and all `others` (each with its metadata). A failure on the small clip is tried again in the run's own
+        format, if known. Rewards of latents are not tried, because the latents' format depends on the model. sampled: whether the run will have
+        latents.
         """
         problems = []
         self.onload()
@@ -344,7 +344,7 @@ class CompositeReward:
 
 
 def _try(member: Member, video: VideoSpec, *, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool) -> str:
-    """What is wrong with a reward's scores of a clip with the first prompt; with the others, where it gives none for that."""
+    """The fault in a reward's scores of a clip with the first prompt, or an empty string; without a score and a reason, the others are tried."""
     picture = _moving_picture(video)
     videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture
     sound = _noise(video, len(videos))
@@ -367,14 +367,14 @@ def _try(member: Member, video: VideoSpec, *, prompts: Sequence[tuple[str, Mappi
 
 
 def _noise(video: VideoSpec, count: int) -> Sound:
-    """Something to hear, as long as the clip."""
+    """Random noise as long as the clip."""
     rate = 16_000
     waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=torch.Generator().manual_seed(0))
     return Sound(waves - 0.5, rate)
 
 
 def _moving_picture(video: VideoSpec) -> Tensor:
-    """One clip in which a coarse random picture moves sideways: not blank, so that no contrast is 0."""
+    """One clip of a coarse random picture that moves sideways; a blank clip would have zero contrast."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randint(0, 256, (8, 8, 3), generator=generator, dtype=torch.uint8)
     rows = torch.arange(video.height) * 8 // video.height

@@ -15,7 +15,7 @@ CLIP_PIXELS: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.2
 IMAGENET_PIXELS: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and std of the pixels that encoders were trained on (Qwen2-VL on CLIP's)."""
 Halves = Literal["even", "down"]
-"""What becomes of half a pixel when a centre is cut out."""
+"""Rounding of a centre crop's offset when it ends in half a pixel."""
 
 
 def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
@@ -64,17 +64,17 @@ def short_edge_size(height: int, width: int, size: int) -> tuple[int, int]:
 
 
 def centre_offset(side: int, size: int, *, halves: Halves = "even") -> int:
-    """Where a centre crop of `size` pixels begins in `side`.
+    """Offset of a centre crop of `size` pixels in `side`.
 
-    An odd number of pixels left over is half a pixel too much on one side: torchvision rounds it to the even offset, transformers
-    down. Frames of 480 x 848 or 704 x 1280 differ by one pixel.
+    An odd number of pixels left over is half a pixel too much on one side: torchvision rounds it to the even offset, transformers down. Frames of 480
+    x 848 or 704 x 1280 differ by one pixel.
     """
     left_over = side - size
     return round(left_over / 2) if halves == "even" else left_over // 2
 
 
 def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
-    """`rounding(values)`, with the gradient of the values themselves: rounding has none, and what is rounded moves with them on average."""
+    """`rounding(values)` with the gradient of `values` (straight-through), because rounding itself has none."""
     if not values.requires_grad:
         return rounding(values)
     return values + (rounding(values.detach()) - values.detach())
@@ -110,7 +110,7 @@ def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def normalise(pixels: Tensor, statistics: Statistics = CLIP_PIXELS) -> Tensor:
-    """N x 3 x H x W in 0..1 as an encoder takes it: minus the mean, over the std."""
+    """Normalise N x 3 x H x W in 0..1 for an encoder: minus the mean, over the std."""
     mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in statistics)
     return (pixels - mean) / std
 

@@ -1,4 +1,4 @@
-"""Any Python function as a reward, and the check of what a reward returned."""
+"""Any Python function as a reward, and the check of its return value."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sage_grpo.types import PartScores, Sound
 from sage_grpo.utils.suggest import did_you_mean
 
 REASONS = "reasons"
-"""Key of a returned mapping under which a reward may say why: one text (or None) a clip, or index -> text."""
+"""Key of a returned mapping for the reward's reasons: one text (or None) a clip, or index -> text."""
 EVEN = (1.0,)
 """Frame weights that count every frame alike."""
 Takes = Literal["clips", "group", "pairs"]
-"""What a call of a reward gets: any clips, all clips of one group, or pairs of clips of one group."""
+"""The clips of one call of a reward: any clips, all clips of one group, or pairs of clips of one group."""
 
 
 class RewardConfigError(ValueError):
@@ -34,7 +34,7 @@ class RewardConfigError(ValueError):
 
 
 class BadReturn(ValueError):
-    """A reward returned something that is not one float a clip."""
+    """A reward's return value is not one float per clip."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -44,25 +44,25 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:
-    """RewardConfigError for the first name that is not known; `what` says who has none of this name ("weights: 'clip' has no part")."""
+    """RewardConfigError for the first unknown name; `what` begins the message ("weights: 'clip' has no part")."""
     for name in names:
         if name not in known:
             raise RewardConfigError(f"{what} {name!r}.{nearest(name, known)}")
 
 
 def where_raised(error: BaseException) -> str:
-    """File, line and source line of the user's code in which an exception came up: the last place that is neither ours nor a library's."""
+    """File, line and source line of the user's code that raised an exception: the last frame that is neither ours nor a library's."""
     ours, *libraries = str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     own = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
     if not frames:
         return ""
-    frame = own[-1] if own else frames[0]  # a reward that is installed is where we left our own code
+    frame = own[-1] if own else frames[0]  # for an installed reward: the first frame outside our code
     return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
 
 
 def finish(result: Any) -> Any:
-    """What a reward returned, or, for an async one, what it returns when it is awaited."""
+    """The result of a reward's call, awaited if the reward is async."""
     if not inspect.isawaitable(result):
         return result
 
@@ -78,10 +78,10 @@ def finish(result: Any) -> Any:
 
 
 def check_return(result: object, parts: Sequence[str], count: int) -> PartScores:
-    """Turn what a reward returned into float32 tensors of `count` values, or raise BadReturn.
+    """Turn a reward's return value into float32 tensors of `count` values, or raise BadReturn.
 
-    A mapping must hold every part (a missing one is a configuration error, with the nearest name); a tensor
-    or list of floats is accepted for a reward of one part. None in a list marks a clip that could not be scored.
+    A mapping must hold every part (a missing one is a configuration error, with the nearest name); a tensor or list of floats is accepted for a
+    reward of one part. None in a list marks a clip that could not be scored.
     """
     reasons: dict[int, str] = {}
     if isinstance(result, Mapping):
@@ -134,9 +134,9 @@ def _as_floats(part: str, value: object, count: int, reasons: dict[int, str]) ->
 class FunctionReward:
     """A function `(videos, prompts, fps) -> tensor, list or mapping` as a reward; it may be async.
 
-    With `per_frame` the function sees frames only, `(frames: uint8 N x H x W x 3, N prompts) -> N floats`, and
-    a clip's score is the mean over its sampled frames, weighted by `frame_weights`. A parameter called `metadata` gets what
-    the prompt file says besides the prompt. With `takes: group` every call has all clips of one group and no others.
+    With `per_frame` the function sees frames only, `(frames: uint8 N x H x W x 3, N prompts) -> N floats`, and a clip's score is the mean over its
+    sampled frames, weighted by `frame_weights`. A parameter called `metadata` receives the prompt file's other columns. With `takes: group` every
+    call has all clips of one group and no others.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class FunctionReward:
         takes: Takes = "clips",
         **arguments: Any,
     ) -> None:
-        """reads: what it is called with. frame_weights: a curve over the clip, from its beginning to its end, in as many points as you like."""
+        """reads: the function's input. frame_weights: a curve over the clip, from beginning to end, of any number of points."""
         check_known([reads], ("clips", "latents"), "A reward reads clips or latents, not")
         self.compares = check_takes(takes) != "clips"
         if per_frame and reads == "latents":
@@ -190,11 +190,11 @@ class FunctionReward:
         return check_return(result, self.names, len(prompts))
 
     def frames_read(self, count: int, fps: float) -> list[int] | None:
-        """The frames that a function of frames is shown; any other gets whole clips."""
+        """The frames that a per-frame function receives; None (all) for any other."""
         return [index for index, _ in self._chosen(count, fps)] or None if self._per_frame else None
 
     def _chosen(self, count: int, fps: float) -> list[tuple[int, float]]:
-        """Frames that are sampled and count, with their weights."""
+        """Sampled frames with a weight above 0, and their weights."""
         indices = sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
         curve = stretch(self._frame_weights, len(indices))
         return [(index, weight) for index, weight in zip(indices, curve) if weight > 0]
@@ -225,9 +225,10 @@ class FunctionReward:
 
 
 class DifferentiableFunction(FunctionReward):
-    """A function in torch whose scores have a gradient: it gets float clips in [0, 255] where the reward is differentiated, uint8 elsewhere.
+    """A function in torch whose scores have a gradient.
 
-    Of latents it gets the same at both times."""
+    It gets float clips in [0, 255] where the reward is differentiated, uint8 elsewhere; latents are the same in both.
+    """
 
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
@@ -250,10 +251,9 @@ class DifferentiableFunction(FunctionReward):
 
 
 class PairFunction(FunctionReward):
-    """A function `(first, second, prompts, fps)` that says how much it prefers each first clip to the second, from 1 to 0 (0.5: neither).
+    """A function `(first, second, prompts, fps)` that returns its preference for each first clip over the second, from 1 to 0 (0.5: neither).
 
-    The score of a clip is how often it wins over the others of its group. Every pair is asked in both orders, `pairs_per_call`
-    at a time.
+    A clip's score is its win rate over the others of its group. Every pair is asked in both orders, `pairs_per_call` at a time.
     """
 
     def __init__(self, function: Callable[..., Any], *, pairs_per_call: int = 8, **options: Any) -> None:
@@ -287,7 +287,7 @@ class PairFunction(FunctionReward):
 
 
 def check_takes(takes: str) -> str:
-    """What a reward's call gets, if there is such a thing."""
+    """The value of `takes`; RewardConfigError if it is unknown."""
     if takes not in get_args(Takes):
         raise RewardConfigError(f"takes: a reward cannot take {takes!r}.{nearest(takes, get_args(Takes))}")
     return takes
@@ -313,10 +313,10 @@ def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float,
 
 
 def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> set[str]:
-    """What the function takes besides (metadata, sound); RewardConfigError when it cannot be called."""
+    """The optional parameters (metadata, sound) that the function has; RewardConfigError when it cannot be called."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some C functions have no signature: the first call will tell
+    except (TypeError, ValueError):  # some C functions have no signature: a misfit shows in the first call
         return set()
     title = f"{function.__module__}:{getattr(function, '__name__', type(function).__name__)}"
     taken = {"metadata", "sound"} & signature.parameters.keys()

@@ -1,4 +1,4 @@
-"""Asking another machine over HTTP, for rewards that compute elsewhere: its address, the key, one request, and the pauses between tries."""
+"""HTTP client of rewards that compute elsewhere: address, key, one request, and the pauses between tries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.utils.redact import parse_address, read_key
 
-_JITTER = random.Random()  # its own: the run's random numbers must not depend on the network
+_JITTER = random.Random()  # separate: the run's random numbers must not depend on the network
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Backoff:
         return min(self.longest, self.first * 2**attempt)
 
     def pause(self, attempt: int) -> float:
-        """The same with jitter, so that those who failed together do not come back together."""
+        """The same with jitter, so that requests that failed together are not repeated together."""
         return self.full(attempt) * _JITTER.uniform(0.5, 1.0)
 
 
 def read_address(url: object, what: str, example: str, option: str) -> SplitResult:
-    """The parts of an address, as `secrecy.parse_address`; RewardConfigError where it is none or holds a key."""
+    """The parts of an address, as in `redact.parse_address`; RewardConfigError if it is invalid or holds a key."""
     try:
         return parse_address(url, what, example, option)
     except ValueError as error:
@@ -42,7 +42,7 @@ def read_address(url: object, what: str, example: str, option: str) -> SplitResu
 
 
 def read_token(variable: str, option: str) -> str:
-    """The key in an environment variable, read where it is needed and kept nowhere; empty where no variable is named, or it is empty."""
+    """The key in an environment variable, read on each use and never stored; empty without a variable or a value."""
     try:
         return read_key(variable, option) if variable else ""
     except ValueError as error:
@@ -63,9 +63,8 @@ def post(
 ) -> tuple[int, dict[str, str], bytes]:
     """Send the pieces of a body to a path below the address, once: status, headers with small names, and the answer.
 
-    kind: content type of the body. timeout: seconds for the whole try. largest: bytes of an answer that are still read.
-    connect_timeout: seconds in which the machine must take the connection; `timeout` where not given. watched: holds the open connection, so that somebody
-    else can cut it. Raises OSError or HTTPException.
+    kind: content type of the body. timeout: seconds for the whole try. largest: bytes of an answer that are still read. connect_timeout: seconds for
+    opening the connection; default `timeout`. watched: holds the open connection, so that another thread can cut it. Raises OSError or HTTPException.
     """
     secure = url.scheme == "https"
     connection_kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -79,7 +78,7 @@ def post(
         connection.connect()
         connection.sock.settimeout(timeout)
         with watched(connection) if watched else contextlib.nullcontext():
-            # a server may refuse the body early and close: its answer still says why
+            # a server may refuse the body early and close: its answer still has the reason
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.request("POST", f"{url.path.rstrip('/')}{path}", body=body, headers=headers)
             response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""One reward of a composition: called on many clips in batches by memory, with a search for a clip that fails; and what it could not score."""
+"""One reward of a composition: calls in batches by memory, a search for failing clips, and a record of the failures."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward, Sound
 
 SHOWN = 5
-"""Reasons of an iteration's failures that are printed."""
+"""Largest number of reasons that are printed per iteration."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One clip that one reward could not score (or, among the remarks, what it said about one that it scored)."""
+    """One clip that one reward could not score (or, among the remarks, its comment on one that it scored)."""
 
     reward: str
     """Title of the reward."""
@@ -43,13 +43,13 @@ class Failure:
     prompt: str
     """The clip's prompt."""
     reason: str
-    """What happened."""
+    """The reason, as text."""
     raised: bool = False
-    """Whether the call itself failed (an exception, a wrong return); else the reward gave up on this clip."""
+    """True if the call itself failed (an exception, a wrong return); false if the reward gave up on this clip."""
     silent: bool = False
-    """Whether the reward gave up on this clip without a reason."""
+    """True if the reward gave up on this clip without a reason."""
     clips: int = 1
-    """Clips that it stands for: all those of one reward and reason."""
+    """Number of clips with this reward and reason."""
 
     def describe(self) -> str:
         """Reward, prompt and reason in one line."""
@@ -63,7 +63,7 @@ class RewardFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What went wrong in one call of `CompositeReward.score`."""
+    """Failures of one call of `CompositeReward.score`."""
 
     failures: tuple[Failure, ...]
     """Every failure, in the order of the rewards and then of the clips; a clip may fail in several rewards, and in rewards that
@@ -76,12 +76,12 @@ class FailureReport:
     """Reasons that rewards gave for clips that they did score."""
 
     def counts(self) -> dict[str, int]:
-        """Failures a reward."""
+        """Number of failures per reward."""
         return dict(Counter(failure.reward for failure in self.failures))
 
 
 def merged(failures: Iterable[Failure]) -> list[Failure]:
-    """Failures of one reward and reason as one, which names the first clip."""
+    """One failure per reward and reason, which names the first clip."""
     alike: dict[tuple[str, str], Failure] = {}
     for one in failures:
         first = alike.get((one.reward, one.reason))
@@ -114,17 +114,17 @@ def check_failures(failed: int, total: int, limit: float, report: str = "") -> N
 
 
 ALONE = BadReturn("a reward that compares needs at least two clips of a prompt, and there is one")
-"""What is said of a group of one clip."""
+"""Error for a group of one clip."""
 DEFAULT_BATCH = 8
-"""Clips a call where the spec says nothing."""
+"""Default clips per call."""
 
 
 @dataclass(frozen=True)
 class ClipBatch:
-    """What is scored."""
+    """Clips to score, with all inputs of rewards."""
 
     videos: Tensor
-    """uint8 B x F x H x W x 3; black where nobody reads clips."""
+    """uint8 B x F x H x W x 3; black if no reward reads clips."""
     prompts: Sequence[str]
     """One a clip."""
     fps: float
@@ -132,14 +132,14 @@ class ClipBatch:
     metadata: Sequence[Mapping[str, Any]]
     """One a clip."""
     latents: Tensor | None = None
-    """What the clips were decoded from, where that is known."""
+    """Latents that the clips were decoded from, if known."""
     groups: Sequence[int] = ()
-    """One a clip; rewards that compare clips compare those of one group. Nothing: clips of one prompt are a group."""
+    """Group of each clip; rewards that compare clips compare those of one group. Empty: clips of one prompt are a group."""
     sound: Sound | None = None
-    """What the clips sound like, where they do."""
+    """Sound of the clips, if any."""
 
     def grouped(self) -> list[list[int]]:
-        """The places of every group's clips."""
+        """The indices of every group's clips."""
         found: dict[object, list[int]] = {}
         for place, group in enumerate(self.groups or self.prompts):
             found.setdefault(group, []).append(place)
@@ -157,10 +157,10 @@ class Outcome:
     remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
     seconds: float = 0.0
-    """How long it took."""
+    """Seconds that it took."""
 
     def is_silent(self, counting: Collection[str]) -> bool:
-        """Whether no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
+        """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
         finite = [values.isfinite() for part, values in self.values.items() if part in counting or not counting]
         scored = torch.stack(finite).all(0) if counting else torch.stack(finite).any(0)
         return not scored.any() and all(failure.silent for failure in self.failures)
@@ -209,7 +209,7 @@ class Member:
         return max(1, size or count)
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
-        """Frames of a clip that the reward looks at; None is all, also where it cannot say: then its call tells why."""
+        """Frames of a clip that the reward reads; None is all, also if this fails: the scoring call then reports the error."""
         if self.reads_latents:
             return set()
         if not isinstance(self.reward, ReadsFrames):
@@ -229,7 +229,7 @@ class Member:
 
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:
-        """Score all clips; what the reward raises becomes failures, what is wrong with its configuration is raised."""
+        """Score all clips; exceptions of the reward become failures, errors of its configuration are raised."""
         start, count = time.perf_counter(), len(clips.prompts)
         outcome = Outcome({part: torch.full((count,), torch.nan) for part in self.reward.names})
         size, at = self.batch(count), 0
@@ -275,10 +275,9 @@ class Member:
         return total
 
     def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
-        """One bad prompt must not cost its neighbours their scores: halve what failed, breadth first.
+        """Halve failing calls, breadth first, so that one bad prompt does not cost its neighbours their scores.
 
-        2 log2(n) further calls find a single bad clip among n, and are all that is spent: where many clips fail, pieces that were
-        not cut to the end are masked as a whole.
+        At most 2 log2(n) further calls find a single bad clip among n; where many clips fail, the remaining pieces are masked as a whole.
         """
         waiting = deque([(chunk, error)])
         calls = 2 * math.ceil(math.log2(len(chunk)))
@@ -297,14 +296,14 @@ class Member:
                     self._write(outcome, clips, half, result)
 
     def call(self, clips: ClipBatch, chunk: Sequence[int]) -> PartScores | Exception:
-        """One call of the reward, with memory that it cannot spoil for anyone else."""
+        """One call of the reward, on memory that no other reward reads."""
         try:
             given = self._read(clips)
             # a range is a view, any other choice of clips a copy
             given = given[chunk.start : chunk.stop] if isinstance(chunk, range) else given[list(chunk)]
             own = given.to(self.device)
             if self._is_users and own.device == given.device:
-                own = own.clone()  # users' code may write through numpy, which nothing notices
+                own = own.clone()  # user code may write through numpy, which torch does not notice
             version = own._version
             extra: dict[str, Any] = (
                 {"metadata": copy.deepcopy([dict(clips.metadata[i]) for i in chunk])} if self._takes_metadata else {}
@@ -333,7 +332,7 @@ class Member:
         return clips.latents
 
     def _write(self, outcome: Outcome, clips: ClipBatch, chunk: Sequence[int], result: PartScores | Exception) -> None:
-        """Keep one call's scores, and a Failure for every clip that has none."""
+        """Store one call's scores, and a Failure for every clip that has none."""
         about = partial(Failure, self.spec.title)
         if isinstance(result, Exception):
             reason = str(result) if isinstance(result, BadReturn) else f"{type(result).__name__}: {str(result)[:300]}"
@@ -358,7 +357,7 @@ class Member:
 
 
 def without_gradient(spec: RewardSpec) -> str:
-    """What to say of a reward that counts and cannot be differentiated."""
+    """Error text for a reward in the total that cannot be differentiated."""
     return (
         f"objective.kind gradient differentiates every reward that counts, and {spec.title!r} cannot be: it has no method "
         "`differentiable(videos, prompts, fps)`, or is a function without options: {differentiable: true} (docs/rewards.md). Give it "
@@ -367,7 +366,7 @@ def without_gradient(spec: RewardSpec) -> str:
 
 
 def without_latents(spec: RewardSpec) -> str:
-    """What to say of a reward of latents where there are none."""
+    """Error text for a reward of latents where there are none."""
     return (
         f"Reward {spec.title!r} reads latents, which only a run has that samples clips: files and requests to a reward server have none. "
         "Leave it out here."
@@ -375,12 +374,12 @@ def without_latents(spec: RewardSpec) -> str:
 
 
 def _raised(result: PartScores | Exception) -> bool:
-    """Whether the reward raised; a wrong return would be wrong again."""
+    """True if the reward raised; a wrong return would be wrong again."""
     return isinstance(result, Exception) and not isinstance(result, BadReturn)
 
 
 def check_device(spec: RewardSpec) -> torch.device | None:
-    """A spec's own device, if it has one; RewardConfigError when it is not there."""
+    """A spec's own device, or None; RewardConfigError when it does not exist."""
     if not spec.device:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A reward in processes of its own: one that loads it and scores there, and what stands for it where clips are scored."""
+"""A reward in Ray processes: the actor that loads and runs it, and its proxy where clips are scored."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ CPU = torch.device("cpu")
 
 
 class Asked(Protocol):
-    """Judges in other processes."""
+    """Client of reward actors in other processes."""
 
     def ask(self, method: str, *given: Any) -> Any:
-        """What one of them answers."""
+        """The answer of one of them."""
         ...
 
 
 @dataclass(frozen=True)
 class Traits:
-    """All that is here of a reward that is elsewhere."""
+    """Proxy of a remote reward: its properties, without its weights."""
 
     names: tuple[str, ...]
     reads: Literal["clips", "latents"]
@@ -36,17 +36,17 @@ class Traits:
     hears: bool
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Nobody calls it here."""
+        """Never called: the actors score."""
         raise NotImplementedError
 
 
 class Judge:
-    """Holds a reward, in a process of its own."""
+    """An actor that holds one reward in a process of its own."""
 
     def __init__(
         self, spec: RewardSpec, threads: int, paths: Sequence[str], get_ready: Callable[[], None], device: str
     ) -> None:
-        """threads: of PyTorch on the CPU. paths: where code of the user's own is found. get_ready: what comes before the first matrix product."""
+        """threads: PyTorch's CPU threads. paths: folders of the user's own code. get_ready: called before the first matrix product."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
         get_ready()
@@ -55,21 +55,21 @@ class Judge:
             self.member.reward.to(self.member.device)
 
     def traits(self) -> Traits:
-        """What those who send clips need to know of it."""
+        """The properties that senders of clips need."""
         one = self.member
         return Traits(one.reward.names, "latents" if one.reads_latents else "clips", one.compares, one.hears)
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
-        """As a member's."""
+        """Frames of a clip that the reward reads; None is all."""
         return self.member.frames_read(count, fps)
 
     def score(self, clips: ClipBatch) -> Outcome:
-        """As a member's."""
+        """Score all clips."""
         return self.member.score(clips)
 
 
 class Away(Member):
-    """A reward of a composition that others score: in the batches, and with the search for what fails, that it would have here."""
+    """A reward of a composition that actors score, with the same batches and search for failures as a local one."""
 
     def __init__(self, spec: RewardSpec, judges: Asked, *, require_weights: bool) -> None:
         traits: Traits = judges.ask("traits")
@@ -78,13 +78,13 @@ class Away(Member):
         self._frames: dict[tuple[int, float], set[int] | None] = {}
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
-        """Asked once: the judges may be busy."""
+        """Frames of a clip that the reward reads, asked once because the actors may be busy."""
         if (count, fps) not in self._frames:
             self._frames[count, fps] = self._judges.ask("frames_read", count, fps)
         return self._frames[count, fps]
 
     def score(self, clips: ClipBatch) -> Outcome:
-        """What a judge says of these clips; only what it reads travels."""
+        """Scores of these clips by an actor; only the inputs that it reads are sent."""
         latents = clips.latents.to(CPU) if self.reads_latents and clips.latents is not None else None
         videos = clips.videos[:, :0] if self.reads_latents else clips.videos
         sound = clips.sound if self.hears else None
@@ -95,5 +95,5 @@ class Away(Member):
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
     ) -> Tensor:
-        """Graphs do not travel."""
+        """Refused: gradients do not cross processes."""
         raise RewardConfigError(f"Reward {self.spec.title!r} is differentiated, and has actors: leave them out.")

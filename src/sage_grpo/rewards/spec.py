@@ -1,4 +1,4 @@
-"""What a configuration or a program says about one reward, what that needs on this machine, and how it becomes an object."""
+"""The specification of one reward, its needs on this machine, and its construction."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RewardSpec:
     name: str
     """A built-in name (videoalign, clip, pickscore, ...) or an import path "module:function"."""
     label: str = ""
-    """How the reward is called in logs; needed only to tell two rewards with the same name apart."""
+    """The reward's name in logs; needed only to tell two rewards with the same name apart."""
     weights: dict[str, Finite] = field(default_factory=dict)
     """Weight of each part in the total. May be left out for a reward with one part (weight 1)."""
     metric_only: bool = False
@@ -102,12 +102,12 @@ class RewardSpec:
 
     @property
     def counts(self) -> bool:
-        """Whether the reward may have a part in the total; one without weights counts when it has one part."""
+        """True if the reward may have a part in the total; one without weights counts when it has one part."""
         return not self.metric_only and (not self.weights or any(self.weights.values()))
 
     @property
     def reads_latents(self) -> bool:
-        """Whether its options say that it needs no clips; of a class only the object knows."""
+        """True if its options ask for latents alone; of a class only the object knows."""
         return self.options.get("reads") == "latents"
 
     @property
@@ -117,12 +117,12 @@ class RewardSpec:
 
 
 def facts_of(name: str) -> RewardFacts | None:
-    """What is known about a built-in reward; None for any other name. Its module is imported, its weights are not."""
+    """Facts about a built-in reward; None for any other name. Its module is imported, its weights are not."""
     return find_reward(RewardSpec(name=name)).facts if name in BUILT_IN else None
 
 
 def has_gradient(spec: RewardSpec) -> bool:
-    """Whether a reward that is named can be differentiated; nothing of it is loaded."""
+    """True if a reward can be differentiated; nothing is loaded."""
     target = find_reward(spec)
     return hasattr(target, "differentiable") if inspect.isclass(target) else bool(spec.options.get("differentiable"))
 
@@ -136,7 +136,7 @@ def load_reward(spec: RewardSpec) -> Reward:
 
 
 def function_reward(function: Callable[..., Any], options: Mapping[str, Any]) -> FunctionReward:
-    """A function as a reward of the kind that its options ask for."""
+    """A function as a reward of the kind that its options select."""
     differentiable, pairs = options.get("differentiable", False), options.get("takes") == "pairs"
     if differentiable and options.get("takes", "clips") != "clips":
         raise RewardConfigError(
@@ -147,7 +147,7 @@ def function_reward(function: Callable[..., Any], options: Mapping[str, Any]) ->
 
 
 def find_reward(spec: RewardSpec) -> Any:
-    """The function or class that a spec names, which is not called yet."""
+    """The function or class that a spec names, not called yet."""
     refuse_object(spec.name, "a reward", "Give other rewards (--rewards)")
     path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
     if path is None:
@@ -165,7 +165,7 @@ def find_reward(spec: RewardSpec) -> Any:
 
 
 def _check_kind(target: Any, spec: RewardSpec) -> None:
-    """Nothing that is not written as a reward is called: constructing subprocess:Popen would already run a command."""
+    """Refuse targets that are not written as rewards: constructing subprocess:Popen would already run a command."""
     if inspect.isclass(target):
         methods = [
             vars(kind)[name] for kind in target.__mro__ for name in ("__call__", "forward") if name in vars(kind)
@@ -186,7 +186,7 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
 
 
 def _named_arguments(function: Any) -> int:
-    """Positional arguments that a Python function names one by one; *args swallows anything, C code says nothing."""
+    """Number of named positional parameters of a Python function; *args does not count, C code has none."""
     if inspect.isbuiltin(function):
         return 0
     try:
@@ -211,7 +211,7 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
         reward = target(**options)
     except RewardConfigError:
         raise
-    except Exception as error:  # users' code may raise anything
+    except Exception as error:  # user code may raise anything
         if ":" not in spec.name:
             raise
         raise RewardConfigError(
@@ -226,29 +226,29 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
 
 @dataclass(frozen=True)
 class Need:
-    """Something on disk that an option names."""
+    """A file or folder that an option names."""
 
     key: str
-    """The option, as errors call it."""
+    """The option's name in errors."""
     value: str
     source: str
-    """Where it comes from."""
+    """Its source, for errors."""
     hub: str = ""
-    """A file of it by which to find it in the hub's cache; empty where only a path will do."""
+    """A file by which to find it in the hub's cache; empty if only a path is allowed."""
     repo: str = ""
     """The repository on the hub that a folder at this path is a copy of."""
     pinned: bool = False
-    """Whether a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder."""
+    """True if a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder."""
 
     @property
     def is_hub_id(self) -> bool:
-        """Whether the value can be a name on the hub: owner/name, and no path."""
+        """True if the value can be a name on the hub: owner/name, and not a path."""
         named = self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
         return bool(self.hub) and named and ("@" in self.value or not self.pinned)
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on this machine, as a path or in the hub's cache."""
+        """True if it is on this machine, as a path or in the hub's cache."""
         if Path(self.value).expanduser().exists():
             return True
         if not self.is_hub_id:
@@ -271,22 +271,22 @@ def reward_needs(spec: RewardSpec) -> Iterator[Need]:
 
 @dataclass(frozen=True)
 class Readiness:
-    """What stands between a reward and its first score."""
+    """Missing requirements of a reward on this machine."""
 
     missing: tuple[str, ...] = ()
-    """What has to be done first."""
+    """Steps that the user has to take."""
     downloads: tuple[str, ...] = ()
-    """What would come from the hub by itself."""
+    """Repositories that will be downloaded from the hub."""
     notes: tuple[str, ...] = ()
-    """What could not be looked at."""
+    """Requirements that could not be checked."""
 
     @property
     def ready(self) -> bool:
-        """Whether nothing is missing."""
+        """True if nothing is missing."""
         return not self.missing
 
     def describe(self) -> str:
-        """In one line."""
+        """The state in one line."""
         words = [*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]
         return "; ".join(words) or "ready"
 
@@ -298,7 +298,7 @@ def needed_options(name: str) -> list[str]:
 
 
 def readiness(spec: RewardSpec) -> Readiness:
-    """Whether a reward of a configuration can be loaded here, as far as that shows without loading it."""
+    """Readiness of a configured reward on this machine, without loading it."""
     if ":" in spec.name:
         return Readiness(notes=(f"own code ({spec.name}): train and evaluate try it out",))
     facts = facts_of(spec.name)
@@ -322,7 +322,9 @@ def readiness(spec: RewardSpec) -> Readiness:
             missing.append(f"{need.key.partition(': ')[2]} {need.value} is missing ({need.source})")
     key = str(spec.options.get("key_env", "")) if spec.name == "vlm_judge" else ""
     if key and not os.environ.get(key, "").strip():
-        missing.append("the environment variable that key_env names is empty")  # unnamed: it may be the key itself
+        missing.append(
+            "the environment variable that key_env names is empty"
+        )  # its name is not shown: it may be the key itself
     notes = ("the server is asked when it is tried out",) if facts.network else ()
     return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)
 
@@ -336,7 +338,7 @@ class GivenReward:
 
 
 RewardLike = str | RewardSpec | GivenReward | Reward | Callable[..., Any]
-"""What `gather_rewards` takes for a reward: its name, or what can be called."""
+"""A reward for `gather_rewards`: its name or spec, or an object or a function."""
 
 
 class RewardSettings(TypedDict, total=False):
@@ -358,8 +360,8 @@ class RewardSettings(TypedDict, total=False):
 def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSettings]) -> GivenReward:
     """An object or a function as a reward, with the settings of a RewardSpec (label, weights, metric_only, batch_size, ...).
 
-    An object has `names` and `__call__(videos, prompts, fps)`. A function is as docs/rewards.md has it; `options` are its
-    further arguments (or `per_frame` and its friends), and its parts are the keys of `weights`, or it has one of its own name.
+    An object has `names` and `__call__(videos, prompts, fps)`. For functions see docs/rewards.md; `options` are a function's further arguments (or
+    options such as `per_frame`), and its parts are the keys of `weights`, or one of its own name.
     """
     check_known(settings, RewardSettings.__annotations__, "own_reward has no setting")
     if inspect.isclass(target):
@@ -381,8 +383,8 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSet
 
 
 def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[RewardSpec], dict[str, Reward]]:
-    """Specs and objects (by the names in their specs) of one reward or a list of them: names of built-in rewards, specs, objects,
-    functions, or what `own_reward` makes of them."""
+    """Specs and objects (by the names in their specs) of one reward or a list of them: names of built-in rewards, specs, objects, functions, or
+    results of `own_reward`."""
     given = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     specs: list[RewardSpec] = []
     objects: dict[str, Reward] = {}

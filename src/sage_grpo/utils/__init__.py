@@ -1,1 +1,1 @@
-"""Shared helpers that know nothing of training: files, text, video, statistics, servers, imports."""
+"""Shared helpers without knowledge of training: files, text, video, statistics, servers, imports."""

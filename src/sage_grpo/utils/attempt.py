@@ -1,4 +1,4 @@
-"""Actions that a run can do without: a failure is a warning."""
+"""Optional actions of a run: a failure is a warning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def attempt(what: str, action: Callable[[], Any]) -> bool:
-    """Do something that a run can do without: if it fails, a warning says so and the run goes on. Returns whether it worked."""
+    """Run an optional action; if it fails, the run goes on with a warning. Returns True if it worked."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days

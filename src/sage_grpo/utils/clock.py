@@ -1,8 +1,8 @@
-"""Seconds and memory per phase, the ticks that progress bars are made of, and one iteration under torch's profiler.
+"""Seconds and memory per phase, ticks for progress bars, and one iteration under torch's profiler.
 
-A profile is a trace per phase, and a table of phases and of what took the time. A full-size iteration launches millions of kernels, and its passes
-are all alike: of every phase the first passes are recorded, and their seconds stand beside those of the whole phase. Recording reads clocks and
-nothing else: the run's numbers stay the same.
+A profile is a trace per phase, and a table of phases and kernels. A full-size iteration launches millions of kernels in passes that are all alike, so
+only the first passes of every phase are recorded, beside the seconds of the whole phase. Recording only reads clocks: the run's numbers stay the
+same.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sage_grpo.utils.safe_io import replace_text, replacing
 PASSES = 8
 """Passes (or decoded clips) of a phase that are recorded."""
 TOP = 12
-"""Kernels of a phase that the table names."""
+"""Largest number of kernels per phase in the table."""
 FOLDER, TABLE = "profile", "table.txt"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one kernel (on a CPU: one operator, without those inside it) took."""
+    """Time of one kernel (on a CPU: one operator, without those inside it)."""
 
     name: str
     seconds: float
@@ -42,11 +42,11 @@ class Recorded:
 
     phase: str
     seconds: float
-    """By the clock on the wall."""
+    """Wall-clock time."""
     passes: int
     """Passes in it; 0 for a phase that has none."""
     kernels: tuple[Kernel, ...]
-    """The longest first."""
+    """The slowest first."""
 
     @property
     def busy(self) -> float:
@@ -55,7 +55,7 @@ class Recorded:
 
 
 class Recorder:
-    """Records the phases that a clock tells it of, into a folder."""
+    """Records the phases of a clock, into a folder."""
 
     def __init__(self, folder: Path, passes: int = PASSES) -> None:
         self.folder, self.passes = folder, passes
@@ -78,7 +78,7 @@ class Recorder:
             self._stop()
 
     def tick(self) -> None:
-        """A pass of the phase is over."""
+        """Count a finished pass of the phase."""
         self._ticks += 1
         if self._ticks == self.passes:
             self._stop()
@@ -106,7 +106,7 @@ class Recorder:
 
 
 def kernels_of(recording: profile) -> tuple[Kernel, ...]:
-    """What ran on the GPU, or without one on the CPU, by name."""
+    """Kernels on the GPU, or operators on the CPU without one, by name."""
     averages = [event for event in recording.key_averages() if not event.is_user_annotation]
     on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
     if on_gpu:
@@ -140,13 +140,13 @@ def table(recorded: list[Recorded], iteration: int, row: Mapping[str, float]) ->
 
 
 class Clock:
-    """Measures phases; a listener (a progress bar) is told about phases and ticks."""
+    """Measures phases; a listener (a progress bar) receives phases and ticks."""
 
     def __init__(self, listen: Callable[[str, int, int], None] = lambda phase, done, total: None) -> None:
         self.listen = listen
         self.phase = ""
         self.recorder: Recorder | None = None
-        """Records phases while it is here."""
+        """Records phases while it is set."""
         self._seconds: dict[str, float] = {}
         self._memory: dict[str, float] = {}
 

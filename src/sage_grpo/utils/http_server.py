@@ -1,7 +1,7 @@
-"""How our servers run (rewards, the study): where they listen, how many connections they take, how they refuse, and how they end.
+"""Shared parts of our servers (rewards, the study): addresses, limits on connections, refusals and shutdown.
 
-uvicorn answers requests but watches neither: a connection that never sends a whole request would stay for ever. Here such a
-connection is closed after a while, and at once when its place is needed. One whose request is being answered is never closed.
+uvicorn does not watch connections: one that never sends a whole request would stay for ever. Here it is closed after a while, and at once when its
+place is needed. One whose request is being answered is never closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 def check_installed() -> None:
-    """Refuse, before anything is loaded, where the libraries of a server are missing."""
+    """Refuse, before anything is loaded, if the libraries of a server are missing."""
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise ValueError('A server needs: pip install "sage-grpo[server]".')
 
@@ -58,7 +58,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def serve(app: Any, **settings: Any) -> bool:
-    """Run until SIGINT or SIGTERM; what is being answered is finished first. False where it could not listen. `settings`: of `guarded_config`."""
+    """Run until SIGINT or SIGTERM; requests being answered are finished first. False if it could not listen. `settings`: of `guarded_config`."""
     import uvicorn
 
     server = uvicorn.Server(guarded_config(app, **settings))
@@ -68,7 +68,7 @@ def serve(app: Any, **settings: Any) -> bool:
 
 
 def guarded_config(app: Any, *, header_timeout: float, max_connections: int, **settings: Any) -> uvicorn.Config:
-    """uvicorn's configuration with connections that are watched."""
+    """uvicorn's configuration with a watch on connections."""
     import uvicorn
 
     # bursts of a whole training run: connections wait in the kernel instead of being refused
@@ -77,18 +77,18 @@ def guarded_config(app: Any, *, header_timeout: float, max_connections: int, **s
 
 
 def guarded_protocol(header_timeout: float, max_connections: int) -> type[asyncio.Protocol]:
-    """uvicorn's own HTTP protocol with a time for headers and a largest number of connections."""
+    """uvicorn's own HTTP protocol with a timeout for headers and a limit on connections."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     base: Any = AutoHTTPProtocol
     everyone: dict[Any, float] = {}
-    """The open connections, and since when each of them is there or has been answered last."""
+    """The open connections, with the time of their start or of their last answer."""
 
     class Guarded(base):
         timer: asyncio.TimerHandle | None = None
 
         def incomplete(self) -> bool:
-            """No request, or one that has not arrived in full."""
+            """True without a request, or with one that has not arrived in full."""
             return self.headerless() or self.cycle.more_body
 
         def headerless(self) -> bool:
@@ -123,7 +123,7 @@ def guarded_protocol(header_timeout: float, max_connections: int) -> type[asynci
             self.watch()
 
         def watch(self) -> None:
-            """One timer runs for as long as headers are missing: bytes that come one by one do not prolong it."""
+            """Run one timer while headers are missing: bytes that come one by one do not prolong it."""
             if not self.headerless() or self.transport.is_closing():
                 self.unwatch()
             elif self.timer is None:

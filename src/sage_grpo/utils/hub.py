@@ -1,7 +1,7 @@
-"""The Hugging Face hub: names on it, folders from it at a commit that is written down, and folders to it that were listed first.
+"""The Hugging Face hub: names of repositories, downloads at a recorded commit, and uploads that are listed first.
 
-Tokens come from the environment or the hub's own login and are never seen here. Only safetensors and text are fetched as weights of others: nothing that could
-run code.
+Tokens come from the environment or the hub's own login and are never read here. Weights of others are fetched as safetensors and text alone, which
+cannot run code.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 SAFE = ("*.safetensors", "*.json", "*.txt", "*.md", "*.model", "*.jinja")
 """Files that are data."""
 SHOWN = (".safetensors", ".json", ".txt", ".md", ".model", ".jinja", ".mp4", ".png")
-"""Ends of names that an export may have."""
+"""Suffixes of files that an export may have."""
 
 
 class HubError(ValueError):
-    """Something that the hub cannot give or take; the message says what to do."""
+    """A request that the hub refuses or cannot serve; the message gives the remedy."""
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file and how large it is."""
+    """A file and its size."""
 
     name: str
     size: int
@@ -37,7 +37,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository holds at a commit."""
+    """The files of a repository at a commit."""
 
     repo: str
     commit: str
@@ -50,7 +50,7 @@ class Listing:
 
 
 def hub_name(value: str) -> tuple[str, str | None] | None:
-    """The repository and revision of "owner/name" or "owner/name@revision"; None for anything else, and for what lies here."""
+    """The repository and revision of "owner/name" or "owner/name@revision"; None for anything else, and for local paths."""
     match = re.fullmatch(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", value)
     if match is None or Path(value).expanduser().exists():
         return None
@@ -58,7 +58,7 @@ def hub_name(value: str) -> tuple[str, str | None] | None:
 
 
 def listing(repo: str, revision: str | None = None, wanted: Callable[[str], bool] = lambda name: True) -> Listing:
-    """The files of a repository that are wanted, with their sizes; one request, nothing is fetched."""
+    """The wanted files of a repository, with their sizes; one request, nothing is fetched."""
     from huggingface_hub import HfApi
 
     info = _asked(repo, lambda: HfApi().model_info(repo, revision=revision, files_metadata=True))
@@ -88,9 +88,9 @@ def fetch(found: Listing, *, revision: str | None = None, folder: Path | None = 
 
 
 def pinned_folder(value: str, *, option: str) -> Path:
-    """A folder here, or one of the hub at a commit: `owner/name@COMMIT`. A branch instead of a commit is refused with its present one.
+    """A local folder, or one of the hub at a commit: `owner/name@COMMIT`. A branch is refused with its present commit.
 
-    So a configuration, which every run keeps, says exactly which files were used. Without an @ it is a folder.
+    So a configuration, which every run keeps, names the exact files. Without an @ it is a folder.
     """
     named = hub_name(value) if "@" in value else None
     if named is None:
@@ -113,7 +113,7 @@ def pinned_folder(value: str, *, option: str) -> Path:
 
 
 def uploads(folder: Path) -> tuple[HubFile, ...]:
-    """Every file of an export, to be shown before anything leaves; what is no part of one is refused by name."""
+    """Every file of an export, to be shown before the upload; files that are not part of one are refused by name."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     strange = [
         path.relative_to(folder).as_posix()
@@ -124,13 +124,13 @@ def uploads(folder: Path) -> tuple[HubFile, ...]:
     ]
     if strange:
         raise HubError(
-            f'"{folder}" also holds {", ".join(strange[:5])}, which is no part of an export and may be private. Export into an empty folder.'
+            f'"{folder}" also holds {", ".join(strange[:5])}, which is not part of an export and may be private. Export into an empty folder.'
         )
     return tuple(HubFile(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 
 
 def check_upload(repo: str) -> None:
-    """Refuse, before any work, a name that is none and a machine that nobody has logged in on."""
+    """Refuse, before any work, an invalid name and a machine without a login."""
     from huggingface_hub import get_token
 
     check_name(repo)
@@ -139,7 +139,7 @@ def check_upload(repo: str) -> None:
 
 
 def check_name(repo: str) -> None:
-    """A repository's name, without a revision."""
+    """Refuse an invalid name of a repository, and one with a revision."""
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo) is None:
         raise HubError(f'push_to must be OWNER/NAME on the hub, got "{repo}".')
 
@@ -185,17 +185,15 @@ def in_words(size: float) -> str:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a request to the hub may raise: errors of the hub, of the disk, and of the HTTP client, which differs between versions."""
+    """The errors of a request to the hub: of the hub, of the disk, and of the HTTP client, which differs between versions."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    client = HfHubHTTPError.__bases__[
-        0
-    ]  # the client's base of all errors: that there is no connection is another of them
+    client = HfHubHTTPError.__bases__[0]  # the base of all of the client's errors, a missing connection included
     return (client, HFValidationError, OSError)
 
 
 def _asked(repo: str, request: Callable[[], T]) -> T:
-    """The answer, or what went wrong in words."""
+    """The answer to a request; HubError names the failure."""
     try:
         return request()
     except failures() as error:

@@ -1,5 +1,7 @@
-"""What a configuration names: a module, or something in one, to import (installed or in the current folder); and objects that a Python program
-hands to a run in the place of a name. A configuration with the name of an object says truly what was used, and cannot be loaded from alone."""
+"""Imports by name (installed or in the current folder), and objects that a Python program hands to a run in the place of a name.
+
+A configuration with the name of an object records its use, and cannot be loaded from alone.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from typing import Any
 from sage_grpo.utils.suggest import did_you_mean
 
 PREFIX = "object:"
-"""What the names begin with; `object:bright` is the reward `bright` of somebody's program."""
+"""Prefix of these names; `object:bright` is the reward `bright` of a user's program."""
 
 
 class NoSuchModule(ValueError):
-    """A module, or what was named in it, cannot be imported; the message says why and what to do."""
+    """A module, or a name in it, cannot be imported; the message gives the reason and the remedy."""
 
 
 def import_object(path: str, field: str) -> Any:
-    """What `module:name` names; NoSuchModule in one line, which begins with the field that says so, where there is none."""
+    """The object that `module:name` names; NoSuchModule in one line, which begins with the field, if there is none."""
     module_name, _, name = path.partition(":")
     try:
         module = import_named(module_name)
@@ -35,7 +37,7 @@ def import_object(path: str, field: str) -> Any:
 
 
 def is_there(top: str) -> bool:
-    """Whether a module or package of this name is installed, or lies in the current folder."""
+    """True if a module or package of this name is installed, or lies in the current folder."""
     here = Path.cwd()
     return _is_installed(top) or (here / f"{top}.py").is_file() or (here / top).is_dir()
 
@@ -54,7 +56,7 @@ def import_named(name: str) -> ModuleType:
     the folder goes to the end of the path, so that it hides nothing that is installed, and only once a name needs it.
     """
     if not all(part.isidentifier() for part in name.split(".")):
-        raise NoSuchModule(f"{name!r} is no name of a module: write it as in `import`, without .py and slashes.")
+        raise NoSuchModule(f"{name!r} is not the name of a module: write it as in `import`, without .py and slashes.")
     top, here = name.split(".")[0], Path.cwd()
     if not _is_installed(top) and is_there(top):
         sys.path.append(str(here))
@@ -77,7 +79,7 @@ def import_named(name: str) -> ModuleType:
 
 
 class ObjectNeeded(ValueError):
-    """Only the program that had the object can do this; the message says how."""
+    """Only the program that had the object can do this; the message gives the remedy."""
 
 
 def name_of(label: str) -> str:
@@ -86,12 +88,12 @@ def name_of(label: str) -> str:
 
 
 def is_object(name: str | None) -> bool:
-    """Whether a name stands for an object."""
+    """True if a name stands for an object."""
     return name is not None and name.startswith(PREFIX)
 
 
 def refuse_object(name: str | None, what: str, instead: str) -> None:
-    """Refuse to load by its name what was an object; `instead` is what else can be given."""
+    """Refuse to load an object by its name; `instead` is the alternative."""
     if is_object(name):
         raise ObjectNeeded(
             f"This run got {what} as an object of a Python program ({name}), which no file holds. "

@@ -1,7 +1,7 @@
-"""JSON that somebody else may have written: the one place where it is read, so that nothing behind it meets what no program writes.
+"""Validates untrusted JSON: the only place where it is read.
 
-A file that is damaged or made to do harm ends in a DocumentError of one line: no JSON, nested so deeply that whoever walks through it
-runs out of stack, or numbers with more digits than anything holds.
+A damaged or malicious file ends in a DocumentError of one line: invalid JSON, nesting so deep that recursion would run out of stack, or numbers with
+too many digits.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from sage_grpo.utils.safe_io import regular
 
 LARGEST = 2**63
-"""Whole numbers from here on are no values of anything; Python does not even turn the largest into a float."""
+"""Whole numbers from here on are refused; Python cannot even turn the largest into a float."""
 
 MAX_DEPTH = 100
-"""Objects inside objects. The files of this package and of checkpoints have ten; Python's own limit depends on who calls."""
+"""Largest nesting. The files of this package and of checkpoints have ten levels; Python's own limit depends on the caller."""
 
 
 MAX_BYTES = 1 << 26
-"""No JSON file of this package or of a checkpoint comes near it."""
+"""Largest JSON file, far above those of this package and of checkpoints."""
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used; the message says what is wrong with it."""
+    """A document that cannot be used; the message names the fault."""
 
 
 def parse_json(text: str | bytes | bytearray, what: str = "the document") -> Any:
-    """What a JSON text holds; `what` is what errors call it."""
+    """The value of a JSON text; `what` names it in errors."""
     try:
         content = json.loads(text)
     except RecursionError:
         raise DocumentError(f"{what} is nested deeper than {MAX_DEPTH} levels.") from None
-    except ValueError as error:  # no JSON, no UTF-8, or a number of more digits than Python converts
+    except ValueError as error:  # not JSON, not UTF-8, or a number of more digits than Python converts
         raise DocumentError(f"{what} is not JSON: {' '.join(str(error).split())}.") from error
-    # Brackets are counted first, because few of them cannot be deep: this is done for every row of a journal.
+    # Brackets are counted first, because few of them cannot be deep: this runs for every row of a journal.
     opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     if opened > MAX_DEPTH and _is_deep(content):
         raise DocumentError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
@@ -48,7 +48,7 @@ def parse_json(text: str | bytes | bytearray, what: str = "the document") -> Any
 
 
 def finite(value: Any) -> Any:
-    """A value as JSON can hold it: None in the place of NaN and infinity, also inside lists and objects; a path is its text."""
+    """A value in JSON's types: None for NaN and infinity, also inside lists and objects; a path is its text."""
     if isinstance(value, Mapping):
         return {str(key): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -59,7 +59,7 @@ def finite(value: Any) -> Any:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file; a pipe, which would be waited for, and a file beyond MAX_BYTES are refused."""
+    """The content of a JSON file; a pipe, whose reader would wait, and a file beyond MAX_BYTES are refused."""
     size = regular(file).stat().st_size
     if size > MAX_BYTES:
         raise DocumentError(f"{file} has {size:,} bytes; a JSON file of at most {MAX_BYTES:,} bytes is read.")
@@ -67,7 +67,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """What a JSON file holds that must hold an object."""
+    """The object in a JSON file; any other content is refused."""
     content = read_json(file)
     if not isinstance(content, dict):
         raise DocumentError(f"{file} must hold an object ({{...}}), it holds {shown(content)}.")
@@ -75,9 +75,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def demand(document: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
-    """Refuse an object that lacks one of these keys, or has something of another kind there.
+    """Refuse an object that lacks one of these keys, or has a value of another type there.
 
-    True and false are no numbers; neither are NaN, infinity, and more than 64 bits hold.
+    True and false are not numbers; neither are NaN, infinity, and integers of more than 64 bits.
     """
     for key, kind in kinds.items():
         if key not in document:
@@ -89,10 +89,10 @@ def demand(document: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, .
 
 
 def misfit(value: Any, hint: Any, where: str) -> str:
-    """What is not of its type in plain data, as a sentence; empty where all fits.
+    """The first value in plain data that does not fit its type, as a sentence; empty if all fit.
 
-    Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelt as texts), unions, Literal,
-    Any, and dataclasses, whose fields may be left out where they have defaults.
+    Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelt as texts), unions,
+    Literal, Any, and dataclasses, whose fields may be left out where they have defaults.
     """
     if hint is Any or (value is None and hint in (None, type(None))):
         return ""
@@ -123,7 +123,7 @@ def misfit(value: Any, hint: Any, where: str) -> str:
 
 @cache
 def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A comparison has millions of values and a handful of types."""
+    """Origin and arguments of a type. Cached: a comparison has millions of values and a handful of types."""
     return get_origin(hint), get_args(hint)
 
 
@@ -144,7 +144,7 @@ def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that can be computed with."""
+    """True for a number that can be computed with."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_usable(value)
 
 
@@ -165,7 +165,7 @@ NAMES: dict[type, str] = {
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value as an error shows it: short, and in one line."""
+    """A value for an error: short, and in one line."""
     text = json.dumps(value, default=str)
     return text if len(text) <= most else f"{text[:most]}..."
 

@@ -1,8 +1,8 @@
-"""The one way to pretrained files of diffusers and transformers, and checks of them that models and rewards share.
+"""Loading of pretrained files by diffusers and transformers, and checks of them that models and rewards share.
 
-The libraries load what they find and fill the rest: a weight that is missing gets random values, a tokenizer without its
-files an empty vocabulary. Both give plausible numbers that mean nothing. And they do what a configuration asks for: fetch a kernel,
-which is code, from the hub (also offline), take another model as the base of an adapter, or make ten million layers.
+The libraries load the weights that they find and fill the rest: a missing weight gets random values, a tokenizer without its files an empty
+vocabulary. Both give plausible numbers that mean nothing. And they obey the configuration: fetch a kernel, which is code, from the hub (also
+offline), take another model as the base of an adapter, or make ten million layers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from sage_grpo.utils.json_schema import DocumentError, is_number, read_object, shown
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""A file beside a model's weights that makes transformers add an adapter to them through peft, unasked."""
+"""A file beside a model's weights that makes transformers add an adapter through peft, without a request."""
 MOST_ALPHA = 1e6
 """Largest scale of a LoRA's update before it is divided by the rank; published ones have up to some thousands."""
 LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
     **dict.fromkeys(("r", "lora_alpha", "rank_pattern", "alpha_pattern")),
     **dict.fromkeys(("use_rslora", "use_dora", "lora_bias"), (False, True)),
-    # The names of the weights say which layers are adapted.
+    # The names of the weights give the adapted layers.
     **dict.fromkeys(("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")),
     # For training and for people.
     **dict.fromkeys(("lora_dropout", "inference_mode", "qalora_group_size", "peft_version")),
@@ -38,23 +38,24 @@ LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
     **dict.fromkeys(("velora_config", "monteclora_config", "arrow_config", "kasa_config", "use_bdlora"), (None, {})),
     **dict.fromkeys(("layer_replication", "alora_invocation_tokens"), (None, [])),
 }
-"""Keys that peft writes of a LoRA, and the values that are taken; None is any. peft imports modules and changes networks by some of the others."""
+"""Keys that peft writes of a LoRA, and their accepted values; None is any. By some of the others peft imports modules and changes networks."""
 
 SLOW = re.compile(r"[*+?{].*[*+?{]|\)[*+?{]")
-"""Regular expressions with repeats of repeats, or several, which try all ways to share out a name."""
+"""Regular expressions with nested or several repeats, whose matching may take exponential time."""
 LEAST_COVERAGE = 0.75
-"""A tokenizer knows at least this share of its model's embeddings; real ones know 99% (rows are padded to round numbers)."""
+"""Least share of its model's embeddings that a tokenizer knows; real ones know 99% (rows are padded to round numbers)."""
 MOST_LAYERS = 10_000
-"""A hundred times what published networks have, ten times their schedulers' steps. What is beyond it would be made before any weight is compared."""
+"""Largest number of layers or steps: a hundred times the layers of published networks, ten times the steps of their schedulers. More would be built
+before any weight is compared."""
 HARMLESS = {"_attn_implementation": ("eager", "sdpa"), "_experts_implementation": ("eager", "grouped_mm", "batched_mm")}
-"""Implementations that PyTorch has itself; transformers may fetch others ("flash_attention_2") as kernels from the hub."""
+"""Implementations in PyTorch itself; transformers may fetch others ("flash_attention_2") as kernels from the hub."""
 
 
 def from_pretrained(kind: Any, source: str | Path | None, **options: Any) -> Any:
-    """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: without what a configuration would have
-    fetched or made beyond numbers. `source` is None where the weights are among the options."""
+    """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: it fetches and builds nothing but numbers,
+    whatever the configuration asks for. `source` is None where the weights are among the options."""
     where = {name: options[name] for name in ("local_files_only", "subfolder") if name in options}
-    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # of transformers
+    if source is not None and (hasattr(kind, "config_class") or "config" in options):  # a class of transformers
         from transformers.utils import find_adapter_config_file
 
         if adapter := find_adapter_config_file(source, **where):
@@ -69,7 +70,7 @@ def from_pretrained(kind: Any, source: str | Path | None, **options: Any) -> Any
 
 
 def load_config(kind: Any, source: str | Path, **where: Any) -> Any:
-    """The configuration of a transformers model, by its class or AutoConfig; which attention computes it is decided here, not there."""
+    """The configuration of a transformers model, by its class or AutoConfig; the attention's implementation is chosen here, not there."""
     from transformers import PreTrainedConfig
 
     _read_config(Path(source, "config.json"))
@@ -89,7 +90,7 @@ def _read_config(file: Path) -> None:
 
 
 def check_config(values: Mapping[str, Any], what: str) -> None:
-    """Refuse a component's configuration that names kernels of the hub, quantised weights or a number of layers (or steps) that none has."""
+    """Refuse a component's configuration with kernels of the hub, quantised weights or an impossible number of layers (or steps)."""
     for name, value in _entries(values):
         if name.strip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             if any("/" in str(one) for one in (value.values() if isinstance(value, dict) else [value])):
@@ -109,7 +110,7 @@ def check_config(values: Mapping[str, Any], what: str) -> None:
 
 
 def _entries(values: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of an object and of all inside it."""
+    """Names and values of an object and of all objects inside it."""
     if isinstance(values, dict):
         yield from values.items()
     for one in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
@@ -127,7 +128,7 @@ def _nested(config: Any) -> Iterator[Any]:
 def weights_fault(
     missing: Iterable[str] = (), unexpected: Iterable[str] = (), mismatched: Iterable[Any] = ()
 ) -> str | None:
-    """What is wrong with a file's names against its model's, or None."""
+    """The difference between a file's names and its model's, as a sentence, or None."""
     kinds = {
         "lacks": sorted(missing),
         "also holds": sorted(unexpected),
@@ -147,10 +148,10 @@ def loading_fault(info: Mapping[str, Any]) -> str | None:
 
 
 def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str | None:
-    """What a tokenizer's folder on this machine lacks of its files, or None.
+    """The files that a local tokenizer folder lacks, as a sentence, or None.
 
-    `names` is the class's `vocab_files_names`: one whole file, or all the others. A vocabulary without its merges would read
-    every word letter by letter.
+    `names` is the class's `vocab_files_names`: one whole file, or all the others. A vocabulary without its merges would read every word letter by
+    letter.
     """
     local, parts = Path(folder), dict(names)
     whole = parts.pop("tokenizer_file", "tokenizer.json")
@@ -164,7 +165,7 @@ def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str |
 
 
 def vocabulary_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | None:
-    """What is wrong with a tokenizer's vocabulary for a model with `rows` embeddings, or None."""
+    """The fault of a tokenizer's vocabulary for a model with `rows` embeddings, or None."""
     vocabulary = tokenizer.get_vocab()
     size = max(vocabulary.values(), default=-1) + 1
     if size > rows:

@@ -1,4 +1,4 @@
-"""What nobody may read in a message, a log or a page: keys, and addresses that hold one. Everything that is shown goes through `hide`."""
+"""Secrets in messages, logs and pages: keys, and addresses that hold one. Everything that is shown goes through `hide`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 HIDDEN = "***"
 SECRET = re.compile("key|token|secret|sig|auth|pass|credential|^code$", re.IGNORECASE)
-"""Names of parts of a query that hold something secret."""
+"""Names of query parameters that hold a secret."""
 _QUERY = re.compile(r"([?&;#][^\s=&;#?'\"]{0,80})=([^\s&;#'\"<>]+)")
 _LOGIN = re.compile(r"([A-Za-z][\w+.-]{0,20}:/{1,2})[^\s/@'\"]+@")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -20,7 +20,7 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 
 
 def hide(text: str, key: str = "") -> str:
-    """A text without the key, however a server spells it when it repeats what it was sent, and without secrets in addresses."""
+    """A text without the key, in any spelling in which a server repeats it, and without secrets in addresses."""
     for spelt in sorted(_spellings(key), key=len, reverse=True) if key else ():
         text = re.sub(re.escape(spelt), HIDDEN, text, flags=re.IGNORECASE)
     text = _LOGIN.sub(rf"\1{HIDDEN}@", text)
@@ -37,9 +37,9 @@ def hide_inside(value: Any) -> Any:
 
 
 def read_key(variable: str, option: str) -> str:
-    """The key in an environment variable, read where it is needed and kept nowhere; empty where there is none.
+    """The key in an environment variable, read on each use and never stored; empty where there is none.
 
-    ValueError where the option holds no name of a variable, or the variable what no key is: neither is shown.
+    ValueError if the option is not the name of a variable, or its value cannot be a key: neither is shown.
     """
     if not _NAME.fullmatch(variable):
         raise ValueError(f"{option} must be the name of an environment variable that holds the key, not the key.")
@@ -50,14 +50,14 @@ def read_key(variable: str, option: str) -> str:
 
 
 def parse_address(url: object, what: str, example: str, option: str) -> SplitResult:
-    """The parts of an address that clips and a key are sent to; ValueError where it is none, or holds a key itself.
+    """The parts of an address for clips and a key; ValueError if it is not an address, or holds a key itself.
 
-    `option` is where the name of the key's environment variable belongs.
+    `option` is the option for the name of the key's environment variable.
     """
     try:
         parsed = urlsplit(url) if isinstance(url, str) else SplitResult("", "", "", "", "")
         usable = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, a bracket that is not closed
         usable, parsed = False, SplitResult("", "", "", "", "")
     secrets = [name for name, _ in parse_qsl(f"{parsed.query}&{parsed.fragment}", True) if SECRET.search(name)]
     if parsed.username or parsed.password or secrets:

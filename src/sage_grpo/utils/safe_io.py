@@ -1,8 +1,7 @@
-"""A folder that may come from somebody else: nothing outside of it is written, deleted, followed or shown, unless the user names it.
+"""Access to untrusted folders: nothing outside is written, deleted, followed or shown, unless the user names it.
 
-A folder that the user names may itself be a link, or lie behind one. Links within it that lead out of it were named by whoever made it, so they
-are refused, and so are pipes, whose reader would wait. What is written is written beside its place, to a file that did not exist, and takes the
-place of whatever is there, also of a link.
+A folder that the user names may itself be a link, or lie behind one. Links within it that lead out of it come from its author, so they are refused,
+and so are pipes, whose reader would wait. A file is written beside its place, under a new name, and replaces any file or link there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-"""Flag of os.open that refuses a link; systems without it have few of them."""
+"""Flag of os.open that refuses a link; 0 on systems without it, where links are rare."""
 
 
 class LeadsOut(ValueError):
@@ -22,14 +21,14 @@ class LeadsOut(ValueError):
 
 
 def regular(path: Path) -> Path:
-    """The same path, which may be missing; LeadsOut where it is neither a file nor a folder: opening a pipe waits for its other end."""
+    """The same path, which may be missing; LeadsOut if it is neither a file nor a folder: opening a pipe waits for its other end."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         raise LeadsOut(f"{path} is a pipe, a socket or a device. Put a file there, or remove it.")
     return path
 
 
 def alone(file: Path) -> Path:
-    """The same path, to add to; LeadsOut where it is a second name (a hard link) of a file, which would be added to as well."""
+    """The same path, to append to; LeadsOut if it is a hard link to another file, which would change as well."""
     if os.path.isfile(regular(file)) and file.stat().st_nlink > 1:
         raise LeadsOut(
             f"{file} is a hard link, so that another file would change with it. Copy the folder (cp -r), or remove the file."
@@ -50,7 +49,7 @@ def inside(root: Path, *names: str | Path) -> Path:
 
 
 def is_inside(root: Path, *names: str | Path) -> bool:
-    """Whether a path stays in the folder."""
+    """True if a path stays in the folder."""
     try:
         inside(root, *names)
     except LeadsOut:
@@ -59,7 +58,7 @@ def is_inside(root: Path, *names: str | Path) -> bool:
 
 
 def whole(root: Path, *names: str | Path) -> Path:
-    """A folder (or a file) in the one that the user named, with everything below it: no link down there leads out either, and none is a pipe."""
+    """A folder (or a file) in the one that the user named; LeadsOut if anything below it is a pipe or a link that leads out."""
     path = inside(root, *names)
     for folder, folders, files in os.walk(path):  # follows no links
         for name in (*folders, *files):
@@ -70,7 +69,7 @@ def whole(root: Path, *names: str | Path) -> Path:
 
 
 def check(root: Path, names: Iterable[str]) -> None:
-    """Refuse a folder in which one of these names leads out, or anything below it: before anything is written there."""
+    """Refuse, before anything is written, a folder in which one of these names, or anything below it, leads out."""
     for name in names:
         alone(whole(root, name))
 
@@ -79,7 +78,7 @@ def check(root: Path, names: Iterable[str]) -> None:
 def replacing(target: Path, *, suffix: str = ".tmp") -> Iterator[Path]:
     """A new file beside `target` to write to, which then takes its place; after an error nothing of it is left.
 
-    What lies under the new file's name, be it left behind or put there, is removed and never written through. `suffix` is for writers that go by it.
+    A file or link already under the new name is removed and never written through. `suffix` is for writers that go by it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}{suffix}")
@@ -99,11 +98,12 @@ def replace_text(target: Path, text: str, *, newline: str | None = None) -> None
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which begin the escapes that terminals obey; not tabs and ends of lines."""
+"""Control characters, which begin terminal escapes; not tabs and ends of lines."""
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys or cannot show: control characters, which begin escapes, marks that turn the direction of a line, and halves of letters."""
+"""Characters that a terminal obeys or cannot show: control characters, which begin escapes, marks that turn the direction of a line, and lone
+surrogates."""
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: what it would obey instead of show is written as its code. Tabs and ends of lines stay."""
+    """A text for a terminal: characters that it would obey become their codes. Tabs and ends of lines stay."""
     return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,7 +1,7 @@
-"""Means with their intervals, paired differences, and Student's t that they rest on; nothing but the standard library.
+"""Means with their intervals, paired differences, and Student's t, with the standard library alone.
 
-Values (seeds, prompts) are independent draws of one distribution that is taken to be near normal: the mean of n of them has a t interval with
-n - 1 degrees of freedom. Arms with the same seeds share prompts and noise, so that their differences are compared seed by seed.
+Values (seeds, prompts) are independent draws of one distribution that is taken to be near normal: the mean of n of them has a t interval with n - 1
+degrees of freedom. Arms with the same seeds share prompts and noise, so that their differences are compared seed by seed.
 
 Not scipy: nothing else here needs it, it would add 100 MB to an installation, and Student's t is forty lines.
 """
@@ -17,7 +17,7 @@ from functools import cache
 LEVEL = 0.95
 """Coverage of all intervals."""
 Z95 = statistics.NormalDist().inv_cdf(0.5 + LEVEL / 2)
-"""Half of an interval's length in standard errors, where their number is as good as known: of many values, or of a share."""
+"""Half of a normal interval's length in standard errors, for many values or for a share."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float], leve
 
 
 def crossed_interval(values: Sequence[Sequence[float]], level: float = LEVEL) -> Paired:
-    """Mean over seeds (rows) and prompts (columns) of scores or of differences, as of other seeds and other prompts.
+    """Mean over seeds (rows) and prompts (columns) of scores or of differences, with an interval for other seeds and other prompts.
 
-    All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a
-    bootstrap over seeds and prompts has: with a score split into mean, seed, prompt and rest, those of the three parts over their numbers;
-    with n - 1 for n, and Student's t by the seeds.
+    All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a bootstrap
+    over seeds and prompts has: with a score split into mean, seed, prompt and rest, those of the three parts over their numbers; with n - 1 for n,
+    and Student's t by the seeds.
     """
     seeds, prompts = len(values), len(values[0]) if values else 0
     if not prompts:

@@ -1,8 +1,8 @@
-"""How figures, tables and progress are printed. Figures are rounded once, from all of their digits, and in one way on every page.
+"""Text of figures, tables and progress. Figures are rounded once, from all of their digits, and alike on every page.
 
-A figure that is stored, compared, ranked or subtracted keeps its digits; only what a person reads is rounded, here. Halves go away from
-zero, as `toFixed` does in the scripts of the pages: Python's own format takes them to the even digit, so that 6.25% would be 6.2% in a
-terminal and 6.3% in a browser.
+A figure that is stored, compared, ranked or subtracted keeps its digits; it is rounded here, for display only. Halves are rounded away from zero, as
+by `toFixed` in the scripts of the pages: Python's own format takes them to the even digit, so that 6.25% would be 6.2% in a terminal and 6.3% in a
+browser.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NONE = "–"
-"""In the place of a figure that there is not."""
+"""Stands for a missing figure."""
 _EXACT = Context(prec=800)
-"""Digits enough for every float as it is."""
+"""Digits enough for the exact value of every float."""
 
 
 def fixed(value: float, digits: int, *, signed: bool = False, grouped: bool = False) -> str:
@@ -33,23 +33,23 @@ def fixed(value: float, digits: int, *, signed: bool = False, grouped: bool = Fa
 
 
 def minutes(seconds: float | None) -> str:
-    """A time that something takes, for people."""
+    """A duration, for people."""
     if seconds is None:
         return "? min"
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def spreadsheet_cell(text: str) -> str:
-    """A text of others for a spreadsheet, which would take it for a formula without the ' before it, and a carriage return for the end of a row."""
+    """A foreign text for a spreadsheet, which would take it for a formula without the ' before it, and a carriage return for the end of a row."""
     return ("'" * text.startswith(("=", "+", "-", "@", "\t", "\r")) + text).replace("\r", " ")
 
 
 EVERY = 30.0
-"""Seconds between two lines on how far something is."""
+"""Seconds between two lines of progress."""
 
 
 def lines_on_the_way(name: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """A listener of (done, all) that says both and the time that is left, no more often than a log can bear; it starts now."""
+    """A listener of (done, all) that prints both and the remaining time, at most every EVERY seconds from now on."""
     began = last = time.monotonic()
 
     def listen(done: int, total: int) -> None:
@@ -68,7 +68,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def within(share: float, digits: int = 0) -> str:
-    """A bound as per cent, rounded up: what is said to be within it is."""
+    """A bound as per cent, rounded up so that it still holds."""
     if not math.isfinite(share):
         return f"{share}%"
     # the shortest decimal of the float: 0.02 is a bound of 2%, though its float is a little more
@@ -93,7 +93,7 @@ def _digits(value: float) -> int:
 
 
 def narrow_table(title: str, *heads: str, left: Sequence[str] = ()) -> Table:
-    """A table with columns of these names, figures but for those on the `left`, and narrow padding: eight columns fit a terminal of 80."""
+    """A table with columns of these names, right-aligned but for those on the `left`, and narrow padding: eight columns fit a terminal of 80."""
     from rich import box
     from rich.table import Table
 
@@ -111,7 +111,7 @@ def narrow_table(title: str, *heads: str, left: Sequence[str] = ()) -> Table:
 
 
 BAR = r"\|"
-"""A bar that Markdown shows."""
+"""An escaped bar for Markdown."""
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -122,7 +122,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str
 
 @contextmanager
 def progress_bar(name: str, total: int, *, shown: bool, console: Console | None = None) -> Iterator[Callable[[], None]]:
-    """A bar, where it is `shown`; what it gives is called after each of so many things."""
+    """A progress bar, if `shown`; yields a function to call after each of `total` things."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,8 +1,7 @@
 """Clips as files: mp4 through PyAV, contact sheets as PNG with captions in any script. Clips are uint8 tensors F x H x W x 3.
 
-matplotlib's own face (DejaVu Sans) knows Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean: other fonts of this
-machine stand in. A letter that no font has would become an empty box that looks like an error of the model's; it becomes a dot here, and
-whoever draws says so.
+matplotlib's own font (DejaVu Sans) has Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean: other fonts of this machine are
+used for these. A letter that no font has becomes a dot, since an empty box looks like an error of the model's; the caller reports it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ OPTIONS: dict[Codec, dict[str, str]] = {
     "libx264": {"qp": "{quality}", "preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"},
     "libvpx-vp9": {"crf": "{quality}", "b": "0", "deadline": "good", "cpu-used": "5"},
 }
-"""Codecs that browsers play, the best first, with options by which nothing but the clip decides on the bytes. x264's lookahead reads memory
-that it never wrote, so all that asks it is off: CRF with its macroblock tree, B-frames, weights and scene cuts. VP9's "realtime" asks the clock."""
+"""Codecs that browsers play, the best first, with options that make the bytes depend on the clip alone. x264's lookahead reads uninitialised memory,
+so every user of it is off: CRF with its macroblock tree, B-frames, weights and scene cuts. VP9's "realtime" reads the clock."""
 LARGEST = 4 << 30
 """Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
 GUTTER, CAPTION = 3, 24
@@ -39,7 +38,7 @@ LIKELY = (
     *("Noto Sans", "Source Han", "CJK", "WenQuanYi", "Droid Sans Fallback", "Unifont"),
     *("PingFang", "YaHei", "Gothic", "Emoji", "Symbola"),
 )
-"""Parts of the names of faces that are worth a look first."""
+"""Parts of font names to try first."""
 
 
 def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
@@ -60,7 +59,7 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, 
         stream.width, stream.height = width, height
         stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
         stream.options = {key: value.format(quality=quality) for key, value in OPTIONS.get(codec, {}).items()}
-        # The number of threads depends on the machine, and what x264 writes on their number.
+        # The number of threads depends on the machine, and x264's bytes on their number.
         stream.codec_context.thread_count = 1
         heard = (
             None if sound is None else container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
@@ -90,7 +89,7 @@ def _mux(container: Any, stream: Any, sound: Sound) -> None:
 
 @cache
 def has_sound(path: Path) -> bool:
-    """Whether a video file can be read and has a sound."""
+    """True if a video file can be read and has a sound."""
     import av
 
     try:
@@ -155,7 +154,7 @@ def read_video(path: str | Path) -> tuple[Tensor, float]:
                 raise ValueError(f"{path} holds no video stream.")
             stream = container.streams.video[0]
             fps = float(stream.average_rate or stream.guessed_rate or 24)
-            # By the header, before anything is decoded; then by what comes, for a header may be wrong.
+            # First by the header, before anything is decoded; then by the frames, for a header may be wrong.
             _refuse_large(path, 3 * stream.frames * stream.height * stream.width)
             frames, size = [], 0
             for frame in container.decode(stream):
@@ -170,7 +169,7 @@ def read_video(path: str | Path) -> tuple[Tensor, float]:
 
 
 def video_length(path: str | Path) -> tuple[int, float]:
-    """Frames and frame rate, by the header where it says how many; ValueError where it cannot be read."""
+    """Frames and frame rate, by the header where it has the count; ValueError where it cannot be read."""
     import av
 
     try:
@@ -241,7 +240,7 @@ def contact_sheet(
 ) -> Path:
     """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption.
 
-    White gutters keep frames apart: without them motion cannot be told from a wide picture.
+    White gutters keep frames apart: without them motion looks like a wide picture.
     """
     from PIL import Image, ImageDraw
 
@@ -301,14 +300,14 @@ def _writer(captions: Sequence[str], width: int) -> Callable[[Any, int, str], No
 
 
 def check_clip(clip: Tensor) -> None:
-    """Refuse what is not a clip."""
+    """Refuse a tensor that is not a clip."""
     if clip.dtype != torch.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
         raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
 
 
 @dataclass(frozen=True)
 class Lettering:
-    """Which faces write some texts."""
+    """Fonts for some texts."""
 
     families: tuple[str, ...]
     """Their names, matplotlib's own first."""
@@ -317,11 +316,11 @@ class Lettering:
     """Letters that none of them has."""
 
     def show(self, text: str) -> str:
-        """A text as it can be written: in one line, with a dot for a letter that cannot."""
+        """A text with the letters that can be written: in one line, with a dot for each other letter."""
         return "".join(DOT if letter in self.missing else letter for letter in _letters(text))
 
     def pieces(self, text: str) -> list[tuple[Path, str]]:
-        """A text cut where the face changes, each piece with the file of its face."""
+        """A text cut where the font changes, each piece with the file of its font."""
         found: list[tuple[Path, str]] = []
         for letter in self.show(text):
             file = next((file for file in self.files if letter in _letters_of(file)), self.files[0])
@@ -333,7 +332,7 @@ class Lettering:
 
     @property
     def remark(self) -> str:
-        """What a reader should know; empty where every letter is there."""
+        """A note on missing letters; empty if there are none."""
         if not self.missing:
             return ""
         some = ", ".join(f"U+{ord(letter):04X}" for letter in self.missing[:4]) + (
@@ -343,7 +342,7 @@ class Lettering:
 
 
 def lettering(texts: Iterable[str]) -> Lettering:
-    """The fewest faces that write these texts: the usual one, and others only for what it lacks."""
+    """The fewest fonts that write these texts: the usual one, and others only for its missing letters."""
     from matplotlib import font_manager
 
     own = Path(font_manager.findfont("DejaVu Sans"))
@@ -364,7 +363,7 @@ def lettering(texts: Iterable[str]) -> Lettering:
 
 
 def _letters(text: str) -> str:
-    """One line without controls, and without marks that only say how an emoji is to look."""
+    """One line without controls, and without marks that only select an emoji's style."""
     flat = " ".join(text.split())
     return "".join(
         letter
@@ -375,7 +374,7 @@ def _letters(text: str) -> str:
 
 @cache
 def _letters_of(file: Path) -> frozenset[str]:
-    """Letters that a face has as outlines; none where it cannot be read."""
+    """Letters that a font has as outlines; none where it cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     try:

@@ -39,9 +39,8 @@ CLIP_FOLDER = FileSource(
 def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves = "even") -> Tensor:
     """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
 
-    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves`
-    says where it lies when an odd number of pixels is left over. pad: the longest edge becomes `size`, and black is added on both
-    sides, as HPSv2's authors do.
+    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves` rounds its offset
+    when an odd number of pixels is left over. pad: the longest edge becomes `size`, and black is added on both sides, as HPSv2's authors do.
     """
     images = frames.permute(0, 3, 1, 2)
     return normalise(_padded(images, size) if fit == "pad" else _cropped(images, size, halves))
@@ -80,7 +79,7 @@ class ClipEncoder:
         loaded: Any = None,
         halves: Halves = "even",
     ) -> None:
-        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel that is there.
+        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel in memory.
 
         halves: as in `clip_pixels`; "even" is torchvision's crop, "down" that of transformers' processors.
         """
@@ -96,14 +95,14 @@ class ClipEncoder:
         self._fit, self._halves = fit, halves
 
     def frames(self, videos: Tensor, indices: Sequence[int]) -> Tensor:
-        """B x these frames x dim, of length 1."""
+        """Unit embeddings of the frames at `indices`, B x frames x dim."""
         chosen = videos[:, list(indices)].to(self.model.device)
         pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self._halves).to(self.model.dtype)
         features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
         return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
 
     def texts(self, prompts: Sequence[str]) -> Tensor:
-        """B x dim, of length 1; prompts beyond the model's context are cut, as its authors do."""
+        """Unit embeddings of prompts, B x dim; prompts beyond the model's context are cut, as its authors do."""
         assert self._tokenizer is not None
         tokens = self._tokenizer(
             list(prompts), padding=True, truncation=True, max_length=self._length, return_tensors="pt"
@@ -111,7 +110,7 @@ class ClipEncoder:
         return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
 
     def cosines(self, videos: Tensor, prompts: Sequence[str], indices: Sequence[int]) -> Tensor:
-        """B x these frames: how near each is to its clip's prompt."""
+        """Cosine of each frame with its clip's prompt, B x frames."""
         return torch.einsum("bfd,bd->bf", self.frames(videos, indices), self.texts(prompts))
 
 
@@ -231,7 +230,7 @@ class Aesthetic(NetworkReward):
         super().__init__(self._encoder.model, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; prompts do not matter."""
+        """Score the clips; prompts are ignored."""
         values = self._encoder.frames(videos, self.frames_read(videos.shape[1], fps))
         for weight, bias in self._layers:
             values = F.linear(values, weight, bias)
@@ -288,7 +287,7 @@ _TURNED = {"visual.proj": "visual_projection.weight", "text_projection": "text_p
 
 
 def from_open_clip(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's weights under transformers' names; what is not known keeps its name, so that it is refused."""
+    """open_clip's weights under transformers' names; unknown names are kept, so that loading refuses them."""
     result = {}
     for name, value in state.items():
         block = _BLOCK.fullmatch(name)
@@ -308,7 +307,7 @@ def from_open_clip(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Hpsv2(NetworkReward):
-    """The plain cosine of the whole picture (black where it is not square) and the prompt, mean over frames; about 0.2 to 0.35."""
+    """HPSv2: cosine of the whole picture (padded with black to a square) and the prompt, mean over frames; about 0.2 to 0.35."""
 
     facts = RewardFacts(
         what="HPSv2 or HPSv2.1, human preference of frames given the prompt",

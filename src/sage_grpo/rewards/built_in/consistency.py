@@ -1,8 +1,7 @@
-"""Whether a clip stays itself: subject and background consistency by VBench's formula (Huang et al., 2024).
+"""Subject and background consistency of a clip, by VBench's formula (Huang et al., 2024).
 
-Every frame becomes a unit vector f_t; a clip's score is the mean over t >= 2 of (max(0, f_t . f_{t-1}) + max(0, f_t . f_1)) / 2.
-The subject is read by DINO, the background by CLIP's image encoder, which is what VBench calls it: nothing is cut out. A still
-picture scores 1: pair them with `motion`.
+Every frame becomes a unit vector f_t; a clip's score is the mean over t >= 2 of (max(0, f_t . f_{t-1}) + max(0, f_t . f_1)) / 2. The subject is read
+by DINO, the background by CLIP's image encoder, as in VBench: nothing is cut out. A still picture scores 1: pair them with `motion`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sage_grpo.types import FileSource, PartScores, RewardFacts
 from sage_grpo.utils.pretrained import load_config
 
 FRAMES_A_PASS = 32
-"""Frames that the encoder sees at a time: memory does not grow with the clip."""
+"""Frames per encoder call, so that memory does not grow with the clip."""
 
 
 def consistency(features: Tensor) -> Tensor:
@@ -62,7 +61,7 @@ def dino_positions(table: Tensor, rows: int, columns: int) -> Tensor:
 
 
 class _Consistency(NetworkReward):
-    """An image encoder over all frames of the clips, and the formula; `_features` of frames is its subclass's."""
+    """An image encoder on all frames of the clips, and the formula; subclasses define `_features`."""
 
     _features: Callable[[Tensor], Tensor]
 
@@ -75,11 +74,11 @@ class _Consistency(NetworkReward):
         self._model = model
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """Every frame, unless told otherwise."""
+        """The frames at `sample_fps`; every frame if it is 0."""
         return super().frames_read(count, fps) if self._sample_fps > 0 else list(range(count))
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; prompts do not matter."""
+        """Score the clips; prompts are ignored."""
         part, (count, total) = self.facts.parts, videos.shape[:2]
         chosen = self.frames_read(total, fps)
         if len(chosen) < 2:
@@ -109,7 +108,7 @@ class SubjectConsistency(_Consistency):
     )
 
     def __init__(self, *, model: str, size: int = 224, sample_fps: float = 0.0, dtype: str = "") -> None:
-        """size: short edge of the frames. sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
+        """size: short edge of the frames. sample_fps: frames per second that are read; 0 is every frame, as VBench."""
         from transformers import AutoConfig, AutoModel
 
         config = load_config(AutoConfig, model)
@@ -126,7 +125,7 @@ class SubjectConsistency(_Consistency):
             self._model.embeddings.interpolate_pos_encoding = self._positions
 
     def _positions(self, embeddings: Tensor, height: int, width: int) -> Tensor:
-        """In the place of transformers' own."""
+        """DINO's position embeddings, in place of transformers' own."""
         patch = self._model.config.patch_size
         return dino_positions(self._model.embeddings.position_embeddings, height // patch, width // patch)
 
@@ -148,7 +147,7 @@ class BackgroundConsistency(_Consistency):
     )
 
     def __init__(self, *, model: str, sample_fps: float = 0.0, dtype: str = "") -> None:
-        """sample_fps: frames a second that are looked at; 0 is every frame, as VBench."""
+        """sample_fps: frames per second that are read; 0 is every frame, as VBench."""
         from transformers import CLIPModel
 
         super().__init__(load_whole(CLIPModel, model), sample_fps, dtype)

@@ -1,7 +1,7 @@
 """HPSv3 (Ma et al., 2025): Qwen2-VL-7B with a small network read at the token <|Reward|>, for single frames.
 
-The sampling of pixels, the flat positions and the patches are those of VideoAlign, whose code the authors' comes from; what differs
-is the head, the picture's size and the template. The template's text is the authors' and is read from the user's copy.
+The authors' code is based on VideoAlign's: pixel sampling, flat positions and patches are the same; the head, the picture's size and the template
+differ. The template's text is the authors' and is read from the user's copy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sage_grpo.utils.pretrained import load_config
 CONVERT = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
 REWARD_TOKEN = "<|Reward|>"
 TEMPLATE = ("INSTRUCTION", "prompt_with_special_token")
-"""What the template is put together from in the authors' file."""
+"""Strings of the authors' file that form the template."""
 PIXELS = 256 * 28 * 28
-"""Every picture is brought to about this size, small and large ones alike."""
+"""Pixels of a picture: small and large ones are resized to about this size."""
 FRAMES_A_PASS = 8
 
 
 class Hpsv3(NetworkReward):
-    """The mean of the predicted preference (the head's first output; its second is the spread), mean over frames."""
+    """The head's predicted mean preference (its first output; the second is the spread), averaged over frames."""
 
     facts = RewardFacts(
         what="HPSv3, human preference of frames given the prompt",

@@ -1,7 +1,7 @@
-"""ImageReward (Xu et al., 2023): BLIP reads the prompt while it looks at the picture, and five linear layers make a score.
+"""ImageReward (Xu et al., 2023): BLIP reads prompt and picture together, and five linear layers make a score.
 
-The published weights are in BLIP's own names (a timm vision transformer, a BERT with cross-attention). Here they go into
-transformers' BLIP; the file is a safetensors copy, because the published one is a pickle.
+The published weights are in BLIP's own names (a timm vision transformer, a BERT with cross-attention). They are loaded into transformers' BLIP, from
+a safetensors copy, because the published file is a pickle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sage_grpo.utils.json_schema import read_json
 
 CONVERT = "Make it from ImageReward.pt once, as docs/rewards.md (ImageReward) shows."
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Of the raw scores over the authors' data; theirs are published after (score - mean) / std."""
+"""Mean and std of the raw scores over the authors' data; published scores are (score - mean) / std."""
 LONGEST = 35
 """Tokens of a prompt that the authors keep."""
 HEAD = 64
@@ -107,7 +107,7 @@ class ImageReward(NetworkReward):
             self._vision, self._text, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames
         )
         self._tokenizer = load_tokenizer(tokenizer, self._text.config.vocab_size)
-        # BLIP's two tokens of its own; no prompt needs them, but one that holds their text is read as by the authors
+        # BLIP's two extra tokens, so that a prompt that contains their text is read as by the authors
         self._tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         self._tokenizer.add_tokens(["[ENC]"], special_tokens=True)
 
@@ -140,7 +140,7 @@ class ImageReward(NetworkReward):
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """BLIP's vision weights under transformers' names; what is not known keeps its name, so that it is refused."""
+    """BLIP's vision weights under transformers' names; unknown names are kept, so that loading refuses them."""
     result = {}
     for name, value in state.items():
         block = _BLOCK.fullmatch(name)

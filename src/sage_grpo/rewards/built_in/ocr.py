@@ -1,4 +1,4 @@
-"""Text in video: how well the frames show the text that the prompt puts in quotation marks."""
+"""Text in video: similarity of the text in the frames to the quoted text of the prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quoted_text(prompt: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Case, white space and punctuation do not count."""
+    """A text without case, white space and punctuation."""
     return re.sub(r"[\W_]+", "", text.casefold())
 
 
@@ -96,8 +96,8 @@ class OcrReward:
 def reading_order(boxes: Sequence[tuple[Sequence[Sequence[float]], str]]) -> list[str]:
     """Texts by lines from the top, each from the left. A box is four corners (x, y), from the top left clockwise.
 
-    A box continues the line whose last box it stands beside: they share at least half of the lower one's height. A whole line
-    may therefore be tilted by more than its height, as long as neighbours are not.
+    A box continues the line whose last box it overlaps in height: they share at least half of the lower one's height. A whole line may therefore be
+    tilted by more than its height, as long as neighbours are not.
     """
     lines: list[list[tuple[float, float, str]]] = []
     for corners, text in sorted(boxes, key=lambda box: min(x for x, _ in box[0])):

@@ -1,4 +1,4 @@
-"""What rewards on networks share: models and tokenizers are loaded whole or not at all, move between devices, and see some frames at a time."""
+"""Shared code of rewards with networks: complete loading of models and tokenizers, moves between devices, batches of frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class NetworkReward(ABC):
-    """A reward of one part, named in its facts, whose networks move between devices; how clips are scored is its subclass's."""
+    """A reward of one part, named in its facts, whose networks move between devices; subclasses score the clips."""
 
     facts: ClassVar[RewardFacts]
 
@@ -40,9 +40,9 @@ class NetworkReward(ABC):
         sample_fps: float,
         num_frames: int = 0,
     ) -> None:
-        """dtype: of the models where they compute; empty is float32, None leaves them as they are. layers: of a head, which stay float32.
+        """dtype: the models' dtype for computing; empty is float32, None keeps their own. layers: those of a head, always float32.
 
-        sample_fps, num_frames: frames a second that are looked at, and at most how many (0: no limit).
+        sample_fps, num_frames: frames per second that are read, and their largest number (0: no limit).
         """
         self._models = [frozen(model) for model in models]
         self._dtype = None if dtype is None else getattr(torch, dtype or "float32")
@@ -59,7 +59,7 @@ class NetworkReward(ABC):
         return self.differentiable(videos, prompts, fps)
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that are looked at."""
+        """The frames that are read."""
         return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
 
     @property
@@ -76,8 +76,8 @@ class NetworkReward(ABC):
 
 
 def frozen(model: Any) -> Any:
-    """A network that scores: without dropout, with weights that want no gradient, and whose repeated blocks keep only their inputs for a
-    backward pass to the pixels, where they are run again."""
+    """A network for scoring: no dropout, no gradient of weights, and activation checkpointing of its repeated blocks for a backward pass to the
+    pixels."""
     for block in _blocks(model):
         vars(block)["forward"] = partial(_again, block.forward)
     return model.eval().requires_grad_(False)
@@ -96,7 +96,7 @@ def _again(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
 
 def in_passes(score: Callable[..., Tensor], size: int, *rows: Any) -> Tensor:
-    """The scores of rows that are looked at `size` at a time: memory does not grow with the clip."""
+    """Scores of rows, computed `size` at a time so that memory does not grow with the clip."""
     starts = range(0, len(rows[0]), size)
     return torch.cat([score(*(one[at : at + size] for one in rows)) for at in starts])
 
@@ -133,9 +133,9 @@ def load_whole(
     state: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Any:
-    """A transformers model; weights that its file lacks or has too many of are an error, never random.
+    """A transformers model; missing or unexpected weights are an error, never random values.
 
-    state: weights that stand in for the file's; `config` then says what they belong to. options: arguments of the model's class.
+    state: weights in place of the file's, for the model that `config` describes. options: arguments of the model's class.
     """
     from transformers.utils import logging
 
@@ -162,7 +162,7 @@ def load_whole(
 
 
 def load_tokenizer(name: str, rows: int) -> Any:
-    """The tokenizer of a text model with `rows` embeddings; one without its files would read every prompt alike."""
+    """The tokenizer of a text model with `rows` embeddings; one without its files is refused, since it would read every prompt alike."""
     from transformers import AutoTokenizer
 
     try:
@@ -179,7 +179,7 @@ def load_tokenizer(name: str, rows: int) -> Any:
 
 
 def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
-    """The weights of a file in its authors' names; `convert` says how their own file becomes this one."""
+    """The weights of a file in its authors' names; `convert` is the advice for converting the authors' file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -195,7 +195,7 @@ def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
-    """Put weights into a model, all of them and in their shapes; RewardConfigError names the others."""
+    """Put weights into a model, all of them and in their shapes; RewardConfigError names the mismatches."""
     own = model.state_dict()
     fault = weights_fault(
         own.keys() - state.keys(),

@@ -1,4 +1,4 @@
-"""How rewards on Qwen2-VL (VideoAlign, HPSv3) speak to it: their authors' templates and weights, the chat around a template, pictures as patches."""
+"""Inputs of rewards on Qwen2-VL (VideoAlign, HPSv3): their authors' templates and weights, the chat around a template, pictures as patches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Chat:
         }
 
     def _ids(self, prompt: str, count: int) -> list[int]:
-        """Token ids of one sample, `count` of them for what is looked at; a prompt that holds a special token is refused."""
+        """Token ids of one sample, `count` of them for the pictures; a prompt that holds a special token is refused."""
         for token in self.tokenizer.get_added_vocab():
             if token in prompt:
                 raise ValueError(f"The prompt holds the special token {token}, which would change what is read.")
@@ -67,9 +67,9 @@ class Chat:
 
 
 def read_template(path: Path, strings: Sequence[str], tokens: Sequence[str], source: str) -> str:
-    """A text file, or strings of the authors' Python file one after the other: that is parsed, never run. It holds the tokens once, in their order.
+    """The template: a text file, or joined strings of the authors' Python file, which is parsed, never run. It holds the tokens once, in their order.
 
-    source: what to copy where the file is not there.
+    source: the file to copy if `path` does not exist.
     """
     if not path.is_file():
         raise RewardConfigError(

@@ -1,4 +1,4 @@
-"""Rewards that listen: how near a sound is to the prompt (CLAP) or to the picture (CLAP and CLIP), and statistics that need no network."""
+"""Rewards on sound: similarity to the prompt (CLAP) or to the picture (CLAP and CLIP), and statistics without a network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sage_grpo.utils.pretrained import from_pretrained
 from sage_grpo.utils.video import resampled
 
 MOMENT = 0.05
-"""Seconds over which loudness is taken."""
+"""Length in seconds of a window for loudness."""
 QUIET = -50.0
-"""Decibels below the largest possible sound under which a moment is silent."""
+"""Loudness in decibels, relative to the largest possible, below which a window is silent."""
 FLOOR = -100.0
-"""What nothing at all counts as."""
+"""Loudness in decibels of a sound of zeros."""
 LAG = 0.2
-"""Seconds by which sound and picture may be apart: people do not notice less, and models place sound by frames of latents."""
+"""Largest lag in seconds between sound and picture: people do not notice less, and models place sound by frames of latents."""
 
 
 def decibels(waves: Tensor, size: int) -> Tensor:
@@ -35,18 +35,18 @@ def decibels(waves: Tensor, size: int) -> Tensor:
 
 
 def loudness(videos: Tensor, fps: float, sound: Sound) -> Tensor:
-    """Of the whole clip, in decibels below the largest possible."""
+    """Loudness of whole clips, in decibels below the largest possible."""
     return decibels(sound.waves, sound.waves.shape[-1])[:, 0]
 
 
 def silence(videos: Tensor, fps: float, sound: Sound) -> Tensor:
-    """Share of moments in which nothing is heard."""
+    """Share of silent windows."""
     return (decibels(sound.waves, max(1, round(MOMENT * sound.rate))) < QUIET).float().mean(1)
 
 
 def synchrony(videos: Tensor, fps: float, sound: Sound) -> Tensor:
-    """How well moments in which a sound begins and moments in which the picture changes coincide: their correlation, at the lag within
-    LAG seconds where it is largest; in [-1, 1], NaN where one of them never changes."""
+    """Correlation of sound onsets and picture changes, at the lag within LAG seconds where it is largest; in [-1, 1], NaN where one of them never
+    changes."""
     luma = videos.float().mean(-1).flatten(2)
     change = (luma[:, 1:] - luma[:, :-1]).abs().mean(2)
     heard = decibels(sound.waves, max(1, round(sound.rate / fps)))
@@ -74,7 +74,7 @@ STATISTICS = {"loudness": loudness, "silence": silence, "synchrony": synchrony}
 
 
 class SoundStats:
-    """Loudness, silence, and how well sound and picture coincide."""
+    """Loudness, silence, and synchrony of sound and picture."""
 
     facts = RewardFacts(
         what="statistics of sounds: loudness, silence, and synchrony with the picture",
@@ -110,13 +110,13 @@ class ClapEncoder:
         self._features = from_pretrained(ClapFeatureExtractor, model)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """B x dim, of length 1."""
+        """Unit embeddings of texts, B x dim."""
         length = self.model.config.text_config.max_position_embeddings - 2
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
         return self._unit(self.model.get_text_features(**tokens.to(self.model.device)))
 
     def sounds(self, sound: Sound) -> Tensor:
-        """B x dim, of length 1; of sounds longer than its window the mean over windows."""
+        """Unit embeddings of sounds, B x dim; of a sound longer than the model's window, the mean over windows."""
         rate = self._features.sampling_rate
         window = int(rate * self._features.max_length_s)
         rows = []
@@ -167,14 +167,14 @@ SOURCES = (
     "a helicopter", "a ship", "rain", "thunder", "wind", "waves on a shore", "a running tap", "a fire", "fireworks", "a clock", "a bell",
     "typing on a keyboard", "cooking in a pan", "breaking glass", "a machine", "silence",
 )  # fmt: skip
-"""What can be seen and heard: the words by which a picture and a sound are compared unless others are given."""
+"""Default list of visible and audible sources, the words by which picture and sound are compared."""
 
 
 class SightAndSound:
-    """Whether what is seen is what is heard: how alike two guesses are of which source it is, one by CLIP from the frames, one by CLAP from the sound.
+    """Agreement of picture and sound on the source: CLIP guesses it from the frames, CLAP from the sound.
 
-    The two networks have no space in common but that of words. Over the same list of sources each makes a distribution; the score is the sum over
-    sources of the square root of their product (Bhattacharyya's coefficient), 1 where both say the same. What the list does not name is not told apart.
+    The two networks share no space but that of words. Each gives a distribution over the same list of sources; the score is the sum over sources of
+    the square root of their product (Bhattacharyya's coefficient), 1 where both are equal. Sources that the list does not name are not distinguished.
     """
 
     facts = RewardFacts(
@@ -195,7 +195,7 @@ class SightAndSound:
         sources: Sequence[str] = SOURCES,
         sample_fps: float = 2.0,
     ) -> None:
-        """model: CLIP; sound_model: CLAP; sources: what may be seen and heard; sample_fps: frames a second that are looked at."""
+        """model: CLIP; sound_model: CLAP; sources: visible and audible sources; sample_fps: frames per second that are read."""
         if len(set(sources)) < 2:
             raise RewardConfigError(f"sight_and_sound compares at least two sources, got {list(sources)}.")
         self._clip, self._clap, self._sample_fps = ClipEncoder(model, ""), ClapEncoder(sound_model), sample_fps
@@ -210,7 +210,7 @@ class SightAndSound:
         return self
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that are looked at."""
+        """The frames that are read."""
         return sample_indices(count, fps, sample_fps=self._sample_fps)
 
     @torch.no_grad()

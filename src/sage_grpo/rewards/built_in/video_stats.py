@@ -1,9 +1,8 @@
 """Training-free statistics of clips: cheap rewards, and guards against reward hacking.
 
-They are measurements, not judgements: give the bad ones (flicker, warp_error, midframe_error, duplicate_frames) a negative weight.
-All are means over frames, vectorised, without weights, and do not look at the prompt. What compares frames cannot be measured
-on a clip of too few: NaN with a reason, never 0. How fast a picture moves is found by block matching from coarse to fine, then a
-gradient step below a pixel.
+They are measurements, not judgements: give the bad ones (flicker, warp_error, midframe_error, duplicate_frames) a negative weight. All are means over
+frames, vectorised, without weights, and ignore the prompt. Statistics that compare frames are NaN with a reason on a clip of too few frames, never 0.
+Motion is measured by block matching from coarse to fine, then a gradient step below a pixel.
 """
 
 from __future__ import annotations
@@ -98,16 +97,16 @@ def motion(clip: Clip) -> Tensor:
 
 
 def warp_error(clip: Clip) -> Tensor:
-    """What neighbouring frames still differ by (mean absolute luma) after the best whole shift of every block."""
+    """Mean absolute luma difference of neighbouring frames that remains after the best whole shift of every block."""
     small = _pooled(clip.luma)
     return match_blocks(small[:, :-1].flatten(0, 1), small[:, 1:].flatten(0, 1)).view(len(small), -1).mean(dim=1)
 
 
 def midframe_error(clip: Clip) -> Tensor:
-    """What every second frame differs by (mean absolute luma) from the one half way between its neighbours: unsteady motion.
+    """Mean absolute luma difference of every second frame from the one half way between its neighbours: unsteady motion.
 
-    The neighbours are moved towards each other by half of the motion of every block, and averaged: steady motion leaves little,
-    stutter and jitter leave what they misplace.
+    The neighbours are moved towards each other by half of the motion of every block, and averaged: the error is small for steady motion, large for
+    stutter and jitter.
     """
     small = _pooled(clip.luma)
     before, middle, after = (small[:, start:stop:2] for start, stop in ((0, -2), (1, -1), (2, None)))
@@ -158,7 +157,7 @@ def _pooled(luma: Tensor) -> Tensor:
 
 
 def inner(blocks: Tensor) -> Tensor:
-    """Without the outermost blocks, whose content comes from outside the picture, where there are enough others."""
+    """The blocks without the outermost ones, whose content comes from outside the picture; all blocks where there are too few."""
     rows, columns = blocks.shape[-2:]
     if rows >= 5:
         blocks = blocks[..., 1:-1, :]
@@ -166,8 +165,8 @@ def inner(blocks: Tensor) -> Tensor:
 
 
 def track(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the blocks of `after` come from in `before` (both N x 1 x H x W): shifts N x 2 x rows x columns in pixels (y, x), and
-    which blocks are explained by their shift."""
+    """Shifts from the blocks of `after` to their origin in `before` (both N x 1 x H x W): N x 2 x rows x columns in pixels (y, x), and a mask of the
+    blocks that their shift explains."""
     side = min(after.shape[-2:])
     levels = [1]
     while side / (2 * levels[-1]) >= COARSEST:
@@ -208,7 +207,7 @@ def _match(old: Tensor, new: Tensor, guess: Tensor) -> Tensor:
 
 
 def _refine(warped: Tensor, new: Tensor) -> Tensor:
-    """The shift below a pixel that explains what is left, by least squares over each block (Lucas and Kanade); at most one pixel."""
+    """The shift below a pixel that explains the remaining difference, by least squares over each block (Lucas and Kanade); at most one pixel."""
     padded = F.pad(warped, (1, 1, 1, 1), mode="replicate")
     dy = (padded[..., 2:, 1:-1] - padded[..., :-2, 1:-1]) / 2
     dx = (padded[..., 1:-1, 2:] - padded[..., 1:-1, :-2]) / 2
@@ -261,7 +260,7 @@ NEEDED_FRAMES: Mapping[str, int] = {
     "flicker": 3,
     "midframe_error": 3,
 }
-"""Frames without which a statistic cannot be measured; the others need one."""
+"""Least number of frames for a statistic; the others need one."""
 
 
 SMOOTH = frozenset({"brightness", "saturation", "sharpness", "flicker"})
@@ -281,7 +280,7 @@ class VideoStats:
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Measure the clips; prompts do not matter."""
+        """Measure the clips; prompts are ignored."""
         clip, frames = Clip(videos, fps), videos.shape[1]
         short = [part for part in self.names if frames < NEEDED_FRAMES.get(part, 1)]
         nothing = torch.full((videos.shape[0],), torch.nan, device=videos.device)

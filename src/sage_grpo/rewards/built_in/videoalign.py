@@ -35,18 +35,18 @@ _LORA_KEYS = {
     "lora_enable", "vision_lora", "lora_r", "lora_alpha", "use_rslora", "lora_dropout", "lora_task_type", "lora_target_modules",
     "lora_namespan_exclude", "lora_modules_to_save", "num_lora_modules",
 }  # fmt: skip
-"""Keys that the authors write of a LoRA; rank, alpha and use_rslora are read, and which layers it adapts is in the names of its weights."""
+"""Keys of the authors' LoRA settings; rank, alpha and use_rslora are used, and the names of the weights give the adapted layers."""
 _TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
 
 
 @dataclass(frozen=True)
 class VideoAlignConfig:
-    """What model_config.json says."""
+    """The settings in model_config.json."""
 
     output_dim: int
     """1: one head read at each special token; 3: the diagonal of token x output."""
     fps: float
-    """Frames a second that the model looks at."""
+    """Frames per second that the model reads."""
     num_frames: int | None
     """A fixed number of frames instead of fps."""
     max_pixels: int
@@ -58,7 +58,7 @@ class VideoAlignConfig:
     normalization: Mapping[str, tuple[float, float]] | None
     """Mean and std of VQ, MQ and TA."""
     lora_everywhere: bool = True
-    """Whether every layer is adapted alike; false where the configuration adapts only the last modules."""
+    """True if every layer is adapted alike; false if only the last modules are."""
 
 
 def read_config(folder: Path) -> VideoAlignConfig:
@@ -122,9 +122,8 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
 def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     """The tensors of a checkpoint under transformers 5 names, and whether they are the whole model.
 
-    model.safetensors (what comes from the hub by name has no other kind) wins over model.pth, and that over
-    adapter_model.safetensors + non_lora_state_dict.pth. A .pth is read with weights_only: it
-    cannot run code.
+    model.safetensors (the only kind in folders from the hub) wins over model.pth, and that over adapter_model.safetensors + non_lora_state_dict.pth.
+    A .pth is read with weights_only: it cannot run code.
     """
     from safetensors.torch import load_file
 
@@ -144,7 +143,7 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
 
 
 def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignConfig) -> None:
-    """Refuse a LoRA with holes: a layer without its adapter would count as the base's, and change the scores a little."""
+    """Refuse an incomplete LoRA: a layer without its adapter would act as the base's, and change the scores a little."""
     adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
     wanted = {f"language_model.layers.{layer}.{name}" for layer in range(layers) for name in adapted}
     fault = weights_fault(missing=wanted - state.keys())
@@ -153,7 +152,7 @@ def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignC
 
 
 def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
-    """The frames that VideoAlign looks at: an even number, from the first to the last, evenly spread."""
+    """The frames that VideoAlign reads: an even number, from the first to the last, evenly spread."""
     if num_frames is not None:
         count = min(round(num_frames / TEMPORAL) * TEMPORAL, frames)
     else:
@@ -219,10 +218,9 @@ class VideoAlign:
     ) -> None:
         """Load.
 
-        checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of
-        Qwen2-VL-2B-Instruct. template: the authors' prompt_template.py, or a text file. step: which checkpoint-N,
-        default the highest. normalize: (score - mean) / std with the folder's statistics, as the authors do; False
-        gives raw scores. dtype: default bfloat16 on CUDA (as released) and float32 elsewhere.
+        checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
+        prompt_template.py, or a text file. step: the N of checkpoint-N, default the highest. normalize: (score - mean) / std with the folder's
+        statistics, as the authors do; False gives raw scores. dtype: default bfloat16 on CUDA (as released) and float32 elsewhere.
         """
         from transformers import AutoConfig
 
@@ -251,7 +249,7 @@ class VideoAlign:
     def to(self, device: torch.device) -> VideoAlign:
         """Move to a device; unless a dtype was given, bfloat16 on CUDA and float32 on a CPU.
 
-        What was on CUDA stays bfloat16 when it is offloaded: converting back and forth would cost time and memory.
+        Weights that were on CUDA stay bfloat16 when offloaded: converting back and forth would cost time and memory.
         """
         dtype = self._dtype or (torch.bfloat16 if torch.device(device).type == "cuda" else self._head.dtype)
         self.model.to(device=device, dtype=dtype)
@@ -276,7 +274,7 @@ class VideoAlign:
         return {**parts, "Overall": scores.sum(dim=1)}
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that the model looks at."""
+        """The frames that the model reads."""
         return frame_indices(count, fps, fps=self.config.fps, num_frames=self.config.num_frames)
 
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:

@@ -1,1 +1,1 @@
-"""A vision-language model as a judge: what it is asked, what its answers mean, what it may cost."""
+"""A vision-language model as a judge: its questions, answers and cost."""

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible endpoint: how it is asked (https, a key from the environment, retries), what it has cost, and what it has answered before."""
+"""One OpenAI-compatible endpoint: requests (https, a key from the environment, retries), their cost, and a cache of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sage_grpo.utils.redact import hide
 
 
 class Spent(RuntimeError):
-    """A limit of the run is reached: no further request goes out."""
+    """A limit of the run is reached: no further request is sent."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Usage:
 
 @checked
 class Limits:
-    """What one process may spend; 0 is no limit."""
+    """Spending limits of one process; 0 is no limit."""
 
     requests_per_minute: NotNegative = 0.0
     """Requests are sent evenly, at most so many a minute."""
@@ -73,14 +73,14 @@ class Meter:
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self.used = Usage()
-        """By this process, and by earlier ones of the same run."""
+        """Usage by this process, and by earlier ones of the same run."""
         self.cached = 0
         self._next = 0.0
         self._lock = threading.Lock()
 
     @property
     def cost(self) -> float:
-        """What was spent, by the prices."""
+        """The cost so far, by the prices."""
         used, limits = self.used, self._limits
         return (used.input_tokens * limits.input_price + used.output_tokens * limits.output_price) / 1_000_000
 
@@ -111,12 +111,12 @@ class Meter:
             self.used.add(tokens)
 
     def hold(self, seconds: float) -> None:
-        """The endpoint wants to be left alone: nobody's turn comes earlier."""
+        """Delay all requests: the endpoint asked for a pause."""
         with self._lock:
             self._next = max(self._next, self._clock() + seconds)
 
     def found(self) -> None:
-        """A score came from the cache."""
+        """Count a score from the cache."""
         with self._lock:
             self.cached += 1
 
@@ -134,7 +134,7 @@ TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 HOPELESS = frozenset({401, 403, 404, 405})
 """Answers that every request would get: the key, the model or the address is wrong."""
 NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
-"""Error codes of a 429 that no waiting cures."""
+"""Error codes of a 429 that no retry cures."""
 LARGEST_ANSWER = 4 * 2**20
 
 
@@ -143,23 +143,23 @@ class EndpointFailure(RuntimeError):
 
 
 class NoAnswer(ValueError):
-    """What came back is not a chat completion."""
+    """The response is not a chat completion."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said."""
+    """The model's answer."""
 
     text: str
     refusal: str
-    """Why it would not say anything; empty when it did."""
+    """The reason of a refusal; empty without one."""
     cut: bool
-    """Whether the answer ended at the limit of tokens."""
+    """True if the answer ended at the limit of tokens."""
 
 
 @checked
 class Network:
-    """How patiently an endpoint is asked."""
+    """Timeouts, retries and parallel requests of an endpoint."""
 
     timeout: Seconds = 120.0
     """Seconds for one try."""
@@ -186,7 +186,7 @@ class Endpoint:
         self.key()
 
     def key(self) -> str:
-        """The key, read where it is needed and kept nowhere."""
+        """The key, read from the environment on each use and never stored."""
         key = read_token(self._key_env, "key_env")
         if self._key_env and not key:
             raise RewardConfigError(
@@ -222,17 +222,17 @@ class Endpoint:
             if attempt == self._network.retries:
                 break
             if asked:
-                self._meter.hold(asked)  # for everyone: the limit is the account's, not the request's
+                self._meter.hold(asked)  # for all threads: the limit is the account's, not the request's
             if stop.wait(max(asked, self._backoff.pause(attempt))):
                 break
         raise EndpointFailure(self.hide(f"{self._where}: {reason}"))
 
     def hide(self, text: str) -> str:
-        """A text without the key: servers like to repeat it in their errors."""
+        """A text without the key, which some servers repeat in their errors."""
         return hide(text, self.key())
 
     def _refused(self, status: int, headers: Mapping[str, str], answer: bytes) -> tuple[str, float]:
-        """Why, and how long the server wants to be left alone; raises when the request will never succeed."""
+        """The reason, and the pause in seconds that the server asks for; raises when the request will never succeed."""
         # hidden before it is cut: the cut must not leave half a key
         text = " ".join(self.hide(answer.decode("utf-8", "replace")).split())[:400]
         reason = f"answered {status}: {text}"
@@ -299,11 +299,11 @@ log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """Known scores by digest. Without a folder it lives as long as the process."""
+    """Known scores by digest. Without a folder it lasts as long as the process."""
 
     def __init__(self, folder: str, parts: Sequence[str]) -> None:
         self.spent = Usage()
-        """What all earlier processes have spent."""
+        """Usage of all earlier processes."""
         self._known: dict[str, tuple[dict[str, float], dict[str, str]]] = {}
         self._parts, self._lock = tuple(parts), threading.Lock()
         self._file: Path | None = None
@@ -323,7 +323,7 @@ class Ledger:
             return self._known.get(digest)
 
     def keep(self, digest: str, scores: Mapping[str, float], reasons: Mapping[str, str], usage: Usage) -> None:
-        """Note a request's end; without scores only what it cost."""
+        """Record a finished request; without scores only its cost."""
         line: dict[str, Any] = {"digest": digest, "scores": dict(scores), "reasons": dict(reasons), **asdict(usage)}
         with self._lock:
             if scores:
@@ -339,7 +339,7 @@ class Ledger:
                 log.warning("The judge's cache %s cannot be written: %s", self._file, error)
 
     def _read(self, file: Path) -> None:
-        """Take the lines of a file; a process that was killed leaves its last one torn."""
+        """Read the lines of a file; a process that was killed leaves an incomplete last line."""
         torn = 0
         for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:

@@ -1,1 +1,1 @@
-"""Rewards in another process: the server, what calls it, and what travels between them."""
+"""Rewards over HTTP: the server, its client, and their wire format."""

@@ -1,4 +1,4 @@
-"""A reward on other machines: which server is asked, retries with backoff, and NaN for what could not be scored."""
+"""A reward on other machines: choice of the server, retries with backoff, and NaN for clips without a score."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from sage_grpo.utils.redact import hide
 log = logging.getLogger(__name__)
 
 FORGET = 60.0
-"""Seconds in which half of what is known about a server's speed is forgotten: slow ones are tried again now and then."""
+"""Half-life in seconds of a server's measured speed: slow ones are tried again now and then."""
 
 UNKNOWN = 5.0
-"""Seconds that a server is thought to take before it has answered anything."""
+"""Seconds assumed for a server that has not answered yet."""
 LONGEST = 600.0
-"""Seconds that a server which hung is left alone at most."""
+"""Longest pause in seconds for a server that hung."""
 
 
 @dataclass(eq=False)
 class Server:
-    """What is known about one server."""
+    """State of one server."""
 
     url: SplitResult
     seconds: float | None = None
-    """How long a request takes, averaged over the last ones; None before the first."""
+    """Seconds of a request, averaged over the last ones; None before the first."""
     measured: float = 0.0
-    """When that was."""
+    """Time of that measurement."""
     failures: int = 0
     """Failures since the last success; failures of one moment count once."""
     down_until: float = 0.0
-    """It is left alone until then."""
+    """Time until which the server gets no requests."""
     running: dict[int, float] = field(default_factory=dict)
-    """The requests it has now, by number, with their starts."""
+    """Its open requests by number, with their starts."""
 
     def cost(self, now: float, guess: float) -> tuple[float, int]:
-        """Seconds until one more request would be answered, then the requests that it has.
+        """Expected seconds until one more request is answered, and the number of open requests.
 
-        A request that still runs says that one takes at least so long. A server that was never heard of costs nothing for its
-        first request, and for the next ones as much as `guess` until the first is answered.
+        The age of an open request is a lower bound. A server without any answer costs nothing for its first request, and `guess` for the next ones
+        until the first is answered.
         """
         known = guess if self.running else 0.0
         if self.seconds is not None:
@@ -75,10 +75,10 @@ class Pool:
         self._turn, self._number = 0, 0
 
     def acquire(self, avoid: Collection[Server] = (), *, patient: bool = False) -> tuple[Server, int] | None:
-        """The server to ask and the number of the request; None where there is none but those to avoid.
+        """The server to ask and the number of the request; None if there is none outside `avoid`.
 
-        Servers that failed are left alone for a time that doubles with every failure, and then get one request to try. When all
-        are left alone, the one whose time is up first is asked, or none where `patient`.
+        A failed server is paused for a time that doubles with every failure, and then gets one request to try. When all are paused, the one whose
+        pause ends first is asked, or none if `patient`.
         """
         with self._lock:
             now = time.monotonic()
@@ -95,7 +95,7 @@ class Pool:
             return chosen, self._number
 
     def succeeded(self, server: Server, number: int) -> None:
-        """The request was answered."""
+        """Record an answered request."""
         with self._lock:
             now = time.monotonic()
             took = now - server.running.pop(number)
@@ -103,13 +103,13 @@ class Pool:
             server.measured, server.failures, server.down_until = now, 0, 0.0
 
     def busy(self, server: Server, number: int) -> None:
-        """The server has too much to do: it is well, but not asked for a moment."""
+        """Record a busy server: it works, but gets a short pause."""
         with self._lock:
             server.running.pop(number)
             server.down_until = max(server.down_until, time.monotonic() + self._backoff.first)
 
     def dropped(self, server: Server, number: int, *, late: bool) -> None:
-        """The answer is no longer needed; `late` when another server gave it first: asking this one gained nothing."""
+        """Record an answer that is no longer needed; `late` if another server gave it first, so that this one gained nothing."""
         with self._lock:
             start = server.running.pop(number)
             server.seconds = max(time.monotonic() - start, server.seconds or 0.0)
@@ -117,7 +117,7 @@ class Pool:
                 self._lock_out(server, start, "another server answered its request first")
 
     def failed(self, server: Server, number: int | None, reason: str) -> None:
-        """The server hung, answered nonsense or an error; without a number, what it answered turned out to be wrong."""
+        """Record a failure: the server hung, or returned nonsense or an error; without a number, an earlier answer was wrong."""
         with self._lock:
             start = time.monotonic() if number is None else server.running.pop(number)
             self._lock_out(server, start, reason)
@@ -126,14 +126,14 @@ class Pool:
         now = time.monotonic()
         if now < server.down_until or (server.failures and start <= server.measured):
             return  # one of many requests that failed together
-        # A server that hung is left alone for at least as long as it cost.
+        # A server that hung is paused for at least as long as it cost.
         pause = max(self._backoff.full(server.failures), min(now - start, LONGEST))
         server.failures, server.down_until, server.measured = server.failures + 1, now + pause, now
         told = "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row."
         log.warning(told, server.url.geturl(), reason[:300], pause, server.failures)
 
     def quicker(self, waited: float, avoid: Collection[Server], factor: float) -> tuple[Server, int] | None:
-        """A server that has answered `factor` times over what another one has had for `waited` seconds; None without one."""
+        """A server that could have answered `factor` times in the `waited` seconds that another one has taken; None without one."""
         found = self.acquire(avoid, patient=True)
         if found is None:
             return None
@@ -154,15 +154,15 @@ LARGEST_ANSWER = 64 * 2**20
 LOOKED_AT = 20_000
 """Bytes of an answer without scores from which its first words are taken."""
 CONNECT_SECONDS = 10.0
-"""A machine that does not even take the connection in this time is not there."""
+"""Seconds for opening a connection; a machine that takes longer counts as unreachable."""
 
 
 class RemoteReward:
-    """Scores that reward servers give (`sage-grpo serve-reward`).
+    """Scores of reward servers (`sage-grpo serve-reward`).
 
-    A batch is cut into requests; each goes to the server that will answer first by what is known. A server that fails is left
-    alone for a while, longer every time; clips that it could not score are tried elsewhere. A request that still fails after
-    all retries marks its clips invalid, so that training goes on without them.
+    A batch is cut into requests; each goes to the server with the shortest expected time. A server that fails is paused, longer every time; clips
+    that it could not score are tried elsewhere. A request that still fails after all retries marks its clips invalid, so that training goes on
+    without them.
     """
 
     facts = RewardFacts(
@@ -205,7 +205,7 @@ class RemoteReward:
             if not limit.holds(value):
                 raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
         self.names, self._token_env, self._timeout = tuple(parts), token_env, timeout
-        self._token()  # what is no token is refused now
+        self._token()  # refuses an invalid token now
         self._retries, self._backoff = retries, Backoff(backoff, max_backoff)
         self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)
         self._pool = Pool(self._urls, self._backoff)
@@ -228,7 +228,7 @@ class RemoteReward:
         return PartScores(parts, reasons)
 
     def _score(self, tasks: Sequence[_Task]) -> None:
-        """Run all tasks; those that a slow server sits on are given to a quick one too, and the first answer counts."""
+        """Run all tasks; a task at a slow server is given to a quick one too, and the first answer counts."""
         stop = threading.Event()
         # Second tries have threads of their own: slow servers may hold all of the first.
         first, second = (ThreadPoolExecutor(max_workers=min(self._parallel, max(1, len(tasks)))) for _ in range(2))
@@ -242,14 +242,14 @@ class RemoteReward:
                 waiting[0].settled.wait(0.05)
                 running += [second.submit(self._second, *late) for late in self._late(waiting)]
         finally:
-            stop.set()  # after an interrupt no thread shall go on retrying
+            stop.set()  # after an interrupt no thread may go on retrying
             for task in tasks:
                 task.drop()
             for executor in (first, second):
-                executor.shutdown(wait=False, cancel_futures=True)  # a thread may still wait for a machine that is gone
+                executor.shutdown(wait=False, cancel_futures=True)  # a thread may still wait for an unreachable machine
 
     def _late(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, Server, int]]:
-        """Tasks that wait for a slow server, each with a quicker one; while there is other work, only for a very slow one."""
+        """Tasks at a slow server, each with a quicker one; while there is other work, only for a very slow one."""
         now, factor = time.monotonic(), 2.0 if all(task.tries for task in tasks) else 10.0
         for task in tasks:
             server = task.server
@@ -261,7 +261,7 @@ class RemoteReward:
                 yield task, *found
 
     def _request(self, task: _Task, stop: threading.Event) -> None:
-        """One request with its retries."""
+        """Send one request, with its retries."""
         for attempt in range(self._retries + 1):
             if attempt and (stop.wait(self._backoff.pause(attempt - 1)) or task.settled.is_set()):
                 break
@@ -283,7 +283,7 @@ class RemoteReward:
         task.settle(PartScores(empty, dict.fromkeys(range(len(task.prompts)), task.reason)))
 
     def _second(self, task: _Task, server: Server, number: int) -> None:
-        """One try beside the first; where it fails the first goes on alone."""
+        """Try a second server beside the first; if it fails, the first goes on alone."""
         task.tries += 1
         scores = self._try(task, server, number, second=True)
         task.second = False
@@ -291,15 +291,15 @@ class RemoteReward:
             task.settle(scores)
 
     def _token(self) -> str:
-        """The token, read where it is needed and kept nowhere; empty where there is none."""
+        """The token, read from the environment on each use and never stored; empty without one."""
         return read_token(self._token_env, "The remote reward's token_env")
 
     def _said(self, text: str) -> str:
-        """What a server said, without the token, which servers like to repeat. Call it before anything is cut off: that could leave half a token."""
+        """A server's text without the token, which some servers repeat. Call it before cutting the text, which could leave half a token."""
         return hide(text, self._token())
 
     def _try(self, task: _Task, server: Server, number: int, *, second: bool = False) -> PartScores | None:
-        """Ask one server once; None when it has to be tried again, here or elsewhere. A `second` try may lose to the first."""
+        """Ask one server once; None when the request has to be tried again, here or elsewhere. A `second` try may lose to the first."""
         where, (body, checksum) = server.url.geturl(), task.encoded
         try:
             status, _, answer = post(
@@ -332,7 +332,7 @@ class RemoteReward:
         else:
             self._pool.failed(server, number, f"it answered {status}: {text}")
         if status not in TRY_AGAIN:
-            task.refused.append(server)  # the same request will not succeed there; another server may be in order
+            task.refused.append(server)  # this server will always refuse the request; another one may accept it
         return None
 
     def _elsewhere(self, task: _Task, scores: PartScores, server: Server) -> PartScores:
@@ -365,7 +365,7 @@ class RemoteReward:
 
 
 class _Task:
-    """Clips of one request on their way to a score."""
+    """The clips of one request, with the state of its tries."""
 
     def __init__(self, videos: Tensor, prompts: list[str], fps: float) -> None:
         self.videos, self.prompts, self.fps = videos, prompts, fps
@@ -373,12 +373,12 @@ class _Task:
         self.tries = 0
         self.reason = "not tried"
         self.refused: list[Server] = []
-        """Servers where it will never succeed."""
+        """Servers that will never answer it."""
         self.server: Server | None = None
-        """The server that has it now, `since` when."""
+        """The server that has it, since the time `since`."""
         self.since = 0.0
         self.second = False
-        """Whether a second server has it too."""
+        """True if a second server has it too."""
         self.rest: _Task | None = None
         """The clips that are tried elsewhere."""
         self.scores: PartScores | None = None
@@ -389,11 +389,11 @@ class _Task:
 
     @cached_property
     def encoded(self) -> tuple[list[bytes | memoryview], str]:
-        """What is sent, and the checksum that the answer must repeat."""
+        """The body to send, and the checksum that the answer must repeat."""
         return encode_request(self.videos, self.prompts, self.fps, self.id)
 
     def settle(self, scores: PartScores) -> None:
-        """The first result counts; whoever still works on another one is disturbed."""
+        """Keep the first result, and cut the connections of other tries."""
         with self._lock:
             if self.settled.is_set():
                 return
@@ -415,7 +415,7 @@ class _Task:
                 self._connections = [one for one in self._connections if one is not connection]
 
     def drop(self) -> None:
-        """Cut the connections: their threads wake up, and the servers see that nobody waits."""
+        """Cut the connections: their threads wake up, and the servers notice that the client is gone."""
         if self.rest is not None:
             self.rest.drop()
         with self._lock:
@@ -428,6 +428,6 @@ class _Task:
 
 def _parse(url: str) -> SplitResult:
     parsed = read_address(url, "A reward server's url", "http://host:8765", "token_env")
-    if parsed.query or parsed.fragment:  # clips are sent to its path alone
+    if parsed.query or parsed.fragment:  # clips are sent to the url's path alone
         raise RewardConfigError(f"A reward server's url ends with its path: leave out what follows {parsed.path!r}.")
     return parsed

@@ -1,9 +1,8 @@
 """The reward server: an ASGI application that hosts any configured reward on another machine.
 
-POST /score takes and returns safetensors bytes; GET /health and /metrics tell how it does. Malformed payloads,
-payloads that are too large, missing tokens and overload are answered 400, 413, 401 and 503; a clip that the reward
-cannot score comes back as NaN with a reason, never as an error of the server. Requests that wait together are scored
-together, in one worker thread.
+POST /score takes and returns safetensors bytes; GET /health and /metrics report its state. Malformed payloads, payloads that are too large, missing
+tokens and overload are answered 400, 413, 401 and 503; a clip that the reward cannot score comes back as NaN with a reason, never as an error of the
+server. Waiting requests are scored together, in one worker thread.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Closing(RuntimeError):
 
 @dataclass
 class Counters:
-    """What /metrics shows."""
+    """Values of /metrics."""
 
     clips: int = 0
     """Clips scored."""
@@ -71,15 +70,15 @@ class Counters:
     last_clips: int = 0
     """Clips of the last call of the reward."""
     last_failed: int = 0
-    """How many of them got no score."""
+    """Clips of it without a score."""
     unscored: int = 0
     """Calls in a row that scored nothing."""
     failing: bool = False
-    """Whether that is the reward's fault, and not that of the clips."""
+    """True if the reward is at fault, and not the clips."""
     last_end: float | None = None
-    """When it ended, by the monotonic clock."""
+    """End of the last call, by the monotonic clock."""
     running_since: float | None = None
-    """When the call that is under way began."""
+    """Start of the running call."""
     responses: dict[int, int] = field(default_factory=dict)
     """Answers by status."""
 
@@ -100,7 +99,7 @@ class _Job:
 
 
 UNPROVEN = 3
-"""Calls in a row without a score after which a reward fails that has never scored a clip."""
+"""Calls in a row without a score after which a reward that has never scored a clip counts as failing."""
 
 
 class Batcher:
@@ -111,7 +110,7 @@ class Batcher:
         self._score, self._max_batch, self._max_wait = score, max_batch, max_wait
         self._waiting: list[_Job] = []
         self._proof: tuple[torch.Tensor, list[str], float] | None = None
-        """A clip that was scored: one that is scored again shows that clips failed, and not the reward."""
+        """A clip that was scored: if it is scored again, the clips failed and not the reward."""
         self._came = asyncio.Event()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
         self._task: asyncio.Task[None] | None = None
@@ -127,7 +126,7 @@ class Batcher:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def submit(self, request: ScoreRequest) -> PartScores:
-        """The scores of one request; Closing when the server stops first."""
+        """The scores of one request; Closing if the server stops first."""
         if self._task is None or self._task.done():
             raise Closing("The server is stopping.")
         job = _Job(request, asyncio.get_running_loop().create_future())
@@ -136,7 +135,7 @@ class Batcher:
         return await job.future  # when this is cancelled, so is the future, and the job is passed over
 
     async def close(self) -> None:
-        """Let the running batch end, and refuse what still waits."""
+        """Finish the running batch, and refuse waiting requests."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -158,7 +157,7 @@ class Batcher:
             await asyncio.shield(self._running)
 
     async def _gather(self) -> list[_Job]:
-        """The first waiting request, and those of its format that fit and come in time; all wait on until they are scored."""
+        """The first waiting request, and those of its format that fit and come in time; all stay queued until they are scored."""
         while not (jobs := self._fitting()):
             await self._news(None)
         deadline = time.monotonic() + self._max_wait
@@ -168,7 +167,7 @@ class Batcher:
         return jobs
 
     async def _news(self, seconds: float | None) -> None:
-        """Wait for another request, but not longer."""
+        """Wait for another request, at most so long."""
         self._came.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._came.wait(), seconds)
@@ -215,16 +214,16 @@ class Batcher:
         counters.running_since = None
 
     async def _call(self, *batch: Any) -> asyncio.Future[PartScores]:
-        """One call of the reward that is over, however it ended."""
+        """Call the reward; returns the finished future, also after an error."""
         call = asyncio.get_running_loop().run_in_executor(self._executor, self._score, *batch)
         await asyncio.wait([call])
         return call
 
     async def _scores_proof(self) -> bool:
-        """Whether the reward still scores what it did, as far as is known."""
+        """True if the reward still scores its proof clip; without one, until UNPROVEN calls in a row have failed."""
         if self._proof is None:
             return self.counters.unscored < UNPROVEN
-        self._proof[0].view(-1)[0] += 1  # a cache has no answer to this one
+        self._proof[0].view(-1)[0] += 1  # so that no cache can answer this call
         call = await self._call(*self._proof)
         return call.exception() is None and not call.result().reasons
 
@@ -240,12 +239,12 @@ LINGER = 1.0
 
 @checked
 class ServerLimits:
-    """How much the server takes on."""
+    """Limits on the server's load."""
 
     max_batch: Count = 16
     """Clips that are scored together."""
     max_wait_ms: NotNegative = 5.0
-    """How long a batch waits for more requests."""
+    """Milliseconds that a batch waits for more requests."""
     max_queue: Count = 256
     """Requests that wait or are scored at a time; more are answered 503."""
     max_connections: Count = 2048
@@ -255,11 +254,11 @@ class ServerLimits:
     max_memory_mb: Count = 8192
     """Bytes of all requests at a time; more are answered 503."""
     header_timeout_s: Seconds = 10.0
-    """How long a connection may be without a request whose headers are complete."""
+    """Seconds that a connection may be open without complete headers of a request."""
     idle_timeout_s: Seconds = 10.0
-    """How long a client may pause while it sends its clips."""
+    """Seconds that a client may pause while it sends its clips."""
     read_timeout_s: Seconds = 120.0
-    """How long a client may take to send its request."""
+    """Seconds that a client may take to send its request."""
 
 
 def check_binding(host: str, token: str) -> None:
@@ -283,7 +282,7 @@ class RewardServer:
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Start the worker; on the way out finish the running batch."""
+        """Start the worker; at the end finish the running batch."""
         self._batcher.start()
         try:
             yield
@@ -330,7 +329,7 @@ class RewardServer:
             self._bytes -= len(received)
 
     async def _scores(self, request: ScoreRequest, body: _Body) -> PartScores:
-        """The scores, unless the client goes away first: nobody would read them, and it will ask again."""
+        """The scores, unless the client disconnects first: it will ask again."""
         scoring = asyncio.ensure_future(self._batcher.submit(request))
         leaving = asyncio.ensure_future(body.client_gone())
         try:
@@ -369,7 +368,7 @@ class RewardServer:
         return response
 
     async def health(self, _request: Request) -> Response:
-        """GET /health, open to all: 503 when the reward fails. A batch that it cannot score is its client's affair."""
+        """GET /health, without a token: 503 when the reward fails. Clips that cannot be scored are not a failure of the reward."""
         from starlette.responses import JSONResponse
 
         now, last = time.monotonic(), self.counters
@@ -412,7 +411,7 @@ class RewardServer:
 
 
 class _Body:
-    """The body of a request, piece by piece, and what comes after it: the news that the client has gone."""
+    """The body of a request, piece by piece, and the disconnect message after it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -432,7 +431,7 @@ class _Body:
 
 
 def _refusal(text: str, status: int, headers: dict[str, str], body: _Body) -> Response:
-    """An answer that goes out at once; then what is left of the body is thrown away for a moment, and the connection closed."""
+    """An answer that is sent at once; then the rest of the body is discarded for a moment, and the connection closed."""
     from starlette.responses import PlainTextResponse
 
     class Refusal(PlainTextResponse):
@@ -453,7 +452,7 @@ def _refusal(text: str, status: int, headers: dict[str, str], body: _Body) -> Re
 
 
 def create_app(score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> Starlette:
-    """The ASGI application around a scorer (see `batching.composite_scorer`)."""
+    """The ASGI application around a scorer (see `composite_scorer`)."""
     check_installed()
     from starlette.applications import Starlette
     from starlette.routing import Route

@@ -1,7 +1,7 @@
-"""What travels between the remote reward and its server: safetensors bytes, never pickle.
+"""Wire format of the remote reward and its server: safetensors bytes, never pickle.
 
-Every request carries an id and a checksum of its clips, prompts and fps; the answer repeats both and adds a checksum
-of its scores, so that a score can never be taken for another clip's.
+Every request carries an id and a checksum of its clips, prompts and fps; the answer repeats both and adds a checksum of its scores, so that a score
+can never be taken for another clip's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_HEADER = 8 * 2**20
 
 
 class WireError(ValueError):
-    """Bytes that are not what they should be."""
+    """Bytes that are not valid in this format."""
 
 
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Whatever goes wrong while foreign bytes are read is a WireError."""
+    """Turn every error of reading untrusted bytes into a WireError."""
     try:
         yield
     except WireError:
@@ -61,7 +61,7 @@ class ScoreRequest:
 
 def content_checksum(videos: Tensor, prompts: Sequence[str], fps: float) -> str:
     """A checksum of everything that a score depends on."""
-    digest = hashlib.sha256()  # the fastest of the library's on machines with instructions for it
+    digest = hashlib.sha256()  # the fastest of hashlib on CPUs with SHA instructions
     digest.update(json.dumps([list(videos.shape), list(prompts), float(fps)]).encode())
     digest.update(videos.contiguous().cpu().numpy().data)
     return digest.hexdigest()
@@ -85,7 +85,7 @@ def encode_request(
 
 
 def decode_request(body: bytes | bytearray) -> ScoreRequest:
-    """Read and check a request; WireError says what is wrong with it. The clips share a bytearray's memory."""
+    """Read and check a request; WireError names the fault. The clips share a bytearray's memory."""
     body = body if isinstance(body, bytearray) else bytearray(body)  # tensors need memory that can be written
     with _reading("The request"):
         header, start = _header(body)
@@ -100,7 +100,7 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
         check_clips(videos, prompts, fps)
         for prompt in prompts:
             check_prompt(prompt)
-        "".join([metadata["id"], *prompts]).encode()  # JSON can spell halves of characters, which nobody can send back
+        "".join([metadata["id"], *prompts]).encode()  # JSON can spell lone surrogates, which cannot be sent back
     if len(metadata["id"]) > 200:
         raise WireError("The id is longer than 200 characters.")
     if content_checksum(videos, prompts, fps) != metadata["checksum"]:
@@ -109,7 +109,7 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
 
 
 def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
-    """The one tensor of a request, where it lies."""
+    """The one tensor of a request, as a view of the body."""
     if header.keys() - {"__metadata__"} != {"videos"}:
         raise WireError(f"A request holds the tensor 'videos' alone, got {sorted(header)}.")
     entry, size = header["videos"], len(body) - start
@@ -159,7 +159,7 @@ def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _header(body: bytes | bytearray) -> tuple[dict[str, Any], int]:
-    """The JSON header of a safetensors file, and where its tensors begin."""
+    """The JSON header of a safetensors file, and the offset of its tensors."""
     if len(body) < 8:
         raise WireError(f"{len(body)} bytes are not a safetensors file.")
     (length,) = struct.unpack("<Q", body[:8])

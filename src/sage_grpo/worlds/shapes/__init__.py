@@ -1,5 +1,5 @@
-"""The embedded world: moving shapes, and a judge that knows exactly what a clean clip looks like.
+"""The embedded world: moving shapes, and a judge that knows exactly the pixels of a clean clip.
 
-The world is scene (what can be shown), render (how it looks), fit and judge (how well a clip shows it). `assets/` holds a miniature
-HunyuanVideo-1.5 that draws it, and `worlds/making/shapes/` is what made that checkpoint: nothing of it runs when the world is used.
+The modules are scene (the attributes), render (their pixels), fit and judge (the scores of a clip). `assets/` holds a miniature HunyuanVideo-1.5 that
+draws it, and `worlds/making/shapes/` made that checkpoint: nothing of it runs when the world is used.
 """

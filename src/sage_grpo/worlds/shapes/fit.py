@@ -251,7 +251,7 @@ def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def _stray(rest: Tensor) -> Tensor:
-    """Energy of the strongest blob, of the size of a small object, in what the drawing leaves unexplained, N."""
+    """Energy of the strongest blob, of the size of a small object, in the part that the drawing leaves unexplained, N."""
     short = min(rest.shape[1:3])
     smooth = F.avg_pool2d(rest.movedim(-1, 1), 3, stride=1, padding=1)  # white noise all but vanishes
     window = 2 * round(RADII[0] * short / 2) + 1

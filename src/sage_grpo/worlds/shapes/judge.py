@@ -1,4 +1,4 @@
-"""A judge that knows the manifold: it scores a clip by the nearest thing that the renderer could have drawn."""
+"""A judge by analysis-by-synthesis: it scores a clip by the nearest clip that the renderer could have drawn."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class ShapesJudge(Judge[SceneBatch]):
     - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has one object of the world on one of
       its backgrounds, wherever that object is. Needs exactly one object.
     - ``MQ`` in [0, 1]: how closely the object's centres follow the nearest path of any motion and speed, with one
-      identity throughout. An object that stands still follows none.
-    - ``TA`` in [0, 1]: how far the clip shows what the prompt says; ``TA/shape`` and so on are its parts. Each
+      identity throughout. A still object follows none.
+    - ``TA`` in [0, 1]: the agreement of the clip with the prompt; ``TA/shape`` and so on are its parts. Each
       counts in proportion to the frames (or, for motion and speed, to the likelihood), so it rises smoothly.
 
     All parts but drift are gated by "there is exactly one object", without which blank clips score well. fps is
-    not used: in this world speed is the way covered in one clip.
+    not used: in this world speed is the length of the path in one clip.
     """
 
     read, weights, smallest = _read, WEIGHTS, _SMALLEST
@@ -67,7 +67,7 @@ class ShapesJudge(Judge[SceneBatch]):
     """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.0625 is a pixel of 32."""
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """The same for float clips in [0, 255], with a graph. What is nearest is found first and does not move with the pixels."""
+        """The same for float clips in [0, 255], with a graph. The nearest scene is found first and does not move with the pixels."""
         with torch.autocast(videos.device.type, enabled=False):
             return self.parts(self.look(videos / 255), prompts)
 
@@ -95,7 +95,7 @@ class NaiveProxy:
     """A deliberately hackable reward, for studying reward hacking; part ``proxy``, in about [0, 2].
 
     It adds three things that good clips have more of than bad ones: pixels near the colour that the prompt names,
-    saturation, and change between frames. Nothing asks for an object, so it is hacked by flooding the frame with
+    saturation, and change between frames. It needs no object, so it is hacked by flooding the frame with
     the prompt's colour and by flashing. Compare it with ShapesJudge's Overall and drift. NaN for a prompt that
     `from_text` does not understand.
     """
@@ -145,6 +145,6 @@ def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
 
 
 def _steady(frames: FrameFit) -> Tensor:
-    """How far all frames show the same object on the same background, B."""
+    """Degree to which all frames show the same object on the same background, B."""
     looks = (frames.shape, frames.size, frames.colour, frames.background)
     return torch.stack([beliefs.mean(1).amax(1) for beliefs in looks]).mean(0)

@@ -94,7 +94,7 @@ def motion_path(motion: Tensor, speed: Tensor, phase: Tensor, frames: int) -> Te
 
 
 def slack(motion: Tensor, speed: Tensor, size: Tensor) -> Tensor:
-    """How far (x, y) a path may be moved from the middle with the object still inside the frame, ... x 2."""
+    """Largest offset (x, y) of a path from the middle with the object still inside the frame, ... x 2."""
     straight = _take(_DIRECTIONS, motion).abs() * _take(TRAVEL, speed).unsqueeze(-1) / 2
     extent = straight + torch.stack(
         [
@@ -107,7 +107,7 @@ def slack(motion: Tensor, speed: Tensor, size: Tensor) -> Tensor:
 
 
 def room(size: Tensor) -> Tensor:
-    """How far the centre of an object of this size may be from the middle of the frame, along x or y."""
+    """Largest distance of the centre of an object of this size from the middle of the frame, along x or y."""
     return 1 - MARGIN - _take(RADII, size)
 
 
@@ -137,7 +137,7 @@ def palette(colour: Tensor) -> Tensor:
 
 
 def coverage(shape: Tensor, size: Tensor, centres: Tensor, height: int, width: int) -> Tensor:
-    """How much of each pixel an object covers, N x H x W in [0, 1], from N shapes, sizes, centres (N x 2)."""
+    """Share of each pixel that an object covers, N x H x W in [0, 1], from N shapes, sizes, centres (N x 2)."""
     x, y = pixel_centres(height, width, centres.device)
     radius = _take(RADII, size)[:, None, None]
     dx = (x - centres[:, :1]).abs().unsqueeze(1)

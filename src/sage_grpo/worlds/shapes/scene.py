@@ -1,7 +1,7 @@
-"""What can be shown: a scene is shape x colour x motion x speed x size x background, to and from text.
+"""Scenes of the shapes world: shape x colour x motion x speed x size x background, to and from text.
 
-A `Scene` is the part that a prompt names. A `SceneBatch` adds what a prompt leaves open (where the path lies,
-at which phase it starts) and keeps everything in tensors, so that rendering needs no loop over clips.
+A `Scene` holds the attributes that a prompt names. A `SceneBatch` adds those that a prompt leaves open (the path's place, its start phase) and keeps
+everything in tensors, so that rendering needs no loop over clips.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FRAMES, SIDE, FPS = 9, 32, 8.0
 
 Split = Literal["train", "heldout", "all"]
 
-# How each value may be said. A template names the form, so wording varies but no word has two meanings.
+# Wordings of each value. A template names the form, so wording varies but no word has two meanings.
 _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
     "shape": {"shape": ATTRIBUTES["shape"]},
     "colour": {"colour": ATTRIBUTES["colour"]},
@@ -60,7 +60,7 @@ TEMPLATES: tuple[str, ...] = (
 )
 """Sentences that name all six attributes; `to_text` fills them."""
 
-# Words inside a phrase that do not tell the value apart ("at low speed": only "low" does).
+# Words inside a phrase that do not distinguish values ("at low speed": only "low" does).
 _PHRASE_FILLERS = frozenset({"at", "speed", "moves", "moving", "around"})
 
 
@@ -77,7 +77,7 @@ class Scene(AnyScene):
     motion: str
     """Direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)."""
     speed: str
-    """How much of the path one clip covers."""
+    """Share of the path that one clip covers."""
     size: str
     """Size of the object."""
     background: str
@@ -101,9 +101,9 @@ class SceneBatch(Rows):
     background: Tensor
     """int64, B."""
     offset: Tensor
-    """float32, B x 2 in [-1, 1]: where the path lies (x, y) in the room that it has."""
+    """float32, B x 2 in [-1, 1]: the path's place (x, y) within its room."""
     phase: Tensor
-    """float32, B in [0, 1): where a loop or a bounce starts; straight paths ignore it."""
+    """float32, B in [0, 1): the start of a loop or a bounce; straight paths ignore it."""
 
     def scenes(self) -> list[Scene]:
         """The named attributes of every clip."""
@@ -150,7 +150,7 @@ def some_scenes(split: Split, n: int, seed: int) -> list[Scene]:
 
 
 def to_text(scene: Scene, template_index: int = 0) -> str:
-    """A sentence that names all attributes; template_index counts round TEMPLATES."""
+    """A sentence that names all attributes; template_index wraps around TEMPLATES."""
     words = {}
     for attribute, forms in _FORMS.items():
         value = ATTRIBUTES[attribute].index(getattr(scene, attribute))
