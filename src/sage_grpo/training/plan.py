@@ -376,9 +376,7 @@ class Plan:
         ranks, found = range(len(self.shares)), []
         for update in range(self.updates):
             most = _most([Counter(map(self.network_of, self.replays(rank, update))) for rank in ranks])
-            if (
-                not most.total()
-            ):  # nothing was chosen (dpo with equal rewards): one pass of weight 0
+            if not most.total():  # nothing was chosen (dpo with equal rewards): one pass of weight 0
                 most[next(self.network_of(one) for rank in ranks for one in self.replayable(rank, update))] = 1
             found.append(most)
         return found
