@@ -17,7 +17,7 @@ class SentinelConfig:
     """Action on a lasting finding, after the warning: none (off does not even check), stop, lower the step size, or
     roll back to the last good checkpoint with a lower step size."""
     patience: Count = 3
-    """Iterations in a row that a sign must be there before it is told, and as many again before it is acted on. Held-out signs: one
+    """Consecutive iterations with a finding before a warning, and as many again before an action. Held-out findings: one
     evaluation, and the next."""
     window: Annotated[int, Range(5)] = 20
     """Iterations at the start and before now whose medians a figure is compared with."""

@@ -382,7 +382,7 @@ def _activations(network: Network, job: Job) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Measured rates of a GPU on this workload, below those of its data sheet."""
+    """Rates that a GPU reaches on this workload, not those of its data sheet."""
 
     attention: float
     """Operations per second of attention in bfloat16."""

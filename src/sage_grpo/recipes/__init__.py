@@ -20,7 +20,7 @@ from sage_grpo.utils.suggest import did_you_mean
 PINNED = ("guidance_scale", "guidance_scale_2", "frames", "height", "width", "fps", "shift")
 """Fields of a model that belong to one checkpoint."""
 MOST_DIGITS = 5
-"""Limit on the digits of a number of steps: windows are lists of steps, which are made before any check."""
+"""A number of steps must have fewer digits: windows are lists of steps, which are made before any check."""
 
 
 def names() -> list[str]:

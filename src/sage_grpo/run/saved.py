@@ -121,7 +121,7 @@ class Choice:
     run: str | None = None
     """Folder of a run: its settings become the defaults of the options below, and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
-    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    """Weights of the run: after training (the default), of its best evaluation, or those it started from."""
     checkpoint: Natural | None = None
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None

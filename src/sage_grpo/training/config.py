@@ -63,7 +63,7 @@ class RolloutConfig:
     shift: Positive | None = None
     """Shift of the noise schedule; None is the model's."""
     window: Window = Window()
-    """Which steps explore."""
+    """Window of the exploring steps."""
     deterministic_last: bool | None = None
     """Make the last step an ODE step. None asks the kernel: where it would leave its noise in the video the last step is one, and so are steps
     before it after which the state would hold more than 3.5 times the noise variance that the network is told (grids that end near 0, as
@@ -78,14 +78,14 @@ class RolloutConfig:
     solver: Rule = "euler"
     """Solver of the deterministic steps: euler, or ab2 (second order, at the same cost)."""
     before_steps: Count | None = None
-    """Deterministic steps before those that explore, where there are any; None is as `steps` has them."""
+    """Deterministic steps before those that explore, if any; None keeps the full schedule."""
     after_steps: Count | None = None
-    """Deterministic steps after those that explore, where there are any; None is as `steps` has them."""
+    """Deterministic steps after those that explore, if any; None keeps the full schedule."""
     after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
     (MixGRPO-Flash)."""
     cheap: CheapSpec = CheapSpec()
-    """What steps that do not explore do without."""
+    """Approximations of steps that do not explore."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: Speed[bool] = False
@@ -203,7 +203,7 @@ class OptimizerConfig:
     a rollout (the exact KL, summed over its trained steps and all latent dimensions). In bfloat16 rounding alone has a KL (0.05 of branch, 3 of
     sage with a Wan of 12 million parameters), which a target must be above. None leaves it alone."""
     max_lr_factor: Positive = 1.0
-    """With target_kl: the largest factor on the learning rate; 1 is never hotter than asked. The smallest is 0.001."""
+    """With target_kl: the largest factor on the learning rate; 1 never exceeds optimizer.lr. The smallest is 0.001."""
     max_kl: Positive | None = None
     """A rollout's updates that move the policy by more nats than this are scaled back to it, measured to within 2%, so that none can wreck the
     policy. Costs a copy of the trainable weights, and where it acts two to four passes per prompt (at most 12). In bfloat16 it must be above
@@ -297,7 +297,7 @@ class EvalConfig:
     steps: Count | None = None
     """ODE steps. None: those of model.sigmas, or of a checkpoint (or adapter) whose name says that it was distilled to few; else 40."""
     solver: SolverName = "euler"
-    """"euler" is the Euler step on the model's grid, "ab2" its second-order sister at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
+    """"euler" is the Euler step on the model's grid, "ab2" its second-order version at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
     seed: Seed = 1234
     """Seed of the initial noises: the same in every evaluation."""
     show: Record[Natural] = 8

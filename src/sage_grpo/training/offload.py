@@ -68,8 +68,8 @@ SHARE = 0.9
 
 
 class VaeMover:
-    """Moves the VAE off the accelerator after the first decoding; it stays there once an iteration has shown that all
-    phases have room for it."""
+    """Moves the VAE off the accelerator after a decoding, until an iteration has shown that all phases have room for
+    it."""
 
     def __init__(self, model: VelocityModel, spec: ModelSpec | None = None) -> None:
         self.model, self.spec = model, spec or ModelSpec()

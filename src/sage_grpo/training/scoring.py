@@ -104,7 +104,7 @@ def no_clips(video: VideoSpec) -> Tensor:
 def check_groups(
     reward: CompositeReward, shares: Sequence[Sequence[MicroBatch]], size: int, remedy: str, world: World
 ) -> None:
-    """Refuse comparing rewards if one process would not score whole groups of `size` clips; `shares` are all ranks'
+    """Refuse rewards that compare clips if one process would not score whole groups of `size` clips; `shares` are all ranks'
     micro-batches."""
     if size < 2:
         reward.refuse_comparing(f"there is one clip a prompt. {remedy}")

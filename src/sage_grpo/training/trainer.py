@@ -143,7 +143,7 @@ class Trainer:
         """The plan of the last iteration, with the clips that it trained."""
 
     def _check_groups(self) -> None:
-        """Refuse comparing rewards that would not get whole groups, before anything is sampled."""
+        """Refuse rewards that compare clips but would not get whole groups, before anything is sampled."""
         config, planner = self.config, self.planner
         remedy = f"Set batch.prompts times rollout.window.branches to a multiple of the {self.world.size} data-parallel ranks."
         check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
