@@ -111,7 +111,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             continue
         odd = _odd(row)
         if odd:
-            warnings.warn(f"{file}, line {place} is no row of a run and is left out: {odd}.", stacklevel=2)
+            warnings.warn(f"{file}, line {place} is not a row of a run and is left out: {odd}.", stacklevel=2)
             continue
         rows.append(
             {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()}

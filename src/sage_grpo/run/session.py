@@ -154,7 +154,7 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
     fault = export(trainer, out / "final")
     if fault:
         raise checkpoint.SaveFailed(
-            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: mend the cause, "
+            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: fix the cause, "
             "and the same command writes them."
         )
     doubt = _doubt(trainer)

@@ -101,7 +101,7 @@ def check_model(model: VelocityModel) -> ModelSpec:
     members = [name for name in (*VelocityModel.__annotations__, *vars(VelocityModel)) if not name.startswith("_")]
     missing = [name for name in members if name not in dir(model)]
     raise ConfigError(
-        f"A {type(model).__name__} is no VelocityModel: it lacks {', '.join(missing)}. docs/extending.md says what each one does; "
+        f"A {type(model).__name__} is not a VelocityModel: it lacks {', '.join(missing)}. docs/extending.md describes each one; "
         "a diffusers checkpoint is loaded with ModelSpec(path=...).load()."
     )
 
