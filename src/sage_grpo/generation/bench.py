@@ -224,9 +224,8 @@ def _claim(
     images = {
         clip: "/".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in clip.prompt.files) for clip in clips
     }
-    rows = [
-        [clip.file, clip.prompt.text, clip.seed, images[clip]] for clip in clips
-    ]  # independent of the images' location
+    # Contents of images, independent of their location.
+    rows = [[clip.file, clip.prompt.text, clip.seed, images[clip]] for clip in clips]
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
     settings = {
         **{name: plain(value) for name, value in dataclasses.asdict(options).items() if name in names},

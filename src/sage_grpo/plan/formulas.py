@@ -318,9 +318,8 @@ def differentiating_memory(network: Network, job: Job) -> Memory:
     if vae is None:
         return decoding
     area, latents = job.height * job.width, 1 + (job.frames - 1) // vae.frames
-    chunk = (
-        latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
-    )  # tiles are not divided into chunks
+    # Tiles are not divided into chunks.
+    chunk = latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
     chunks = math.ceil(latents / chunk)
     pasts = math.ceil(chunks / math.isqrt(chunks)) + math.isqrt(chunks) if chunks > 1 else 0
     graph = (vae.graph * min(job.frames, chunk * vae.frames) + vae.past * pasts) * area

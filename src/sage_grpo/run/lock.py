@@ -109,10 +109,8 @@ class FolderLock:
         first, end = os.fstat(stream.fileno()).st_mtime_ns, time.monotonic() + PATIENCE
         while time.monotonic() < end:
             time.sleep(PATIENCE / 24)
-            with (
-                suppress(FileNotFoundError),
-                self.file.open() as fresh,
-            ):  # opening makes a shared disk ask its server again
+            # Opening makes a shared disk ask its server again.
+            with suppress(FileNotFoundError), self.file.open() as fresh:
                 if os.fstat(fresh.fileno()).st_mtime_ns != first:
                     return True
         return False

@@ -51,9 +51,8 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     """Code that a configuration would load from outside the package, and servers that would get clips and a token."""
     found = []
     family = config.model.family
-    if (
-        family is not None and family not in FAMILIES and not is_object(family)
-    ):  # objects are refused where they are loaded
+    # Objects are refused where they are loaded.
+    if family is not None and family not in FAMILIES and not is_object(family):
         found.append(f"the code {config.model.family} (model.family)")
     if config.model.decoder is not None and ":" in config.model.decoder:
         found.append(f"the code {config.model.decoder} (model.decoder)")

@@ -40,7 +40,7 @@ class Optimizer:
     def step(self, update: int) -> float:
         """Apply the gradients as optimizer update number `update` (from 0); returns the learning rate used."""
         lr = self.pace.factor * learning_rate(self.config, update, self.total_updates)
-        onednn: Any = torch.backends.mkldnn  # its declared type lacks the attribute
+        onednn: Any = torch.backends.mkldnn  # the stubs give `enabled` the type of its descriptor
         enabled = onednn.enabled
         for part in self.parts:
             for group in part.param_groups:
