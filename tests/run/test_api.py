@@ -141,7 +141,7 @@ def test_fingerprints_tell_code_apart_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("objects", "said"),
     [
-        ({"model": torch.nn.Linear(1, 1)}, "A Linear is no VelocityModel: it lacks spec, video"),
+        ({"model": torch.nn.Linear(1, 1)}, "A Linear is not a VelocityModel: it lacks spec, video"),
         ({"held_out": []}, "held_out: there is no row"),
         ({"rewards": []}, "none of them counts"),
     ],

@@ -1,10 +1,11 @@
-"""The rows that a run writes: its figures, and what happened to it.
+"""Writes a run's rows: metrics and events.
 
-metrics.jsonl has one row per iteration, and one per evaluation. It is the truth; loggers are views of it. Every checkpoint carries a copy of the rows up to its moment, under its checksum. A run that continues compares: a file
-that begins with those rows is whole, and what follows them is computed again; any other is moved aside and written anew.
+metrics.jsonl has one row per iteration, and one per evaluation. It is authoritative; loggers are views of it. Every
+checkpoint has a copy of the rows so far, under its checksum. A resumed run compares: a file that begins with those rows
+is intact, and later rows are computed again; any other is moved aside and rewritten.
 
-events.jsonl is for people: starts, resumes, failed rewards, stops, interventions. Rows are only ever added, also by a run that continues from an
-earlier checkpoint: what is computed again was done twice.
+events.jsonl is for people: starts, resumes, failed rewards, stops, interventions. Rows are only ever appended, also by
+a run that continues from an earlier checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Journal:
             self._write_all()
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append a row; on disk before it returns. A disk that is full is named, and the row written with the next one."""
+        """Append a row; on disk before it returns. If the disk is full it warns, and writes the row with the next
+        one."""
         row = {"iteration": iteration, **{k: _number(v) for k, v in metrics.items()}}
         line = json.dumps(row).encode() + b"\n"
         whole = self.file.is_file() and self.file.stat().st_size == len(self.rows)
@@ -46,7 +48,7 @@ class Journal:
             if whole:
                 with self.file.open("ab") as stream:
                     _put(stream, line)
-            else:  # a row before this one is missing: its disk was full, or someone changed the file
+            else:  # an earlier row is missing: its disk was full, or the file was changed
                 self._write_all()
         except OSError as error:
             warnings.warn(
@@ -59,9 +61,10 @@ class Journal:
 
 
 def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
-    """Continue a journal from a checkpoint's copy of it (None: from nothing); returns it with a notice, empty if all is well.
+    """Continue a journal from a checkpoint's copy of it (None: empty); returns it with a notice, empty if the file is
+    intact.
 
-    A file with rows is never lost: where they are not the recorded ones it is moved aside first.
+    A file with other rows than the recorded ones is moved aside, not lost.
     """
     found = file.read_bytes() if file.is_file() else b""
     notice = ""
@@ -76,7 +79,7 @@ def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
 
 
 def describe_damage(found: bytes, recorded: bytes) -> str:
-    """How a file differs from the rows that it should begin with; for people."""
+    """Text on the difference between a file and the rows that it should begin with."""
     if not found:
         return "it is missing or empty"
     wanted, there = recorded.splitlines(keepends=True), found.splitlines(keepends=True)
@@ -84,7 +87,7 @@ def describe_damage(found: bytes, recorded: bytes) -> str:
     lost = Counter(wanted) - Counter(there)
     again = Counter(there) & Counter(wanted)
     twice = sum((Counter(there) - again)[line] for line in again)
-    # What follows the recorded rows is computed again anyway, so only lines among them count as foreign.
+    # Lines after the recorded rows are computed again anyway, so only lines among them count as foreign.
     strange = sum(line not in again for line in there[: len(wanted)])
     faults = [
         f"{lost.total()} of {len(wanted)} rows missing or changed" * bool(lost),
@@ -96,7 +99,7 @@ def describe_damage(found: bytes, recorded: bytes) -> str:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a journal, for readers of any run: numbers by name, and None for what could not be measured.
+    """Read the rows of any run's journal: numbers by name, and None for missing values.
 
     A line that a kill cut short is left out; so is one that no run writes, with a warning that names it.
     """
@@ -108,7 +111,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
             continue
         odd = _odd(row)
         if odd:
-            warnings.warn(f"{file}, line {place} is no row of a run and is left out: {odd}.", stacklevel=2)
+            warnings.warn(f"{file}, line {place} is not a row of a run and is left out: {odd}.", stacklevel=2)
             continue
         rows.append(
             {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()}
@@ -117,7 +120,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _odd(row: Any) -> str:
-    """What no run writes in a row; empty where all is well."""
+    """Text on the part of a row that no run writes; empty if it is valid."""
     if not isinstance(row, dict):
         return f"it holds {shown(row)}"
     for name, value in row.items():
@@ -151,7 +154,7 @@ def _number(value: float) -> float | None:
 
 
 def note(out: Path, kind: str, iteration: int, text: str) -> None:
-    """Add an event. `kind` is one word: start, resume, failed, best, stop, finish, diverged, sentinel."""
+    """Append an event. `kind` is one word: start, resume, failed, best, stop, finish, diverged, sentinel."""
     row = {"time": round(time.time(), 3), "kind": kind, "iteration": iteration, "text": text[:LONGEST]}
     with (out / EVENTS).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row, ensure_ascii=False) + "\n")

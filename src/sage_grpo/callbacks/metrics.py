@@ -1,6 +1,6 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard by default, Weights & Biases and trackio when asked.
+"""Writes metrics to TensorBoard by default, and to Weights & Biases and trackio on request.
 
-These are views of the journal: one that fails is named, and the run goes on.
+These are views of the journal: a failure is a warning, and the run continues.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sage_grpo.utils.imports import import_object
 from sage_grpo.utils.safe_io import inside, replace_text
 
 RUN_ID = ".run_id"
-"""File of a run's folder with its id at trackers."""
+"""File in a run's folder with its id at trackers."""
 LONGEST_ID = 128
-"""Characters that W&B takes."""
+"""Longest id that W&B accepts."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class ShownClips:
     captions: Sequence[str]
     fps: float
     files: Sequence[Path] = ()
-    """In the order of the pixels; empty where they could not be saved."""
+    """In the order of the pixels; empty if they could not be saved."""
 
 
 class Sink(Protocol):
-    """A place for metrics."""
+    """A destination of metrics."""
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log scalars."""
@@ -68,8 +68,8 @@ class Sink(Protocol):
 class TensorBoard(Sink):
     """Scalars, and clips as animated pictures (its own video summary needs another package).
 
-    Written here and now, not by the usual writer: that one writes from a thread, and when the disk is full it fails later
-    and elsewhere, or waits forever for a thread that has died.
+    Written synchronously: the usual writer uses a thread, and when the disk is full it fails later and elsewhere, or
+    waits forever for a dead thread.
     """
 
     def __init__(self, folder: Path, *, purge_from: int | None) -> None:
@@ -93,7 +93,7 @@ class TensorBoard(Sink):
         self._put(step=iteration, summary=Summary(value=[Summary.Value(tag=clips.name, image=picture)]))
 
     def _put(self, **content: Any) -> None:
-        """Append an event. After a failure the next one goes to another file: readers stop at a half-written event."""
+        """Append an event. After a failure the next one starts another file: readers stop at a half-written event."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -115,7 +115,7 @@ class TensorBoard(Sink):
                 record.write(event.SerializeToString())
             stream.flush()
         except OSError:
-            with suppress(OSError):  # it still has what could not be written
+            with suppress(OSError):  # it still has the data that could not be written
                 stream.close()
             raise
         self._stream, self._purge = stream, None
@@ -130,7 +130,7 @@ class TensorBoard(Sink):
 
 
 class Wandb(Sink):
-    """Weights & Biases; offline where there is no key to log in with, or no way there."""
+    """Weights & Biases; offline without a key to log in with, or without a network."""
 
     def __init__(self, folder: Path, log: LogConfig, config: Mapping[str, Any], identity: str) -> None:
         import wandb
@@ -141,7 +141,7 @@ class Wandb(Sink):
             **{"name": log.name or folder.name, "id": identity, "dir": str(folder), "config": dict(config)},
         }
         try:
-            # With nobody to ask for a key it says that there is none.
+            # Without a terminal it cannot ask for a key, and raises instead.
             with open(os.devnull) as nobody, _stdin(nobody):
                 self._run = wandb.init(**start, resume="allow")
         except (wandb.errors.Error, OSError) as error:
@@ -156,7 +156,7 @@ class Wandb(Sink):
         self._run.log({**metrics, "iteration": iteration})
 
     def show(self, iteration: int, clips: ShownClips) -> None:
-        """Log the mp4 files; from pixels it would encode them anew, with a package of its own."""
+        """Log the mp4 files; from pixels W&B would encode them again, with a package of its own."""
         files = [(file, caption) for file, caption in zip(clips.files, clips.captions) if file.is_file()]
         if files:
             videos = [self._wandb.Video(str(file), caption=caption, format="mp4") for file, caption in files]
@@ -173,7 +173,7 @@ class Trackio(Sink):
         import trackio
 
         self._trackio = trackio
-        # It knows runs by their names alone.
+        # trackio identifies runs by their names alone.
         name = identity if identity == folder.name else f"{log.name or folder.name}-{identity}"
         trackio.init(project=str(log.trackio), name=name, group=log.group, config=dict(config), resume="allow")
 
@@ -198,7 +198,7 @@ class Metrics:
     def open(
         cls, out: Path, log: LogConfig, config: Mapping[str, Any], *, journal: Journal, resumed_at: int | None
     ) -> Metrics:
-        """Open the sinks that the configuration names; they forget what is computed again after `resumed_at`."""
+        """Open the configured sinks; they drop rows after `resumed_at`, which are computed again."""
         sinks: list[Sink] = []
         if log.tensorboard:
             # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
@@ -216,21 +216,21 @@ class Metrics:
 
     @property
     def rows(self) -> bytes:
-        """What the journal holds, for a checkpoint."""
+        """The journal's content, for a checkpoint."""
         return b"" if self.journal is None else bytes(self.journal.rows)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log scalars everywhere."""
+        """Log scalars to the journal and all sinks."""
         if self.journal is not None:
             self.journal.write(iteration, metrics)
         self._each(iteration, lambda sink: sink.write(iteration, metrics))
 
     def show(self, iteration: int, clips: ShownClips) -> None:
-        """Log clips everywhere."""
+        """Log clips to all sinks."""
         self._each(iteration, lambda sink: sink.show(iteration, clips))
 
     def _each(self, iteration: int, action: Callable[[Sink], None], *, limit: int = 5) -> None:
-        """A sink that fails `limit` times in a row is left alone."""
+        """Call every sink; one that fails `limit` times in a row is no longer used."""
         for place, sink in enumerate(self.sinks):
             if self._failures[place] < limit:
                 name = type(sink).__name__
@@ -246,12 +246,13 @@ class Metrics:
 
 
 def run_id(out: Path, *, resumed: bool) -> str:
-    """The run's id at trackers: random, and kept in its folder. A resumed run without one began when that was the folder's name."""
+    """The run's id at trackers: random, and stored in its folder. A resumed run without one predates the id, when the
+    folder's name was used."""
     file = inside(out, RUN_ID)
     if not file.exists():
         replace_text(file, out.name if resumed else secrets.token_hex(4))
     identity = ""
-    if file.is_file():  # not a pipe, which would not answer
+    if file.is_file():  # a pipe would block
         with file.open(encoding="utf-8", errors="replace") as stream:
             identity = stream.read(LONGEST_ID + 1)
     if not identity.isprintable() or not 0 < len(identity) <= LONGEST_ID:
@@ -282,7 +283,7 @@ def _stdin(stream: IO[str]) -> Iterator[None]:
 
 
 def _check_installed(extra: str) -> None:
-    """A tracker that was asked for must be installed, but a run does not need it to work."""
+    """Refuse a configured tracker that is not installed, although the run could do without it."""
     try:
         import_module(extra)
     except ModuleNotFoundError as error:
@@ -292,7 +293,7 @@ def _check_installed(extra: str) -> None:
 
 
 def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
-    """The class of a user's sink, by its import path; it is called with the run's folder and its configuration."""
+    """Import a user's sink class; it is called with the run's folder and its configuration."""
     kind = import_object(path, "log.sinks")
     missing = [name for name in ("write", "show", "close") if not callable(getattr(kind, name, None))]
     if missing or not isinstance(kind, type):

@@ -1,7 +1,8 @@
-"""Who watches a run of `sage-grpo train`: its journal and loggers, the terminal, events.jsonl, videos, the best weights, a profile, callbacks.
+"""Observers of `sage-grpo train`: journal and loggers, terminal, events.jsonl, videos, best weights, profile,
+callbacks.
 
-They stand in this order (`observers_of`), so that what one adds to a row the next ones see. A run can do without most of them: what fails is
-named, and the run goes on.
+They are called in this order (`observers_of`), so that later ones see additions to a row. Most failures of observers
+are warnings, and the run continues.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import write_mp4
 
 WRITTEN = re.compile(r"(rollout|heldout)-\d{6,}(-\d{2,}\.mp4|\.txt|\.json)")
-"""Names of the files that a run keeps here."""
+"""Names of the files that a run writes here."""
 
 
 class Samples:
-    """Writes mp4 files under a folder and deletes the oldest ones when they outgrow the budget."""
+    """Writes mp4 files into a folder and deletes the oldest ones when they exceed the budget."""
 
     def __init__(self, folder: Path, *, megabytes: float) -> None:
         self.folder, self.budget = folder, megabytes * 1e6
@@ -58,13 +59,14 @@ class Samples:
     ) -> list[Path]:
         """Write clips as <name>-<index>.mp4 with their prompts in <name>.txt; returns the clips' files.
 
-        `rows` (see `Evaluation.rows`) go into <name>.json, from which a report pairs clips and scores of several evaluations.
+        `rows` (see `Evaluation.rows`) go into <name>.json, from which a report pairs clips and scores of several
+        evaluations.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         files = [self.folder / f"{name}-{index:02d}.mp4" for index in range(len(clips))]
         for place, (file, clip) in enumerate(zip(files, clips)):
             write_mp4(file, clip, fps, sound=None if sound is None else sound[place])
-        text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # a line for each, whatever is in it
+        text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # one line per caption
         replace_text(self.folder / f"{name}.txt", text)
         if rows:
             index = json.dumps({**_index(files, clips, fps, rows), "sound": sound is not None}, ensure_ascii=False)
@@ -73,9 +75,10 @@ class Samples:
         return files
 
     def prune(self) -> None:
-        """Delete files until the rest fits the budget; files of other people stay, and do not count.
+        """Delete files until the rest fits the budget; other files stay, and do not count.
 
-        The oldest go first, rollouts before held-out clips; last the clips before training, with which all others are compared.
+        The oldest go first, rollouts before held-out clips; last the clips before training, the baseline of all
+        comparisons.
         """
         own = [file for file in self.folder.iterdir() if WRITTEN.fullmatch(file.name) and file.is_file()]
         files = sorted(own, key=lambda file: (_worth(file.name), file.stat().st_mtime_ns, file.name))
@@ -97,7 +100,7 @@ def _index(files: list[Path], clips: Tensor, fps: float, rows: Sequence[Mapping[
 
 
 def note(trainer: Trainer, kind: str, text: str) -> None:
-    """Write an event into the run's events.jsonl; a run can do without."""
+    """Write an event into the run's events.jsonl; a failure is only a warning."""
     out = Path(trainer.config.out)
     if trainer.world.is_main:
         attempt(f"Writing to {out / journal.EVENTS}", lambda: journal.note(out, kind, trainer.state.iteration, text))
@@ -105,7 +108,7 @@ def note(trainer: Trainer, kind: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Rows(Observer):
-    """metrics.jsonl and the loggers, then the terminal, and events.jsonl."""
+    """Writes metrics.jsonl and the loggers, then the terminal, and events.jsonl."""
 
     trainer: Trainer
     metrics: Metrics
@@ -129,7 +132,7 @@ class Rows(Observer):
         note(self.trainer, "sentinel", text)
 
     def _failed(self, report: str) -> None:
-        """Rewards that failed, below the limit at which a run stops."""
+        """Report failed rewards, below the limit at which a run stops."""
         if report:
             self.terminal.say(report, style="yellow")
             note(self.trainer, "failed", report)
@@ -137,7 +140,7 @@ class Rows(Observer):
 
 @dataclass(frozen=True)
 class Videos(Observer):
-    """Clips of rollouts and evaluations as mp4 files, and those of evaluations for the loggers."""
+    """Saves clips of rollouts and evaluations as mp4 files, and logs those of evaluations."""
 
     trainer: Trainer
     samples: Samples
@@ -147,7 +150,7 @@ class Videos(Observer):
         return self._due(number + 1)
 
     def _due(self, number: int) -> bool:
-        """Whether clips of the iteration with which so many are complete are saved."""
+        """True if clips of the iteration with this number are saved."""
         trainer, every = self.trainer, self.trainer.config.keep.videos_every
         return trainer.world.is_main and bool(every) and (number % every == 0 or number == trainer.config.iterations)
 
@@ -174,7 +177,7 @@ class Videos(Observer):
         rows: Sequence[dict[str, Any]] = (),
         sound: Sound | None = None,
     ) -> list[Path]:
-        """Save clips as videos; a full disk is only named."""
+        """Save clips as videos; a full disk is only a warning."""
         files: list[Path] = []
         fps = self.trainer.model.video.fps
         attempt(
@@ -186,7 +189,7 @@ class Videos(Observer):
 
 @dataclass(frozen=True)
 class Best(Observer):
-    """best/: the weights of the best evaluation so far. NaN is never the best, nor is what the sentinel doubts."""
+    """Writes best/: the weights of the best evaluation so far, except NaN scores and those that the sentinel doubts."""
 
     trainer: Trainer
     terminal: Terminal
@@ -216,7 +219,7 @@ class Best(Observer):
 
 @dataclass
 class Profile(Observer):
-    """A recording of the one iteration that `profile` names, by the main process."""
+    """Records the one iteration of the option `profile`, in the main process."""
 
     trainer: Trainer
     terminal: Terminal
@@ -249,7 +252,7 @@ class Profile(Observer):
 
 @dataclass(frozen=True)
 class Callbacks(Observer):
-    """Functions of a program, called by the main process; what they raise ends the run on all ranks, saved."""
+    """Calls functions of a program in the main process; an exception ends the run on all ranks after saving."""
 
     trainer: Trainer
     hooks: Hooks
@@ -294,7 +297,7 @@ class Callbacks(Observer):
 
 @dataclass(frozen=True)
 class Checkpoints(Saver):
-    """Saves the run: weights and everything else that it needs to go on, with the journal's rows until here."""
+    """Saves the run: weights and all other state for resuming, with the journal's rows so far."""
 
     trainer: Trainer
     root: Path
@@ -305,33 +308,33 @@ class Checkpoints(Saver):
         return last or stopping or number % self.trainer.config.keep.checkpoint_every == 0
 
     def save(self, *, needed: bool) -> Path:
-        """Write a checkpoint, and delete those that are too many."""
+        """Write a checkpoint, and delete surplus ones."""
         folder = self.trainer.save(self.root, {"identity": self.identity}, {journal.METRICS: self.metrics.rows})
         self.prune()
         return folder
 
     def prune(self) -> None:
-        """Delete checkpoints that are too many."""
+        """Delete surplus checkpoints."""
         if self.trainer.world.is_main:
             keep, state = self.trainer.config.keep.checkpoints, self.trainer.state
             checkpoint.prune(self.root, keep, state.iteration, spare=state.sentinel.good)
 
 
 def export(trainer: Trainer, folder: Path) -> str:
-    """Write weights; returns what went wrong with the main process's files, on all ranks."""
+    """Write weights; returns an error of the main process's files, on all ranks."""
     fault = ""
     try:
         trainer.export(folder)
-    except (OSError, SafetensorError) as error:  # of the main process, which alone writes
+    except (OSError, SafetensorError) as error:  # only the main process writes
         fault = f"{type(error).__name__}: {error}"
-        trainer.world.barrier()  # the one at which the others wait
+        trainer.world.barrier()  # the others wait at this barrier
     return trainer.world.from_main(fault)
 
 
 def observers_of(
     trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: Samples, hooks: Hooks, saver: Checkpoints
 ) -> list[Observer]:
-    """The observers of a run, in their order."""
+    """The observers of a run, in the order of their calls."""
     out = Path(trainer.config.out)
     return [
         Profile(trainer, terminal, out / FOLDER),

@@ -1,4 +1,4 @@
-"""What a run says to the person at the terminal."""
+"""Terminal output of a run: a line per iteration, progress bars and the plan."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from sage_grpo.utils.safe_io import printable
 from sage_grpo.utils.text import fixed, lines_on_the_way, minutes, percent
 
 WIDTH = 80
-"""Columns that every terminal has; lines that people compare do not wrap."""
+"""Columns that every terminal has; lines for comparison do not wrap."""
 
 
 class Outlet(io.TextIOBase):
-    """An output stream that does not end the run when its other end is closed or its disk is full: from then on it is silent."""
+    """An output stream that never ends the run: if its other end is closed or its disk is full, it becomes silent."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._lost = stream, stream is None  # None: the process was started without one
         self.over = False
-        """Whether the run is over; a logger that was set up meanwhile may still write here, but nobody needs to hear of it."""
+        """True after the run: a logger that was set up meanwhile may still write here, but its failures are not
+        reported."""
 
     def write(self, text: str) -> int:
-        """Write, if somebody still listens; letters that the stream cannot show become question marks."""
+        """Write unless the stream is lost; letters that it cannot encode become question marks."""
         try:
             if not self._lost:
                 self._stream.write(text)
@@ -46,7 +47,7 @@ class Outlet(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if somebody still listens."""
+        """Flush unless the stream is lost."""
         try:
             if not self._lost:
                 self._stream.flush()
@@ -54,13 +55,13 @@ class Outlet(io.TextIOBase):
             self._lose(error)
 
     def close(self) -> None:
-        """The stream is not ours to close; nor to flush, later, when this object is collected."""
+        """Do nothing: the stream belongs to the process, and is not flushed when this object is collected."""
 
     def _lose(self, error: Exception) -> None:
         self._lost = True
         if self.over:
             return
-        with suppress(OSError, ValueError):  # what is still in its buffer must not fail at the end of the process
+        with suppress(OSError, ValueError):  # its buffer must not fail at the end of the process
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
             os.close(null)
@@ -69,15 +70,15 @@ class Outlet(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The stream's."""
+        """Encoding of the stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether a person may be looking."""
+        """True if the stream is a terminal."""
         return not self._lost and not self._stream.closed and self._stream.isatty()
 
     def fileno(self) -> int:
-        """The stream's."""
+        """File descriptor of the stream."""
         if self._stream is None:
             raise io.UnsupportedOperation("fileno")
         return self._stream.fileno()
@@ -85,9 +86,9 @@ class Outlet(io.TextIOBase):
 
 @contextmanager
 def outliving_output() -> Iterator[None]:
-    """Inside, printing never raises, whatever becomes of the terminal, the pipe or the log file.
+    """Context in which printing never raises, even if the terminal, the pipe or the log file is gone.
 
-    The streams belong to the whole process: a thread that puts others in their place could undo what another one does.
+    The streams belong to the whole process, so only the main thread replaces them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -104,7 +105,7 @@ def outliving_output() -> Iterator[None]:
 
 
 class Terminal:
-    """A line per iteration, and below it, where a person looks, a bar for the run and one for the phase."""
+    """Prints a line per iteration, and on a terminal a bar for the run and one for the phase."""
 
     def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
         own = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
@@ -135,15 +136,15 @@ class Terminal:
         self._progress.stop()
 
     def say(self, text: str, *, style: str | None = None) -> None:
-        """Print above the bars; as it is, because paths may have brackets in them."""
+        """Print above the bars, without markup, because paths may have brackets in them."""
         self.console.print(printable(text), soft_wrap=True, markup=False, style=style)
 
     def start_at(self, iteration: int) -> None:
-        """Where a resumed run stands."""
+        """Set the iteration at which a resumed run starts."""
         self._progress.update(self._run, completed=iteration)
 
     def listen(self, phase: str, done: int, total: int) -> None:
-        """Ticks of a phase; where no bar shows an evaluation, lines do, because it takes minutes."""
+        """Show progress of a phase; without bars an evaluation prints lines, because it takes minutes."""
         self._progress.update(self._phase, description=f"  {phase}", completed=done, total=total)
         if phase == "evaluate" and self._progress.disable:
             if done == 0:
@@ -151,14 +152,14 @@ class Terminal:
             self._evaluating(done, total)
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
-        """One iteration is done."""
+        """Print a finished iteration."""
         self._progress.update(self._run, completed=number, note=_standing(metrics))
         self._seconds.append(metrics["time/total"])
         left = sum(self._seconds) / len(self._seconds) * (self.total - number)
         self.say(iteration_line(number, self.total, metrics, left))
 
     def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation is done."""
+        """Print a finished evaluation."""
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         order = sorted(shown, key=lambda name: name != "total")  # the total first
@@ -167,7 +168,7 @@ class Terminal:
 
 
 def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
-    """An iteration in one line of a terminal; where figures are long, the least important ones go."""
+    """An iteration as one line; if it is too long, the least important numbers are dropped."""
     spread = f" ± {fixed(metrics['reward/group_std'], 3)}" if "reward/group_std" in metrics else ""
     must = [f"{number}/{total}", f"{_standing(metrics)}{spread}"]
     may = [
@@ -182,7 +183,8 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
 
 
 def _leash(metrics: Mapping[str, float]) -> list[str]:
-    """The KL, where the trust region has a term, and the clip, where a rollout has a second update: in the first all ratios are 1."""
+    """The KL, if the trust region has a term, and the clip, if a rollout has a second update: in the first all ratios
+    are 1."""
     parts = []
     if "kl/total" not in metrics:
         parts = ["kl skipped"]
@@ -194,7 +196,7 @@ def _leash(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _crew(metrics: Mapping[str, float]) -> list[str]:
-    """Who sampled, where others than this process did, and how old their weights were."""
+    """Workers that sampled, if any, and the age of their weights."""
     told = []
     if "crew/workers" in metrics:
         idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
@@ -203,13 +205,13 @@ def _crew(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _standing(metrics: Mapping[str, float]) -> str:
-    """How training stands: the reward of rollouts, or where clips are given the loss."""
+    """The reward of rollouts, or for given clips the loss."""
     name = "reward/total" if "reward/total" in metrics else "loss/policy"
     return f"{name.split('/')[0]} {fixed(metrics[name], 3)}"
 
 
 def lines_of(parts: Sequence[str]) -> list[str]:
-    """Parts, which stay whole, in as few lines of a terminal as they need."""
+    """Join parts into as few lines as possible without breaking any."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + 2 + len(part) > WIDTH:
@@ -220,7 +222,7 @@ def lines_of(parts: Sequence[str]) -> list[str]:
 
 
 def model_rows(config: TrainConfig, device: str, parameters: int) -> list[tuple[str, str]]:
-    """What is trained, where and in which precision."""
+    """Rows on the model, its device, precision and trained parameters."""
     model = config.model
     kind = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
     return [
@@ -241,8 +243,8 @@ def plan_table(
     evaluations: str,
     choices: Mapping[str, str] | None = None,
 ) -> Table:
-    """A table of what an iteration samples and trains, printed at the start of a run; read off the plan that it executes. `evaluations` says how
-    often it evaluates the network."""
+    """A table of an iteration's sampling and training, from its plan, printed at the start of a run. `evaluations`
+    describes its network evaluations."""
     batch, ranks = config.batch, len(plan.shares)
     rollouts = len(plan.groups) * plan.group_size
     group = plan.groups[0]

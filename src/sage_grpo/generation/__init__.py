@@ -1,1 +1,2 @@
-"""Clips of a model outside of training: made of prompts, scored, compared with those of the base, and written as public suites want them."""
+"""Generation: clips of a model outside of training, their scores, comparisons with the base, and the layouts of public
+suites."""

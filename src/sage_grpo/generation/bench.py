@@ -1,9 +1,10 @@
-"""`sage-grpo generate --bench NAME`: the clips that a public suite scores, of the base and of the tuned model from the same seeds.
+"""`sage-grpo generate --bench NAME`: the clips that a public suite scores, of the base and of the tuned model from the
+same seeds.
 
-How many clips of a prompt a suite wants, in which folder and under which name is from its own instructions (docs/bench-export.md); its prompts are
-not here, a user has the suite's list as a file. `out/base` and `out/tuned` hold nothing but clips, because suites take every file of a folder for
-one. `out/bench.json` says what they were made with; a second call goes on where the first one stopped, and is refused when it would mix clips of
-other settings with these.
+The number of clips per prompt, their folders and names follow the suite's own instructions (docs/bench-export.md); its
+prompts are not included, a user has the suite's list as a file. `out/base` and `out/tuned` contain nothing but clips,
+because suites take every file of a folder for one. `out/bench.json` records their settings; a second call continues the
+first one, and is refused if its settings differ.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from sage_grpo.run.saved import Weights
 
 FLICKER = "temporal_flickering"
-"""The dimension of VBench for which still clips are left out afterwards, so that it takes 25 clips of a prompt."""
+"""The dimension of VBench that drops still clips afterwards, and therefore takes 25 clips of a prompt."""
 VBENCH2 = (
     "Camera_Motion", "Complex_Landscape", "Complex_Plot", "Composition", "Diversity", "Dynamic_Attribute",
     "Dynamic_Spatial_Relationship", "Human_Anatomy", "Human_Clothes", "Human_Identity", "Human_Interaction",
@@ -38,18 +39,18 @@ VBENCH2 = (
     "Multi-View_Consistency", "Thermotics",
 )  # fmt: skip
 LONGEST_NAME = 250
-"""Bytes of a file name: 255, less those of the name under which a file is written until it is whole."""
+"""Longest file name in bytes: 255, less those of the temporary name while it is written."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A clip that a suite looks for."""
+    """A clip that a suite expects."""
 
     prompt: Prompt
     text: str
-    """What the model is given: the prompt, or what a user has rewritten it to."""
+    """Prompt for the model: the list's, or a user's rewrite of it."""
     file: str
-    """Its place in the folder of a model."""
+    """Path in the folder of a model."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Entry:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """What the suite measures on it, where the list says so."""
+        """Dimensions that the suite measures on it, if the list names them."""
         given = self.prompt.metadata.get("dimension") or ()
         names = (given,) if isinstance(given, str) else given
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
@@ -96,7 +97,7 @@ def read_lists(given: str | Sequence[str]) -> list[Entry]:
 
 
 def layout(bench: BenchName, entries: Sequence[Entry], rewrites: Sequence[Prompt] | None = None) -> list[Slot]:
-    """Every clip that the suite wants, once; prompts that cannot be the name of a file are refused unless the suite says how."""
+    """Every clip of the suite, once; refuses prompts that cannot be a file name unless the suite has a rule."""
     if bench not in SEVERAL and len({entry.source for entry in entries}) > 1:
         raise ValueError(f"{bench} numbers its clips by one list: give --prompts one file.")
     if rewrites is not None and len(rewrites) != len(entries):
@@ -118,7 +119,7 @@ def layout(bench: BenchName, entries: Sequence[Entry], rewrites: Sequence[Prompt
 
 
 def remark(bench: BenchName, entries: Sequence[Entry]) -> str:
-    """What a list cannot tell and a user should know; else nothing."""
+    """A remark on information that the list lacks, or an empty string."""
     if bench != "vbench" or any(entry.dimensions or entry.source == FLICKER for entry in entries):
         return ""
     return (
@@ -152,7 +153,7 @@ NAMES: dict[str, Callable[[Entry], Iterable[tuple[str, ...]]]] = {
     "phygenbench": lambda entry: [(f"output_video_{entry.number + 1}.mp4",)],
     "videophy": lambda entry: [(f"{entry.number + 1:04d}.mp4",)],
 }
-"""Folder and file name of every clip that a suite wants of a prompt."""
+"""Folder and file name of every clip of a prompt, by suite."""
 SEVERAL = ("vbench", "vbench2", "t2v_compbench")
 """Suites whose prompts come in several lists."""
 
@@ -170,11 +171,11 @@ def _check(bench: str, file: tuple[str, ...], prompt: Prompt) -> None:
 
 
 AT_ONCE = 1024
-"""Clips whose prompts are encoded together: what is encoded stays in memory until they are sampled."""
+"""Clips whose prompts are encoded together: encodings stay in memory until they are sampled."""
 
 
 def make(options: GenerateSpec, out: Path) -> Iterator[str]:
-    """Make the clips that are not there yet; a sentence about those of the base, and then of the tuned model."""
+    """Generate the missing clips; yields a sentence on those of the base, and then of the tuned model."""
     made = clips_of(options)
     clips, models = list(made), _models(options)
     record = _claim(out, options, made, models)
@@ -188,8 +189,8 @@ def make(options: GenerateSpec, out: Path) -> Iterator[str]:
 
 
 def clips_of(options: GenerateSpec) -> dict[Clip, str]:
-    """Every clip of the suite and the prompt that it is named after. The first clip has the options' seed, the next ones the next; a list's own
-    seeds win."""
+    """Every clip of the suite and its prompt in the list. The first clip has the options' seed, the next ones the next;
+    a list's own seeds win."""
     assert options.bench is not None
     entries = read_lists(options.prompts)
     told = remark(options.bench, entries)
@@ -215,7 +216,7 @@ def _models(options: GenerateSpec) -> dict[str, Weights]:
 def _claim(
     out: Path, options: GenerateSpec, clips: Mapping[Clip, str], models: Mapping[str, Weights]
 ) -> dict[str, Any]:
-    """What the clips of this folder are made with; refuses a folder of other clips."""
+    """Record the settings of the clips in this folder; refuses a folder with clips of other settings."""
     from sage_grpo.config.metadata import MEANING, affects
     from sage_grpo.run.identity import differences, plain
     from sage_grpo.training.config import TrainConfig
@@ -223,7 +224,8 @@ def _claim(
     images = {
         clip: "/".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in clip.prompt.files) for clip in clips
     }
-    rows = [[clip.file, clip.prompt.text, clip.seed, images[clip]] for clip in clips]  # wherever the images lie
+    # Contents of images, independent of their location.
+    rows = [[clip.file, clip.prompt.text, clip.seed, images[clip]] for clip in clips]
     names = ("bench", "kernel", "solver", "steps", "deterministic_last", "model")
     settings = {
         **{name: plain(value) for name, value in dataclasses.asdict(options).items() if name in names},
@@ -261,7 +263,7 @@ def _write_record(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def _print_of(found: Weights) -> list[str]:
-    """Fingerprints of the weights, wherever they lie."""
+    """Fingerprints of the weights, independent of their location."""
     from sage_grpo.models.checkpoints.checkpoint import fingerprint
     from sage_grpo.run.identity import of_base
 
@@ -306,7 +308,7 @@ def _check_names(folder: Path, clips: Sequence[Clip]) -> None:
 
 
 def _write_table(file: Path, folder: Path, clips: Mapping[Clip, str]) -> None:
-    """VideoPhy's judge reads a table of files and captions."""
+    """Write the table of files and captions that VideoPhy's judge reads."""
     with replacing(file) as fresh, fresh.open("w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")
         table.writerow(["videopath", "caption"])

@@ -1,7 +1,8 @@
-"""Held-out scores of any weights: sampled with the ODE from fixed seeds, and scored with any rewards; and a tuned model against its base, clip by clip.
+"""Held-out scores of any weights, sampled with the ODE from fixed seeds, with any rewards; and a clip-by-clip
+comparison of a tuned model with its base.
 
-Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the interval is Student's t
-over prompts. Wins are counted by clips.
+Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the
+interval is Student's t over prompts. Wins are counted by clips.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _shapes_reward() -> list[RewardSpec]:
 
 @checked
 class EvaluateSpec(Choice):
-    """What to evaluate."""
+    """Options of an evaluation."""
 
     model: ModelSpec = ModelSpec(train=False)
     """The model; without a run or a path, the small checkpoint that the package carries."""
@@ -58,7 +59,7 @@ class EvaluateSpec(Choice):
 
     @classmethod
     def of_run(cls, run: str, *, trust: bool = False, rewards: bool = True) -> Self:
-        """What repeats a run's own evaluation of its final weights; `trust` and `rewards` as in `read_config`."""
+        """Repeat a run's own evaluation of its final weights; `trust` and `rewards` as in `read_config`."""
         config = read_config(Path(run), trust=trust, rewards=rewards)
         return cls(
             run=run,
@@ -72,11 +73,11 @@ class EvaluateSpec(Choice):
 
 
 Say = Callable[[str], None]
-"""Prints a line on how far an evaluation is."""
+"""Prints a line on the progress of an evaluation."""
 
 
 def measure(options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None) -> Evaluation:
-    """Sample and score; what a program hands over takes the place of what the options name."""
+    """Sample and score; objects of a program replace parts of the options."""
     (result,) = _measure(options, {"evaluation": options}, own, say)
     return result
 
@@ -84,7 +85,7 @@ def measure(options: EvaluateSpec, own: Given | None = None, say: Say = lambda t
 def measure_pair(
     options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None
 ) -> tuple[Evaluation, Evaluation]:
-    """The base and the tuned model, each as `measure` finds it alone."""
+    """Evaluate the base and the tuned model, each as with `measure`."""
     if not options.tunes:
         raise ValueError(
             "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
@@ -94,14 +95,14 @@ def measure_pair(
 
 
 def _measure(options: EvaluateSpec, choices: Mapping[str, Choice], own: Given | None, say: Say) -> Iterator[Evaluation]:
-    """An evaluation with each choice of weights, by its name, one model at a time."""
+    """One evaluation per choice of weights, by its name, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.training.evaluate import evaluate
     from sage_grpo.training.inputs import Given, try_rewards
 
     own = own or Given()
-    if own.model is None:  # before rewards are loaded, which takes long as well
+    if own.model is None:  # before rewards are loaded, which is slow too
         options.model.check_named()
     prompts = _prompts(options) if own.prompts is None else list(own.prompts)
     few = too_few(options.settings.prompts, len(prompts), "settings.prompts")
@@ -119,7 +120,7 @@ def _measure(options: EvaluateSpec, choices: Mapping[str, Choice], own: Given | 
         warnings.warn("No reward has a weight, so there is no total: give the parts that count weights.", stacklevel=2)
     try_rewards(reward, prompts, options.model)
     for name, one in found.items():
-        model = one.load(own.model)  # last: it takes minutes, and a mistake above is found in seconds
+        model = one.load(own.model)  # last: loading takes minutes, and an error above is found in seconds
         settings = replace(options.settings, steps=options.settings.steps_for(options.model))
         progress = lines_on_the_way(name, say)
         result = evaluate(model, reward, prompts, settings, micro_batch=options.micro_batch, progress=progress)
@@ -157,23 +158,23 @@ def _prompts(options: EvaluateSpec) -> list[Prompt]:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What the tuned model changes in one score."""
+    """Change of one score by the tuned model."""
 
     base: float
-    """Mean over the clips that both models have a score for."""
+    """Mean over the clips that have a score of both models."""
     tuned: float
-    """Its counterpart."""
+    """The same of the tuned model."""
     change: float
     """Mean over prompts of tuned minus base."""
     low: float
     """Ends of the 95% interval; NaN for a single prompt."""
     high: float
     p: float
-    """Two-sided p of no change, for this score alone."""
+    """Two-sided p-value of no change, for this score alone."""
     prompts: int
     """Prompts with a pair."""
     pairs: int
-    """Clips that both models have a score for."""
+    """Clips that have a score of both models."""
     wins: int
     """Pairs in which the tuned clip scores higher."""
     ties: int
@@ -224,7 +225,7 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
 
 
 def pairs_document(found: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:
-    """For programs: what a plain evaluation of each model says, the differences, and every pair."""
+    """A JSON document with the metrics of each model, the differences, and every pair."""
     return {
         "base": _plain(base),
         "tuned": _plain(tuned),
@@ -237,7 +238,7 @@ def pairs_document(found: Mapping[str, Difference], base: Evaluation, tuned: Eva
 
 
 def write_pairs(folder: Path, written: Mapping[str, Any], base: Evaluation, tuned: Evaluation) -> None:
-    """pairs.json, and a contact sheet with every base clip above its tuned one."""
+    """Write pairs.json, and a contact sheet with every base clip above its tuned one."""
     from sage_grpo.utils.video import contact_sheet
 
     replace_text(folder / "pairs.json", dumps(written, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Scores of clips, made just now or in video files of any model, with any rewards."""
+"""Scores generated clips, or video files of any model, with any rewards."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class ScoredVideo:
     width: int = 0
     """Width in pixels."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Every part, and `total` where weights were given; NaN where it could not be scored."""
+    """Every part, and `total` if weights were given; NaN if it could not be scored."""
     reason: str = ""
-    """Why it could not be scored, or what a reward said about it."""
+    """Reason for a missing score, or a reward's remark."""
 
 
 def find_videos(folder: Path) -> list[Path]:
@@ -63,11 +63,11 @@ def find_videos(folder: Path) -> list[Path]:
 
 
 def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
-    """The prompt of every video name.
+    """Read the prompt of every video name.
 
     .txt: one prompt a line, in the order of the sorted names. .csv: columns video and prompt. .jsonl: objects with
-    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other columns are
-    metadata that rewards receive.
+    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other
+    columns are metadata for rewards.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file.")
@@ -116,7 +116,7 @@ def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
 
 
 def judge(rewards: Sequence[RewardSpec], rows: Sequence[ScoredVideo], device: str | torch.device) -> CompositeReward:
-    """The rewards of some videos, tried out on the first one's prompt; every row gets its columns."""
+    """Build the rewards of videos, tried out on the first one's prompt; every row gets its score columns."""
     composite = CompositeReward(rewards, device=device, require_weights=False)
     composite.refuse_comparing("clips are scored one by one. Leave it out here.")
     others = [(row.prompt, row.metadata) for row in rows[1:TRIED]]
@@ -139,7 +139,7 @@ def score_videos(
 ) -> list[ScoredVideo]:
     """Score every video of a folder, and write scores.csv and scores.json into `output`.
 
-    A file that cannot be read or scored is a row with a reason, never a 0 and never the end of the run.
+    A file that cannot be read or scored is a row with a reason; it does not score 0 or end the run.
     """
     paths = find_videos(videos)
     names = [path.relative_to(videos).as_posix() for path in paths]
@@ -155,7 +155,7 @@ def score_videos(
 
 
 def refuse_unscored(videos: Path, rows: Sequence[ScoredVideo]) -> None:
-    """ValueError where not one of the files has a score."""
+    """Raise a ValueError if no file has a score."""
     if all(math.isnan(score) for row in rows for score in row.scores.values()):
         raise ValueError(
             f"None of the {len(rows)} videos in {videos} could be scored. {rows[0].video}: {rows[0].reason}"
@@ -165,7 +165,7 @@ def refuse_unscored(videos: Path, rows: Sequence[ScoredVideo]) -> None:
 def _batches(
     paths: Sequence[Path], rows: Sequence[ScoredVideo], size: int
 ) -> Iterator[tuple[list[ScoredVideo], Tensor]]:
-    """Neighbouring files of the same format, together."""
+    """Batches of consecutive files with the same format."""
     import av
 
     waiting: list[tuple[ScoredVideo, Tensor]] = []
@@ -202,8 +202,8 @@ def score_clips(composite: CompositeReward, rows: Sequence[ScoredVideo], clips: 
 
 
 def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
-    """A row of data.clips for every prompt: the video with the highest total is preferred to that with the lowest. Where nothing tells them
-    apart, there is none."""
+    """A row of data.clips for every prompt: the video with the highest total is preferred to that with the lowest.
+    Prompts with equal totals have none."""
     prompts: dict[str, list[ScoredVideo]] = {}
     for row in rows:
         if math.isfinite(row.scores["total"]):

@@ -1,4 +1,4 @@
-"""Clips of prompts: what to make, with which weights, and sampling them."""
+"""Clips of prompts: options, seeds and file names, and sampling."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 BenchName = Literal["vbench", "vbench2", "evalcrafter", "t2v_compbench", "phygenbench", "videophy"]
 MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".yml", ".parquet", ".xlsx", ".ndjson")
-"""Endings of what can only be meant as a file."""
+"""Suffixes that mark a prompt option as a file."""
 
 
 @checked
 class GenerateSpec(Choice):
-    """What to generate."""
+    """Options of a generation."""
 
     model: ModelSpec = ModelSpec(train=False)
     """The video model; without a run or a path, the small checkpoint that the package carries."""
@@ -49,8 +49,8 @@ class GenerateSpec(Choice):
     kernel: KernelSpec = KernelSpec(name="ode")
     """The sampler; ode does not explore."""
     solver: SolverName = "euler"
-    """How the ode kernel steps: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the checkpoint's own scheduler (Wan's
-    multistep UniPC)."""
+    """Solver of the ode kernel: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the
+    checkpoint's own scheduler (Wan's multistep UniPC)."""
     deterministic_last: bool | None = None
     """As rollout.deterministic_last of a run: null ends with ODE steps where the kernel would leave its noise in the video."""
     steps: Count = 30
@@ -85,7 +85,7 @@ class GenerateSpec(Choice):
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip to make."""
+    """One clip to generate."""
 
     prompt: Prompt
     seed: int
@@ -93,14 +93,14 @@ class Clip:
 
     @property
     def images(self) -> dict[str, Any]:
-        """What it shows the model as columns of a prompt file, wherever that stands."""
+        """Its images and source video as columns of a prompt file, with absolute paths."""
         return self.prompt.columns(absolute=True)
 
 
 def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
 ) -> Iterator[tuple[Sequence[Clip], Tensor, Sound | None]]:
-    """Batches of clips, their videos, uint8 B x F x H x W x 3, and their sound where the model makes one."""
+    """Sample batches of clips: their videos, uint8 B x F x H x W x 3, and their sound if the model makes one."""
     from sage_grpo.models.parts import sound_of
     from sage_grpo.training.inputs import conditions_of
 
@@ -114,7 +114,7 @@ def sample(
 
 
 def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
-    """Which clips, from which seeds, into which files; of the prompts that the options name, or of others."""
+    """Clips with their seeds and files, of the prompts in the options, or of others."""
     prompts = prompts_of(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
@@ -130,7 +130,7 @@ def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> 
 
 
 def prompts_of(options: GenerateSpec) -> list[Prompt]:
-    """The prompts that the options name."""
+    """The prompts of the options."""
     from sage_grpo.data.prompts import SETS, Prompt
     from sage_grpo.training.inputs import prompts_from
     from sage_grpo.worlds.world import WORLDS
@@ -141,7 +141,7 @@ def prompts_of(options: GenerateSpec) -> list[Prompt]:
     blank = [place for place, text in enumerate(given, 1) if not text.strip()]
     if blank:
         raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
-    # the name of a file, of whatever kind, must not become a clip
+    # a misspelled file name must not become a prompt
     names = (*SETS, *WORLDS)
     if len(given) == 1 and (given[0] in names or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
         return prompts_from(given[0], split="train")

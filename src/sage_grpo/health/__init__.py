@@ -1,1 +1,1 @@
-"""What watches a run for signs that it goes wrong, and what is done about them."""
+"""Health: checks of a run's metrics for signs of failure, and the findings that follow."""

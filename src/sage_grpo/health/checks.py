@@ -1,7 +1,9 @@
-"""Signs of trouble in the rows of a run: each compares the newest row with the run's own past and says what is wrong, or nothing.
+"""Checks of a run's rows: each compares the newest row with the run's past and returns a text on the problem, or an
+empty one.
 
-Thresholds are relative: to medians of the run's past, in robust standard deviations (1.48 times the median absolute deviation) of
-logarithms, because norms, ratios and KLs scatter by factors. What has an absolute range (a share, a clip range) is compared with that.
+Thresholds are relative: to medians of the run's past, in robust standard deviations (1.48 times the median absolute
+deviation) of logarithms, because norms, ratios and KLs scatter by factors. A metric with an absolute range (a share, a
+clip range) is compared with that.
 """
 
 from __future__ import annotations
@@ -13,43 +15,45 @@ from itertools import pairwise
 from statistics import median
 
 LEAST = 1e-3
-"""The least factor on the learning rate: a run that needs less is broken in another way."""
+"""Smallest factor on the learning rate: a run that needs less is broken in another way."""
 
 Row = Mapping[str, float | None]
 LEAST_PAST = 5
-"""Iterations without which nothing is relative to the past."""
+"""Iterations before a check compares with the past."""
 TINY = 1e-12
-"""Below this a figure is 0: its logarithm says nothing."""
+"""Values below this count as 0: their logarithm is meaningless."""
 ROUNDING = 1e-6
-"""Scores that differ by less than this share of their size are equal, but for float32."""
+"""Scores that differ by less than this share of their size are equal in float32."""
 VANISHED = 0.05
-"""A reward whose spread within groups is below this share of what it was at the start tells the members of a group no longer apart."""
+"""A reward whose spread within groups is below this share of its spread at the start no longer distinguishes the
+members of a group."""
 EXPLODED = 20.0
-"""A reward whose spread is this many times what it was at the start no longer measures what it did: clips, or the reward itself, are broken."""
+"""A reward whose spread is this many times that of the start no longer measures the same: clips, or the reward itself,
+are broken."""
 ALIKE = 0.2
 """Clips of a group that differ by less than this share of what they did at the start have collapsed."""
 FAILING = 0.1
-"""Share of clips without a reward that is no accident."""
+"""Share of clips without a reward that is more than chance."""
 CLIPPED = 0.75
-"""Share of members that the clip leaves without a gradient: three quarters of the rollout are wasted."""
+"""Share of members without a gradient because of the clip: three quarters of the rollout are wasted."""
 RATIO_OFF = 0.1
-"""A mean ratio this far from 1 is no small step."""
+"""Distance of a mean ratio from 1 that is too large."""
 STUCK = 0.01
-"""Share of weights that must have moved."""
+"""Least share of weights that must have moved."""
 RUNS = 10.0
-"""Weights that move this many times as far from the start as they usually do in an iteration run away."""
+"""Weights that move this many times their usual distance per iteration diverge."""
 GROWS = {"gradient/norm": 5.0, "kl/total": 10.0, "optimizer/kl": 10.0, "ratio/largest_log": 10.0}
-"""By which factor a figure must be above its median to be out of range at all."""
+"""Least factor above its median for a metric to be out of range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What a row is compared with."""
+    """The past of a run, with which a row is compared."""
 
     start: Sequence[Row]
-    """The first rows of the run, without those in which the sign was there already."""
+    """The first rows of the run, without those that have the finding already."""
     recent: Sequence[Row]
-    """The rows before, without those in which the sign was there already."""
+    """The rows before, without those that have the finding already."""
     newest: Row
     """The row before this one."""
     clips: int
@@ -58,13 +62,13 @@ class Past:
     """The clip range of the ratio."""
     deviations: float
     deviates: bool = False
-    """Whether the policy and the old policy of an objective at fresh noise levels are expected to part."""
+    """True if the policy and the old policy of an objective at fresh noise levels are expected to differ."""
     brake: float = 1.0
-    """What earlier findings have left of the learning rate, whatever a target KL makes of the rest."""
+    """The sentinel's factor on the learning rate, independent of a target KL."""
 
 
 def values(rows: Sequence[Row], name: str) -> list[float]:
-    """A figure's finite values."""
+    """Finite values of a metric."""
     return [value for row in rows if (value := row.get(name)) is not None and math.isfinite(value)]
 
 
@@ -75,7 +79,7 @@ def robust(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def not_finite(row: Row, past: Past) -> str:
-    """A figure that every row has is not a number."""
+    """A metric that every row has is not a number."""
     names = ("reward/total", "reward/group_std", "gradient/norm", "ratio/mean", "ratio/largest_log", "kl/total")
     broken = [name for name in names if name in row and (row[name] is None or not math.isfinite(row[name] or 0.0))]
     return (
@@ -86,7 +90,7 @@ def not_finite(row: Row, past: Past) -> str:
 
 
 def spread_vanished(row: Row, past: Past) -> str:
-    """The reward no longer tells the members of a group apart."""
+    """The reward no longer distinguishes the members of a group."""
     known, now = values(past.start, "reward/group_std"), row.get("reward/group_std")
     if now is None or len(known) < LEAST_PAST:
         return ""
@@ -100,13 +104,14 @@ def spread_vanished(row: Row, past: Past) -> str:
 
 
 def spread_exploded(row: Row, past: Past) -> str:
-    """The reward tells the members of a group apart by far more than it ever did."""
+    """The reward's spread within groups is far above that of the start."""
     now, known = row.get("reward/group_std"), sorted(values(past.start, "reward/group_std"))
     if now is None or not math.isfinite(now) or len(known) < LEAST_PAST:
         return ""
-    # Not the median: of a reward that few clips get, most iterations of the start may have no spread. Not the largest: it may be an outlier.
+    # Not the median: for a rare reward, most iterations of the start may have no spread. Not the largest: it may be an
+    # outlier.
     most, size = known[-2], max(map(abs, values(past.start, "reward/total")), default=0.0)
-    if most <= max(TINY, ROUNDING * size) or now < EXPLODED * most:  # what was 0 has no range
+    if most <= max(TINY, ROUNDING * size) or now < EXPLODED * most:  # a spread of 0 has no range
         return ""
     return (
         f"reward/group_std is {now:.3g}, at the start it was up to {most:.3g}: scores as far apart as these are of broken clips, or of a "
@@ -125,8 +130,8 @@ def rewards_failing(row: Row, past: Past) -> str:
 
 
 def replay_differs(row: Row, past: Past) -> str:
-    """The first update of a rollout sees other probabilities than the rollout did."""
-    first = row.get("ratio/first_log", row.get("ratio/first_update"))  # the name in runs of earlier versions
+    """The first update of a rollout has other probabilities than the rollout."""
+    first = row.get("ratio/first_log", row.get("ratio/first_update"))  # its name in runs of earlier versions
     return (
         f"ratio/first_log is {first:.2g}, above the clip range of {past.clip:.2g}: before any step the replay should repeat the rollout "
         "(1e-6). Guidance, dtype, compilation or attention differ between the two: run `sage-grpo doctor`."
@@ -165,7 +170,7 @@ def kl_away(row: Row, past: Past) -> str:
 
 
 def ran_away(row: Row, past: Past) -> str:
-    """Weights that leave the start much faster than before."""
+    """The weights leave the start much faster than before."""
     steps = [abs(after - before) for before, after in pairwise(values(past.recent, "weights/distance"))]
     ways = values([past.newest, row], "weights/distance")
     if len(steps) < LEAST_PAST or len(ways) < 2 or ways[1] - ways[0] <= max(TINY, RUNS * median(steps)):
@@ -177,7 +182,7 @@ def ran_away(row: Row, past: Past) -> str:
 
 
 def weights_stuck(row: Row, past: Past) -> str:
-    """An optimizer whose steps are rounded away."""
+    """The optimizer's steps are lost to rounding."""
     moved, norm = row.get("weights/moved"), row.get("gradient/norm")
     if moved is None or not norm or moved >= STUCK:
         return ""
@@ -188,7 +193,7 @@ def weights_stuck(row: Row, past: Past) -> str:
 
 
 def old_is_new(row: Row, past: Past) -> str:
-    """An old policy that should lag behind, or be left by a rollout's later updates, and is the policy itself."""
+    """The old policy equals the policy although it should lag behind or differ in a rollout's later updates."""
     moved, norm = row.get("matching/moved"), row.get("gradient/norm")
     if moved != 0.0 or not norm or not past.deviates or not past.newest:  # a run begins at its old policy
         return ""
@@ -200,7 +205,7 @@ def old_is_new(row: Row, past: Past) -> str:
 
 
 def rate_at_floor(row: Row, past: Past) -> str:
-    """A target KL that no learning rate reaches."""
+    """No learning rate reaches the target KL."""
     factor, kl = row.get("optimizer/lr_factor"), row.get("optimizer/kl")
     if factor is None or kl is None or factor > LEAST * past.brake:
         return ""
@@ -229,16 +234,16 @@ SIGNS = {
         ran_away, weights_stuck, old_is_new, rate_at_floor, diversity_collapsed,
     )
 }  # fmt: skip
-"""What is looked for in every row, by the name of the finding."""
+"""The checks of every row, by the name of the finding."""
 
 
 def _grown(row: Row, past: Past, name: str, floor: float = 0.0) -> str:
-    """Whether a figure is out of its own range: by a factor of its median and by robust deviations of its logarithm."""
+    """Check a metric against its own range: a factor of its median and robust deviations of its logarithm."""
     now, known = row.get(name), values(past.recent, name)
     if now is None or not math.isfinite(now) or now <= max(floor, TINY) or len(known) < LEAST_PAST:
         return ""
     middle, deviation = robust([math.log(max(value, TINY)) for value in known])
     limit = max(middle + past.deviations * deviation, middle + math.log(GROWS[name]))
-    if middle <= math.log(TINY) or math.log(now) <= limit:  # what was 0 so far has no range
+    if middle <= math.log(TINY) or math.log(now) <= limit:  # a metric that was 0 so far has no range
         return ""
     return f"{name} is {now:.3g}, usually {math.exp(middle):.3g} and at most {math.exp(limit):.3g}. Lower optimizer.lr, or set optimizer.max_kl."

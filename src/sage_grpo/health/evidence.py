@@ -1,4 +1,5 @@
-"""How sure a change is: held-out scores compared clip by clip (the same prompts and noises every time), and agreements within groups."""
+"""Significance of changes: held-out scores compared clip by clip (the same prompts and noises every time), and
+agreements within groups."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from sage_grpo.health.checks import Row
 
 Column = Sequence[float | None]
-"""The score of every clip; None where there is none."""
+"""The score of every clip; None if missing."""
 Scores = Mapping[str, Column]
 
 
@@ -23,7 +24,7 @@ class Change:
     stderr: float
 
     def surely(self, deviations: float) -> bool:
-        """Whether it is an increase beyond chance."""
+        """True if it is an increase beyond chance."""
         return self.by > deviations * self.stderr and self.by > 0
 
     @property
@@ -38,9 +39,11 @@ def change(before: Column, after: Column) -> Change:
 
 
 def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> Change:
-    """How much less a witness gained than by its own rate so far; both at three times: at first, in between, and now.
+    """Shortfall of a held-out reward's gain against its earlier rate; both columns at three times: first, in between,
+    and now.
 
-    The rate is what it gained with the total at first. It is an estimate from the same clips, so it has its share in the scatter.
+    The rate is its first gain relative to the total's. It is estimated from the same clips, so its error is part of the
+    scatter.
     """
     clips = [clip for clip in zip(*total, *witness) if None not in clip]
     early, late = [b - a for a, b, *_ in clips], [c - b for _, b, c, *_ in clips]
@@ -63,7 +66,7 @@ def _mean(numbers: Sequence[float]) -> Change:
 
 
 def by_prompt(column: Column, clips: int) -> list[float | None]:
-    """Means over the clips of a prompt, which stand side by side: how a prompt fares is one observation, however many clips it has."""
+    """Means over the clips of a prompt, which are adjacent: a prompt is one observation, however many clips it has."""
     prompts = [finite(column[start : start + clips]) for start in range(0, len(column), clips)]
     return [fmean(scores) if scores else None for scores in prompts]
 
@@ -80,7 +83,7 @@ def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]
 
 
 def finite(column: Column) -> list[float]:
-    """What was scored."""
+    """The valid scores."""
     return [value for value in column if value is not None and math.isfinite(value)]
 
 
@@ -89,14 +92,14 @@ STDERR = "reward/agreement_stderr/"
 
 
 class Agreement(NamedTuple):
-    """How far a witness and the total prefer the same clips of a group, added up over some iterations."""
+    """Agreement of a held-out reward with the total on the clips of a group, summed over some iterations."""
 
     iterations: int = 0
     total: float = 0.0
     variance: float = 0.0
 
     def plus(self, other: Agreement, times: int = 1) -> Agreement:
-        """Those of both; `times` -1 takes those of an earlier moment away."""
+        """Sum of both; `times` -1 subtracts those of an earlier time."""
         return Agreement(
             self.iterations + times * other.iterations,
             self.total + times * other.total,
@@ -114,7 +117,7 @@ class Agreement(NamedTuple):
         return math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations else math.inf
 
     def to(self, later: Agreement) -> Change | None:
-        """How far it has dropped since; None where one of the two has no iteration."""
+        """Its drop since; None if one of the two has no iteration."""
         if not self.iterations or not later.iterations:
             return None
         return Change(self.mean - later.mean, math.hypot(self.stderr, later.stderr))
@@ -122,28 +125,29 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True)
 class Remembered:
-    """What the sentinel remembers of an evaluation."""
+    """The sentinel's record of an evaluation."""
 
     scores: Mapping[str, Column]
-    """Of every clip: the total, and every witness."""
+    """By score (the total and every held-out reward), of every clip."""
     agreement: Mapping[str, Agreement] = field(default_factory=dict)
-    """Of the iterations until then."""
+    """Agreements of the iterations until then."""
 
 
 def agreement_of(rows: Sequence[Row], title: str) -> Agreement:
-    """Add up the agreements of a witness in these rows."""
+    """Add up the agreements of a held-out reward in these rows."""
     found = [(row.get(AGREEMENT + title), row.get(STDERR + title)) for row in rows]
     pairs = [(mean, stderr) for mean, stderr in found if mean is not None and stderr is not None]
     return Agreement(len(pairs), math.fsum(mean for mean, _ in pairs), math.fsum(stderr**2 for _, stderr in pairs))
 
 
 def evidence(held_out: Change, drop: Change | None) -> float:
-    """In standard errors: what held-out clips say and what training's groups say together, which share no clip; or the first alone."""
+    """Combined evidence in standard errors of held-out clips and of training's groups, which share no clip; or of the
+    first alone."""
     return held_out.sigmas if drop is None else (held_out.sigmas + drop.sigmas) / math.sqrt(2)
 
 
 def in_words(before: Agreement, since: Agreement) -> str:
-    """How the agreement changed, as the end of a sentence; empty where one of the two is not known."""
+    """Text on the change of the agreement, as the end of a sentence; empty if one of the two is not known."""
     if not before.iterations or not since.iterations:
         return ""
     return f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"

@@ -1,6 +1,6 @@
-"""What a reward is made of, over a run: a part that is being lost while the total looks harmless.
+"""Checks the parts of a reward: one may be lost while the total looks harmless.
 
-Once all clips of a group are alike in something, no advantage speaks of it: what a policy has lost in that way does not come back by
+Once all clips of a group are equal in a respect, no advantage depends on it: a policy does not regain such a loss by
 itself, and other parts may hide it in the sum (docs/results/where.md).
 """
 
@@ -15,39 +15,40 @@ from sage_grpo.health.checks import Row, values
 from sage_grpo.health.evidence import Column, Scores, by_prompt, change, finite
 
 FALLEN = 5.0
-"""Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this told every part that was
-lost and none that was not; with 4 it also told one that came back."""
+"""Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this
+found every part that was lost and no other; with 4 it also found one that recovered."""
 FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5
-"""The same for held-out prompts: FELL is told at once, FELL_TWICE where it holds at two evaluations in a row, and from NEARLY on weights are
-not ones that a rollback may go to. The base is evaluated too, so that what is lost within the first iterations, before there is a window to
-compare with, is told as well. An attribute is all or
-nothing for most prompts: a loss of a quarter of 128 is four standard errors. With nine parts that only scatter, one of 30 runs with 16
-evaluations is told something, and none acts; at 3.25 at once it would be two of five. The last limit leaves out up to half of their
-evaluations as places to go back to: better an earlier one than one that has lost something."""
+"""The same for held-out prompts: FELL warns at once, FELL_TWICE if it holds at two evaluations in a row, and from
+NEARLY on a rollback may not use the weights. The base is evaluated too, so that losses within the first iterations,
+before there is a window to compare with, are found as well. An attribute is all or nothing for most prompts: a loss of
+a quarter of 128 is four standard errors. With nine parts that only scatter, one of 30 runs with 16 evaluations has a
+warning, and none an action; at 3.25 at once it would be two of five. The last limit excludes up to half of their
+evaluations from rollbacks: an earlier one is better than one that has lost something."""
 
 
 class RewardParts:
-    """The best that each part of the trained reward has been, as mean and squared standard error over `window` iterations."""
+    """The best mean of each part of the trained reward over `window` iterations, with its squared standard error."""
 
     def __init__(self, weights: Mapping[str, float], window: int) -> None:
         self.weights, self.window = {part: weight for part, weight in weights.items() if weight}, window
         self.best: dict[str, tuple[float, float]] = {}
         self.held_out: dict[str, Column] = {}
-        """Of every part the scores by prompt of its best evaluation, with the sign of its weight."""
+        """Scores of every part by prompt at its best evaluation, with the sign of its weight."""
         self.low: list[str] = []
         """Parts that were low at the last evaluation."""
         self.falling = False
-        """Whether one had begun to fall."""
+        """True if one had begun to fall."""
         self.rows = 0
         """Rows so far."""
 
     def of(self, row: Row) -> list[str]:
-        """Figures of a row that are parts of the total, or parts of those; none where the total has one part and that no parts."""
+        """Metrics of a row that are parts of the total, or their parts; empty if the total has one part without
+        parts."""
         names = [name for name in row if self._weight(name)]
         return names if len(names) > 1 else []
 
     def observe(self, recent: Sequence[Row]) -> str:
-        """Take in the newest row, the last of `recent`; says which part is far below its best, or nothing."""
+        """Add the newest row, the last of `recent`; returns a text on parts far below their best, or an empty one."""
         self.rows += 1
         if len(recent) < self.window:
             return ""
@@ -66,7 +67,8 @@ class RewardParts:
         return "; ".join(fallen)
 
     def evaluated(self, scores: Scores, per_prompt: int) -> str:
-        """Take in an evaluation, so many clips of each prompt side by side; says which part is far below its best, or nothing."""
+        """Add an evaluation with `per_prompt` adjacent clips of each prompt; returns a text on parts far below their
+        best, or an empty one."""
         names = [name for name in scores if self._weight(f"reward/{name}")]
         fallen, low, self.falling = [], [], False
         for name in names if len(names) > 1 else []:
@@ -86,7 +88,7 @@ class RewardParts:
         return "; ".join(fallen)
 
     def _weight(self, name: str) -> float:
-        """The weight of the part that a figure is, or is a part of; 0 where it is none."""
+        """Weight of the reward part that a metric belongs to; 0 if none."""
         if not name.startswith("reward/"):
             return 0.0
         whole = name.removeprefix("reward/")

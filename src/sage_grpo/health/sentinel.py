@@ -1,7 +1,7 @@
-"""Watches a run: rows and held-out scores in, findings out. Pure logic: what is done about a finding is training/guard.py's.
+"""Watches a run: rows and held-out scores in, findings out. Pure logic: training/guard.py acts on findings.
 
-Every figure that it sees is the same on all ranks, so all decide alike without a word; its memory is part of a checkpoint, so a
-continued run decides as one that was never interrupted.
+Its inputs are the same on all ranks, so all decide alike without communication; its state is part of a checkpoint, so a
+resumed run decides like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -40,59 +40,63 @@ WATCHED = (
     "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_log",
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
-"""What is remembered of a row."""
+"""Metrics of a row that are stored."""
 EVALUATED = (
     *("held_out_exploded", "held_out_fell", "held_out_part_fell"),
     *("decoupled", "hacking", "witness_fell", "video_drift"),
 )
-"""What is looked for at evaluations, not in every row."""
+"""Findings at evaluations; the others are checked in every row."""
 AT_ONCE = ("not_finite",)
-"""What need not be seen twice."""
+"""Findings that need not be confirmed by a second row."""
 ONLY_TOLD = ("decoupled", "parted", "old_is_new", "rate_at_floor")
-"""What is a reason to look, but not to act."""
+"""Findings that warn only."""
 OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new", "rate_at_floor")
-"""What is wrong with how steps are made; what held-out clips are worth is not in doubt. Any of these may be there all through a run."""
+"""Findings about the optimizer steps; they do not put held-out scores in doubt. Any of these may last for a whole
+run."""
 DRIFTED = 3.0
-"""A statistic of held-out clips whose mean has left the clips of the start by this many of their standard deviations has drifted."""
+"""A statistic of held-out clips has drifted if its mean has left the clips of the start by this many of their standard
+deviations."""
 SURE = 1.5
-"""How many times `stderrs` the evidence must have that a witness fell, or that groups no longer agree with it. More than once, because the best of many
-evaluations is partly luck, and every evaluation is another chance to be wrong."""
+"""Factor on `stderrs` for the finding that a held-out reward fell, or that groups no longer agree with it. More than 1,
+because the best of many evaluations is partly luck, and every evaluation is another chance to be wrong."""
 TOLD = 1.25
-"""The same for a witness that no longer follows, which is only told: sooner is worth being wrong more often (11 instead of 4 of 100 simulated runs)."""
+"""The same for a held-out reward that no longer follows, which only warns: an early warning may be wrong more often (11
+instead of 4 of 100 simulated runs)."""
 MOST_REMEMBERED = 16
-"""Evaluations that are remembered; then every other one is."""
+"""Evaluations that are stored; beyond that every other one is dropped."""
 
 
 STATE = ("streaks", "held_out", "falling", "good", "rollbacks", "brake", "agreement", "at_best")
-"""Attributes that a checkpoint holds as they are."""
+"""Attributes that a checkpoint stores unchanged."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something is wrong with a run."""
+    """A problem of a run."""
 
     name: str
     iteration: int
     text: str
-    """What was measured, what it means and what to do."""
+    """The measurement, its meaning and the remedy."""
     act: bool
-    """Whether it has lasted so long that it is to be acted on."""
+    """True if it has lasted long enough for an action."""
     new: bool = True
-    """Whether it was not there before."""
+    """True if it has just appeared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Witnesses:
-    """What is known about held-out scores besides the total."""
+    """Held-out scores besides the total."""
 
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Rewards that are only measured, with the weights of their parts: higher is better, and nothing is trained on them."""
+    """Rewards that are only measured, with the weights of their parts: higher is better, and they are not trained
+    on."""
     statistics: Sequence[str] = ()
     """Parts of such rewards with weight 0: neither good nor bad, but they should not leave the range of the start."""
 
 
 class Sentinel:
-    """The memory of a run's figures, and what follows from them."""
+    """Stores a run's metrics and derives findings."""
 
     def __init__(
         self,
@@ -107,32 +111,33 @@ class Sentinel:
         self.config, self.clips, self.clip, self.deviates = config, clips, clip, deviates
         self.witnesses = witnesses or Witnesses()
         self.parts = RewardParts(trained or {}, config.window)
-        """Of the reward that is trained on."""
+        """Parts of the trained reward."""
         self.start: list[Row] = []
         self.recent: list[Row] = []
         self.streaks: dict[str, int] = {}
-        """For how many rows, or evaluations, in a row a sign has been there."""
+        """Number of consecutive rows, or evaluations, with a finding."""
         self.held_out: dict[str, dict[str, Column]] = {}
-        """By score: those of every clip at the `first` evaluation and at the `best`, and the total's `then` at that one."""
+        """By score: the values of every clip at the `first` evaluation and at the `best`, and the total at that time
+        (`then`)."""
         self.falling = False
-        """Whether a held-out score is below its best, by more than chance would often do."""
+        """True if a held-out score is below its best, by more than chance would often do."""
         self.good: int | None = None
-        """Iteration of the checkpoint that a rollback goes to."""
+        """Iteration of the checkpoint for rollbacks."""
         self.rollbacks = 0
         self.brake = 1.0
-        """Factor on the learning rate that findings have led to."""
+        """Factor on the learning rate because of findings."""
         self.agreement: dict[str, Agreement] = {}
-        """Of every witness with the total, within groups, over all iterations."""
+        """Agreement of every held-out reward with the total, within groups, over all iterations."""
         self.remembered: list[Remembered] = []
-        """Evaluations so far, the first of them always."""
+        """Evaluations so far, always with the first."""
         self.at_best: dict[str, Agreement] = {}
-        """Each witness's agreement until its best evaluation."""
+        """Agreement of each held-out reward until its best evaluation."""
 
     @classmethod
     def of(
         cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip: float, deviates: bool
     ) -> Sentinel:
-        """The sentinel of a run that makes so many clips an iteration and rewards and measures these parts."""
+        """The sentinel of a run with `clips` clips per iteration and the parts of this reward."""
         parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
         return cls(
             config,
@@ -152,7 +157,7 @@ class Sentinel:
         return [name for name, streak in self.streaks.items() if streak >= self._timing(name)[0]]
 
     def observe(self, iteration: int, row: Row) -> list[Finding]:
-        """Look at the row of an iteration; returns what is new, or is to be acted on."""
+        """Add the row of an iteration; returns findings that are new or need an action."""
         if self.config.action == "off":
             return []
         texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
@@ -168,7 +173,7 @@ class Sentinel:
         return self._count(iteration, texts)
 
     def _part_lost(self) -> str:
-        """A part of the trained reward far below its best."""
+        """A part of the trained reward is far below its best."""
         fallen = self.parts.observe(self.recent)
         return fallen and (
             f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
@@ -176,7 +181,7 @@ class Sentinel:
         )
 
     def _part_fell(self, scores: Scores, per_prompt: int) -> str:
-        """The same on held-out clips, where the first comparison is with the base."""
+        """A part of the reward is far below its best on held-out clips; the first comparison is with the base."""
         fallen = self.parts.evaluated(scores, per_prompt)
         return fallen and (
             f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
@@ -184,7 +189,7 @@ class Sentinel:
         )
 
     def _parted(self, title: str) -> str:
-        """A witness that preferred the same clips of a group as the total, and no longer does."""
+        """A held-out reward no longer prefers the same clips of a group as the total."""
         half = len(self.recent) // 2
         before, since = agreement_of(self.recent[:half], title), agreement_of(self.recent[half:], title)
         drop = before.to(since)
@@ -202,10 +207,11 @@ class Sentinel:
         )
 
     def _past(self, name: str) -> Past:
-        """What a sign compares with: not with the rows in which it was there already, unless that lasts longer than the window."""
+        """The past for a check: without the rows that have its finding already, unless it lasts longer than the
+        window."""
         window = self.config.window
         before = self.recent[: len(self.recent) - min(self.streaks.get(name, 0), window)][-window:]
-        begun = self.parts.rows - self.streaks.get(name, 0)  # rows before the sign was there
+        begun = self.parts.rows - self.streaks.get(name, 0)  # rows before the finding
         return Past(
             start=self.start[:begun] if begun > 0 else self.start,
             recent=before,
@@ -218,7 +224,8 @@ class Sentinel:
         )
 
     def evaluated(self, iteration: int, scores: Scores, per_prompt: int = 1) -> list[Finding]:
-        """Look at the scores of every held-out clip, in an order that never changes, so many of each prompt side by side."""
+        """Add the scores of every held-out clip, always in the same order, with `per_prompt` adjacent clips of each
+        prompt."""
         if self.config.action == "off":
             return []
         series = {"total": list(scores["total"])}
@@ -243,9 +250,9 @@ class Sentinel:
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
         )
-        for title, now in series.items() if not exploded else ():  # such a total would be the best for ever
+        for title, now in series.items() if not exploded else ():  # a broken total could never be exceeded again
             self._remember(title, now, total)
-        # Where every reward failed there is nothing to compare with.
+        # If every reward failed there are no scores to compare with.
         if self.witnesses.scores and finite(total) and not exploded:
             self.remembered.append(Remembered(series, dict(self.agreement)))
             self.remembered = self.remembered if len(self.remembered) <= MOST_REMEMBERED else self.remembered[::2]
@@ -255,21 +262,22 @@ class Sentinel:
 
     @property
     def sound(self) -> bool:
-        """Whether there is no sign of anything and no held-out score has begun to fall: weights that are worth going back to."""
+        """True if there is no finding and no held-out score has begun to fall: the weights are worth a rollback."""
         return not self.falling and not any(self.streaks.values())
 
     @property
     def doubts(self) -> list[str]:
-        """Signs, lasting or not, by which a score is not worth what it says: weights that are not to be the best, however high they score."""
+        """Findings, lasting or not, that put scores in doubt: such weights do not become the best, however high they
+        score."""
         return [name for name, streak in self.streaks.items() if streak and name not in OF_STEPS]
 
     def _exploded(self, now: Column) -> str:
-        """Scores of held-out prompts that are much further apart than those of the base; rows show it one iteration later."""
+        """The spread of held-out scores is far above the base's; rows show it one iteration later."""
         first, last = finite(self.held_out.get("total", {}).get("first", [])), finite(now)
         prompts = min(len(first), len(last))
         if prompts < 2 or stdev(first) <= TINY:
             return ""
-        # Standard deviations of two or three prompts differ by factors of their own: as rare as 20 is for five.
+        # Standard deviations of two or three prompts scatter more: this factor is as rare as 20 is for five.
         if stdev(last) < stdev(first) * EXPLODED ** max(1.0, 4 / (prompts - 1)):
             return ""
         return (
@@ -298,9 +306,9 @@ class Sentinel:
         return f"; the training reward {'rose' if rise > 0 else 'fell'} by {abs(rise):.2g} meanwhile"
 
     def _decoupled(self, title: str, now: Column, total: Column) -> str:
-        """A witness that no longer follows: the first half of the total's rise lifted it, the second half does not.
+        """A held-out reward no longer follows: the first half of the total's rise raised it, the second half does not.
 
-        Two sources that know nothing of each other say so together: held-out clips, and the members of training's groups.
+        Two independent sources are combined: held-out clips, and the members of training's groups.
         """
         if len(self.remembered) < 2 or not finite(total):
             return ""
@@ -325,7 +333,8 @@ class Sentinel:
         )
 
     def _hacked(self, title: str, now: Column, total: Column) -> str:
-        """A witness that falls while what is trained on goes on rising; that the two part within groups too is evidence of it."""
+        """A held-out reward falls while the trained total rises; diverging preferences within groups add to the
+        evidence."""
         known = self.held_out.get(title)
         if known is None:
             return ""
@@ -345,7 +354,8 @@ class Sentinel:
         )
 
     def _witness_fell(self, title: str, now: Column, total: Column) -> str:
-        """A witness that falls for nothing: the total no longer rises. Held-out clips alone must say so, and of more than where there is a rise to explain it."""
+        """A held-out reward falls although the total no longer rises. It needs stronger evidence from held-out clips
+        alone, because no rise explains it."""
         known = self.held_out.get(title)
         if known is None or change(known["then"], total).surely(self.config.stderrs):
             return ""
@@ -358,7 +368,7 @@ class Sentinel:
         )
 
     def _drifted(self, scores: Scores, total: Column) -> str:
-        """A statistic that leaves the range of the first clips while the total rises."""
+        """A statistic leaves the range of the first clips while the total rises."""
         known = self.held_out.get("total")
         if known is None or not change(known["first"], total).surely(self.config.stderrs):
             return ""
@@ -381,7 +391,8 @@ class Sentinel:
             self.at_best[title] = self.agreement.get(title, Agreement())
 
     def _count(self, iteration: int, texts: Mapping[str, str]) -> list[Finding]:
-        """Lengthen or end the streaks of these signs; a finding is told when it begins, and again whenever it is to be acted on."""
+        """Update the streaks of these checks; a finding is reported when it begins, and again whenever an action is
+        due."""
         found = []
         for name, text in texts.items():
             streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
@@ -394,7 +405,8 @@ class Sentinel:
         return found
 
     def _timing(self, name: str) -> tuple[int, int, int]:
-        """How often in a row a sign must be there until it is told, how often again until it is acted on, and after how many it is acted on anew."""
+        """Consecutive rows until a finding is reported, further rows until an action, and rows between repeated
+        actions."""
         patience, window = self.config.patience, self.config.window
         return (1, 0, window) if name in AT_ONCE else (1, 1, 1) if name in EVALUATED else (patience, patience, window)
 
@@ -407,7 +419,7 @@ class Sentinel:
             "parts": self.parts.state_dict(),
             "looks": [asdict(one) for one in self.remembered],
         }
-        known: dict[str, Any] = json.loads(json.dumps(state))  # a copy: the run goes on while it is written
+        known: dict[str, Any] = json.loads(json.dumps(state))  # a copy: the run continues while it is written
         return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -420,7 +432,8 @@ class Sentinel:
         self.parts.load_state_dict(state["parts"])
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Remember what was known at a checkpoint, but not forget what was done since: else it would be done forever."""
+        """Restore the state of a checkpoint, but keep the record of rollbacks since: otherwise they would repeat
+        forever."""
         done = self.rollbacks, self.brake, self.good
         self.load_state_dict(state)
         self.rollbacks, self.brake, self.good = done

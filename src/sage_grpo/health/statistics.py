@@ -1,4 +1,5 @@
-"""Figures of an iteration that the sentinel asks for, free or nearly so: agreement of rewards, the look of clips, and how far weights have gone."""
+"""Statistics of an iteration for the sentinel, at almost no cost: agreement of rewards, appearance of clips, drift of
+the weights."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ from sage_grpo.health.evidence import AGREEMENT, STDERR
 def agreements(
     total: Tensor, parts: Mapping[str, Tensor], groups: Tensor, witnesses: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """For every witness the mean over groups of the rank correlation of its score with the total, and the standard error of that mean.
+    """Mean over groups of the rank correlation of every held-out reward with the total, and the standard error of that
+    mean.
 
-    Members of a group differ in their noise alone, so this is what a step along the total does to the witness: between groups prompts
-    differ, which no step changes. A witness without any group in which both tell clips apart has no agreement.
+    Members of a group differ in their noise alone, so this is the effect of a step along the total on the held-out
+    reward: between groups prompts differ, which no step changes. A held-out reward has no agreement if no group has a
+    spread in both.
     """
     metrics = {}
     for title, weights in witnesses.items():
@@ -34,7 +37,8 @@ def agreements(
 
 
 def correlation(a: Tensor, b: Tensor) -> tuple[float, float] | None:
-    """Rank correlation, and its variance if there were none (exact for ranks in any order); None where one of the two is constant."""
+    """Rank correlation, and its variance without correlation (exact for ranks in any order); None if one of the two is
+    constant."""
     both = torch.isfinite(a) & torch.isfinite(b)
     a, b = _ranks(a[both]), _ranks(b[both])
     size = float(a.square().sum() * b.square().sum())
@@ -44,12 +48,12 @@ def correlation(a: Tensor, b: Tensor) -> tuple[float, float] | None:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Centred ranks; equals share theirs."""
+    """Centered ranks; ties share theirs."""
     return 0.5 * torch.sign(x[:, None] - x[None, :]).sum(1)
 
 
 def _mean(found: list[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and standard error: the scatter from group to group, but not less than chance alone has."""
+    """Mean and standard error: the scatter between groups, but at least that of chance."""
     values, count = [value for value, _ in found], len(found)
     mean = sum(values) / count
     chance = sum(variance for _, variance in found) / count
@@ -58,13 +62,15 @@ def _mean(found: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 FRAMES, SIDE = 4, 8
-"""A clip is looked at as this many frames, evenly spread, of this many pixels a side: enough for means and for what moves."""
+"""Thumbnails of a clip: this many frames, evenly spread, of this many pixels a side, enough for means and for
+motion."""
 AT_ONCE = 1 << 22
-"""Values of chosen frames that are looked at together: many small clips, or one large one."""
+"""Values of chosen frames that are processed together: many small clips, or one large one."""
 
 
 def appearance(small: Tensor, members: Sequence[Member], world: World) -> dict[str, float]:
-    """Metrics of all ranks' clips, the same bits on each; `small` are thumbnails of this process's clips, `members` says which these are."""
+    """Metrics of all ranks' clips, equal bit for bit on each; `small` are thumbnails of this process's clips, `members`
+    identifies these."""
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     rows = world.gather(torch.cat([places, small.flatten(1).double()], 1))
     order = torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])
@@ -72,7 +78,7 @@ def appearance(small: Tensor, members: Sequence[Member], world: World) -> dict[s
 
 
 def frames_seen(count: int) -> list[int]:
-    """The frames of a clip that `appearance` looks at."""
+    """The frames of a clip that `appearance` reads."""
     return torch.linspace(0, max(0, count - 1), FRAMES).round().long().tolist()
 
 
@@ -88,7 +94,7 @@ def thumbnails(videos: Tensor) -> Tensor:
 
 
 def describe(small: Tensor, groups: Tensor) -> dict[str, float]:
-    """Means over clips, and how much the clips of a group differ."""
+    """Means over clips, and the spread of the clips of a group."""
     grey = small.mean(dim=2)
     spread = [small[groups == g].std(dim=0, correction=0).mean() for g in groups.unique()]
     return {
@@ -101,11 +107,11 @@ def describe(small: Tensor, groups: Tensor) -> dict[str, float]:
 
 
 MOST = 1 << 18
-"""Weights that each process keeps of the start: means over so many are exact to a fraction of a percent."""
+"""Weights of the start that each process keeps: means over so many are exact to a fraction of a percent."""
 
 
 class Travel:
-    """Remembers every n-th trainable weight as the run begins. Nothing is saved: a continued run begins with the same weights."""
+    """Keeps every n-th trainable weight of the start. It is not saved: a resumed run begins with the same weights."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self.params = dict(params)
@@ -113,7 +119,7 @@ class Travel:
         self.start = self._sample()
 
     def measure(self, world: World) -> dict[str, float]:
-        """Distance from the start relative to its norm, and the share of weights that are not what they were; the same on all ranks."""
+        """Distance from the start relative to its norm, and the share of changed weights; the same on all ranks."""
         now = self._sample()
         sums = [(now - self.start).square().sum(), self.start.square().sum(), (now != self.start).sum()]
         apart, size, moved, count = world.sum(
@@ -126,4 +132,4 @@ class Travel:
         parts = [local(p).detach().flatten()[:: self.stride] for p in self.params.values()]
         if not parts:
             return torch.zeros(0, dtype=torch.float64)
-        return torch.cat(parts).to("cpu", torch.float64)  # one copy: each would wait for the GPU
+        return torch.cat(parts).to("cpu", torch.float64)  # one copy: each waits for the GPU

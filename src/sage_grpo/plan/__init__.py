@@ -1,1 +1,1 @@
-"""What a run will do and cost, said before any weights are there: passes, memory, seconds, and what to change when it does not fit."""
+"""Cost planning before weights are loaded: network passes, memory, seconds, and changes that make a run fit."""

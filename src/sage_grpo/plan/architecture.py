@@ -1,5 +1,5 @@
-"""What a model is made of, from its config files alone: those of a folder, of the hub's cache, or of a published checkpoint that the
-package knows. Nothing is downloaded and no weights are read."""
+"""Architecture of a model from its config files alone: those of a folder, of the hub's cache, or of a published
+checkpoint that the package knows. Nothing is downloaded and no weights are read."""
 
 from __future__ import annotations
 
@@ -48,55 +48,56 @@ WAN = dataclasses.replace(
     moved_compiled=320.0,
     vae=WAN_VAE,
 )
-"""What was measured of Wan."""
+"""Measurements of Wan."""
 MEASURED: Mapping[str, Network] = {"hunyuan15": HUNYUAN15, "wan": WAN}
-"""Families of which blocks were measured on a GPU. Speeds of the others are Wan's, and their bytes are counted."""
+"""Families with blocks measured on a GPU. The others use Wan's speeds, and their bytes are counted."""
 DECODERS: Mapping[str, tuple[Vae, Callable[[Any], float]]] = {
     "AutoencoderKLHunyuanVideo15": (HUNYUAN15_VAE, lambda config: config.block_out_channels[0] / 128),
     "AutoencoderKLWan": (WAN_VAE, lambda config: first_given(config.decoder_base_dim, config.base_dim) / 96),
 }
-"""VAEs that were measured, with the width of one of the same class in theirs."""
+"""Measured VAEs, with the width of another one of the class relative to the measured."""
 SAVED_FULL, SAVED_LORA = 1.2, 0.8
-"""What blocks keep on CUDA, in what is counted without a GPU: 1.22 and 0.81 of HunyuanVideo-1.5, 1.09 and 0.73 of Wan."""
+"""Bytes that blocks keep on CUDA, relative to the count without a GPU: 1.22 and 0.81 for HunyuanVideo-1.5, 1.09 and
+0.73 for Wan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model, as far as a plan and its costs depend on it."""
+    """The properties of a model that a plan and its costs depend on."""
 
     family: str
     """A family that ships with the package, or the import path of another."""
     source: str
-    """Where the figures come from, in words."""
+    """Source of the numbers, as text."""
     spec: ModelSpec
     model: FamilyModel | None = None
-    """The model itself, without weights; None for a family of your own, whose costs are not known."""
+    """The model without weights; None for a family of your own, whose costs are not known."""
     folder: Path | None = None
-    """Where its files are; None where they are not on this machine."""
+    """Folder of its files; None if they are not on this machine."""
 
     @cached_property
     def network(self) -> Network | None:
-        """What the formulas need to know of it."""
+        """Parameters of the cost formulas."""
         return None if self.model is None else _network(self.model, MEASURED.get(self.family))
 
     @property
     def estimated(self) -> bool:
-        """Whether nothing of the family was measured."""
+        """True if the family was not measured."""
         return self.model is not None and self.family not in MEASURED
 
     @property
     def video(self) -> VideoSpec | None:
-        """Format of its clips, where costs are known."""
+        """Format of its clips, if costs are known."""
         return None if self.model is None else self.model.video
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of a prompt; 0 where costs are not known."""
+        """Tokens of a prompt; 0 if costs are not known."""
         return 0 if self.model is None else self.model.text_tokens
 
     @property
     def guidance_scale(self) -> float:
-        """Scale of classifier-free guidance; 1 where it is an input of the network."""
+        """Scale of classifier-free guidance; 1 if it is an input of the network."""
         if self.model is None:
             return float(first_given(self.spec.guidance_scale, 1.0))
         return 1.0 if self.model.guidance.embedded else self.model.guidance_scale
@@ -107,11 +108,11 @@ class Architecture:
         return float(first_given(self.spec.shift, 1.0)) if self.model is None else self.model.shift
 
     def trains(self, sigma: float) -> bool:
-        """Whether the trained network runs at sigma."""
+        """True if the trained network runs at sigma."""
         return self.model is None or self.model.trains(sigma)
 
     def network_at(self, sigma: float) -> int:
-        """Which network runs at sigma."""
+        """The network that runs at sigma."""
         return 0 if self.model is None else self.model.network_at(sigma)
 
     def branches(self, sigma: float, guidance: float | None = None) -> int:
@@ -121,14 +122,14 @@ class Architecture:
         return self.model.branches(sigma, guidance)
 
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
-        """The sigmas that the model is sampled on."""
+        """The model's sampling grid."""
         if self.model is None:
             return Schedule.shifted(steps, first_given(shift, self.shift))
         return Schedule(self.model.sigmas(steps, shift))
 
 
 def find_architecture(spec: ModelSpec) -> Architecture:
-    """The architecture of a spec; ModelError where nothing on this machine tells it."""
+    """The architecture of a spec; raises a ModelError if its config files are not known on this machine."""
     if spec.family is not None and spec.family not in FAMILIES:
         return Architecture(family=str(spec.family), source="a family of your own", spec=spec)
     folder = local_folder(spec)
@@ -145,7 +146,7 @@ def find_architecture(spec: ModelSpec) -> Architecture:
 
 
 def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Architecture:
-    """The architecture of config files that are not here."""
+    """The architecture of config files that are not on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         configs.write(Path(folder))
         return _architecture(spec, Path(folder), source)
@@ -157,7 +158,7 @@ def _architecture(spec: ModelSpec, folder: Path, source: str) -> Architecture:
 
 
 def _network(model: FamilyModel, measured: Network | None) -> Network:
-    """What the formulas need to know of a network: counted on the model, and what was measured of its family, or else of Wan."""
+    """Parameters of the cost formulas: counted on the model, or measured for its family, else for Wan."""
     grid, blocks, both = model.grid, model.blocks(), len(model.experts.components) > 1
     width = math.prod(model.heads)
     sizes = {name: parameter.numel() for name, parameter in model.transformer.named_parameters()}
@@ -192,7 +193,7 @@ def _network(model: FamilyModel, measured: Network | None) -> Network:
 
 
 def _decoder(model: FamilyModel) -> Vae:
-    """What was measured of a VAE of this class, at its width; or what is counted, at the speed of Wan's."""
+    """Parameters of a VAE: measured for its class and scaled to its width, or counted with the speed of Wan's."""
     vae, video = model.pipe.vae, model.video
     if type(vae).__name__ not in DECODERS:
         run, parameters = count_decoder(model), sum(parameter.numel() for parameter in vae.parameters())
@@ -214,7 +215,7 @@ def _decoder(model: FamilyModel) -> Vae:
 
 
 def _scaled(vae: Vae, width: float, patch: int) -> Vae:
-    """A VAE of another width: operations and parameters go by its square, what is held by the width itself."""
+    """A VAE of another width: operations and parameters grow with its square, memory with the width itself."""
     if width == 1 and patch == 1:
         return vae
     area = patch**2
@@ -229,12 +230,12 @@ def _scaled(vae: Vae, width: float, patch: int) -> Vae:
 
 
 def latent_elements(architecture: Architecture) -> int:
-    """Numbers in one clip's latents; 0 where that is not known."""
+    """Numbers in one clip's latents; 0 if not known."""
     if architecture.model is None:
         return 0
     return math.prod(architecture.model.latent_shape())
 
 
 def sigmas(schedule: Schedule) -> list[float]:
-    """Where its steps start."""
+    """Sigmas at which its steps start."""
     return torch.as_tensor(schedule.sigmas[:-1]).tolist()

@@ -1,4 +1,4 @@
-"""Seconds over memory: the same run with budgets of the sizes that cards have."""
+"""Iteration time over memory: forecasts of a run with the memory budgets of common cards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sage_grpo.plan.formulas import GIB
 from sage_grpo.types import Keep
 
 SIZES = (16.0, 24.0, 40.0, 80.0, 140.0)
-"""GiB: cards from a small one to an H200."""
+"""Budgets in GiB, from a small card to an H200."""
 
 
 def over_memory(now: Forecast) -> list[Forecast]:
-    """The run with every size as its `model.memory` that is smaller than the device, and with all of the device; empty where costs are not
-    known, and on a CPU."""
+    """Forecasts with every size below the device's memory as `model.memory`, and with the whole device; empty if costs
+    are not known, and on a CPU."""
     if now.network is None or now.hardware.is_cpu:
         return []
     budgets = [*(size for size in SIZES if size < now.hardware.gib), None]
@@ -36,7 +36,7 @@ def _with(now: Forecast, budget: float | None) -> Forecast:
 
 
 def outcome(one: Forecast) -> str:
-    """What blocks keep in a budget, or why it is too small, in a few words."""
+    """Text on a budget: the activations that blocks keep, or the reason why it is too small."""
     if one.fits:
         return counted(one.levels)
     worst = max(one.phases, key=lambda phase: phase.memory.total)
@@ -44,5 +44,5 @@ def outcome(one: Forecast) -> str:
 
 
 def counted(levels: Sequence[Keep]) -> str:
-    """What how many blocks keep."""
+    """Text with the number of blocks by kept activations."""
     return ", ".join(f"{level} {count}" for level, count in Counter(levels).items())

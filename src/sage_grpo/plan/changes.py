@@ -1,4 +1,4 @@
-"""What to change when a run does not fit, or takes too long, and what every change buys: each is made, and forecast again."""
+"""Suggests changes to a run that does not fit or takes too long; each is applied and forecast again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.training.config import TrainConfig
 
 Same = Literal["same", "nearly", "more GPUs", "another"]
-"""A matter of memory and time only, or of a grey level in decoded clips; or more hardware; or another run. In the order of preference."""
+"""Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order
+of preference."""
 PREFERENCE: tuple[Same, ...] = get_args(Same)
 DECODED = ("model.vae_tiling", "model.vae_dtype")
 """Fields that move decoded clips by a grey level or two."""
 LEAST = 0.01
-"""A change that moves neither peak nor time by this much is not worth a line."""
+"""A change is listed if it alters peak or time by at least this share."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Change:
     """One change, with the forecast after it."""
 
     option: str
-    """As it is typed."""
+    """Option as typed."""
     run: Same
-    """Whether the run stays the same."""
+    """Effect on the run."""
     after: Forecast
 
 
 def changes(now: Forecast) -> list[Change]:
-    """Changes that buy something, best first: what makes a run fit, at the least cost in time, then what saves most."""
+    """Useful changes, best first: those that make a run fit, at the least cost in time, then those that save most."""
     if now.network is None:
         return []
     found = [change for change in _tried(now) if _buys(now, change.after)]
@@ -46,7 +47,7 @@ def changes(now: Forecast) -> list[Change]:
 
 
 def way_to_fit(now: Forecast, most: int = 4) -> list[Change]:
-    """Changes, one on top of the other, until the run fits; empty where it does already, or where nothing helps."""
+    """Cumulative changes until the run fits; empty if it does already, or if none helps."""
     made: list[Change] = []
     while not now.fits and len(made) < most:
         options = changes(now)
@@ -82,7 +83,7 @@ def _tried(now: Forecast) -> Iterator[Change]:
             after = forecast(
                 changed, now.hardware, gpus=gpus, architecture=architecture, held_out=now.held_out or None, like=now
             )
-        except (ParallelError, ValueError):  # a layout or a window that this run cannot have
+        except (ParallelError, ValueError):  # a layout or a window that is invalid for this run
             continue
         yield Change(" ".join(_typed(key, value) for key, value in edit.items()), _stays(edit), after)
     if now.hardware.is_cpu:
@@ -97,12 +98,12 @@ def _tried(now: Forecast) -> Iterator[Change]:
 
 
 def _architecture(now: Forecast, changed: TrainConfig) -> Architecture:
-    """A change may be of the clip, or of the guidance."""
+    """The architecture after a change, which may affect the clip or the guidance."""
     return now.architecture if changed.model == now.config.model else find_architecture(changed.model)
 
 
 def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
-    """Fields and their other values, change by change: those that leave the run as it is first."""
+    """Edits of fields, change by change: those that keep the run the same come first."""
     video, heads = now.architecture.video, now.network.heads if now.network else 1
     assert video is not None
     for keep in (True, "attention", False):
@@ -124,7 +125,7 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
             yield {"parallel.sp": 2 * config.parallel.sp}
     if config.model.lora is None:
         yield {"model.lora": LoraSpec(rank=32)}
-    if config.trust_region.uses_anchor and config.objective.kind != "dpo":  # whose loss compares with it
+    if config.trust_region.uses_anchor and config.objective.kind != "dpo":  # the loss of dpo compares with it
         yield {"trust_region.mode": "none"}
     if config.objective.fresh:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
@@ -148,7 +149,7 @@ def _edited(part: Any, key: str, value: Any) -> Any:
 
 
 def _typed(key: str, value: Any) -> str:
-    """A change as it is typed."""
+    """A change as typed."""
     if isinstance(value, LoraSpec):
         return f"--{key}.rank {value.rank}"
     word = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
@@ -156,7 +157,7 @@ def _typed(key: str, value: Any) -> str:
 
 
 def _stays(edit: Iterable[str]) -> Same:
-    """Whether a run with other values of these fields is the same run."""
+    """The effect of changing these fields on the run."""
     if all(affects(TrainConfig, key) in ("speed", "machine") for key in edit):
         return "same"
     return "nearly" if all(key in DECODED for key in edit) else "another"

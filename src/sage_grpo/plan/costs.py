@@ -1,4 +1,5 @@
-"""From a configuration to its forecast: passes of every rank, bytes and seconds of every phase, GPU-hours of the run."""
+"""Forecasts a run from its configuration: passes of every rank, bytes and seconds of every phase, GPU-hours of the
+run."""
 
 from __future__ import annotations
 
@@ -48,18 +49,19 @@ from sage_grpo.training.update import Objective
 from sage_grpo.types import Keep
 
 REWARD_TOKENS = 3000
-"""Tokens that a built-in reward with networks reads of a clip; it computes in bfloat16."""
+"""Tokens of a clip that a built-in reward with networks reads; it computes in bfloat16."""
 SPARE = 0.93
-"""Share of a GPU's memory that a run may fill by the formula: the rest is the CUDA context's, and lost between allocations."""
+"""Share of a GPU's memory that a run may fill by the formula: the rest is for the CUDA context and the allocator's
+fragmentation."""
 LOOKED_AT = 16
-"""Iterations whose plans are counted for the mean of a run: windows move, and with them what groups share."""
+"""Iterations that are counted for the mean of a run: windows move, and the shared steps of groups with them."""
 DRAWS = 256
-"""Windows that are enough for a mean where every group draws its own: iterations with many groups need not be many."""
+"""Windows that suffice for a mean if every group draws its own: with many groups, few iterations are enough."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of an iteration on the GPU that has most to do."""
+    """A phase of an iteration on the busiest GPU."""
 
     name: str
     seconds: float
@@ -68,41 +70,41 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a run will do and cost."""
+    """The forecast of a run: its plans, passes, memory and time."""
 
     config: TrainConfig
     architecture: Architecture
     hardware: Hardware
     layout: Layout
     plans: tuple[Plan, ...]
-    """Of the first iteration and of some later ones."""
+    """Plans of the first iteration and of some later ones."""
     held_out: int
     """Prompts of an evaluation."""
     like: Forecast | None = dataclasses.field(default=None, repr=False)
-    """One with the same plans, whose counts serve this one too where it is guided and anchored alike."""
+    """A forecast with the same plans; its counts are reused if guidance and reference are the same."""
 
     @property
     def plan(self) -> Plan:
-        """The first iteration's."""
+        """Plan of the first iteration."""
         return self.plans[0]
 
     def unexplored(self) -> str | None:
-        """A sentence on steps that are left deterministic because the state would hold too much noise after them."""
+        """A sentence on steps that stay deterministic because the state would hold too much noise after them."""
         return _planner(self.config, self.architecture, self.layout).unexplored()
 
     @property
     def passes(self) -> list[dict[str, Passes]]:
-        """Of the first iteration, by rank and phase."""
+        """Passes of the first iteration, by rank and phase."""
         return self._counts[0].phases
 
     @property
     def padding(self) -> int:
-        """Replays of the first iteration that only keep other ranks in step."""
+        """Padding replays of the first iteration, which keep ranks synchronized."""
         return self._counts[0].padding
 
     @cached_property
     def _counts(self) -> list[Counts]:
-        """Of every plan."""
+        """Counts of every plan."""
         like = self.like
         if like is not None and like._counted_by() == self._counted_by():
             return like._counts
@@ -139,9 +141,9 @@ class Forecast:
         return Guiding(lambda sigma: self.architecture.branches(sigma, guidance), together)
 
     def _counted_by(self) -> tuple[object, ...]:
-        """What counts depend on besides the plans."""
+        """Inputs of the counts besides the plans."""
         model, scale = self.config.model, self.architecture.guidance_scale
-        clip = self.architecture.video  # small ones go through guidance together
+        clip = self.architecture.video  # small clips have one pass for both guidance branches
         return (
             model.training_guidance,
             scale,
@@ -154,23 +156,23 @@ class Forecast:
 
     @cached_property
     def evaluation(self) -> list[Passes]:
-        """Of one evaluation, by rank."""
+        """Passes of one evaluation, by rank."""
         grid = sigmas(self.architecture.grid(self.config.evaluate.steps_for(self.config.model)))
         return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
 
     @property
     def network(self) -> Network | None:
-        """None where costs are not known."""
+        """The network's parameters; None if costs are not known."""
         return self.architecture.network
 
     @cached_property
     def job(self) -> Job:
-        """The run as the formulas see it."""
+        """The run as input of the formulas."""
         return dataclasses.replace(self._job, keep=tuple(Counter(self.levels).items()))
 
     @cached_property
     def _job(self) -> Job:
-        """The same without what blocks keep."""
+        """The job without the kept activations."""
         config, video = self.config, self.architecture.video
         model, parallel = config.model, config.parallel
         assert video is not None  # a network comes with its video
@@ -192,7 +194,7 @@ class Forecast:
             anchor=config.trust_region.uses_anchor,
             anchor_offload=config.anchor.offload,
             ema=config.optimizer.ema is not None,
-            # Both are a copy of the trainable weights, and never go together.
+            # Both are a copy of the trainable weights, and are never combined.
             max_kl=config.optimizer.max_kl is not None or any(config.objective.old_passes(self.plan.updates)),
             moments=1 if config.optimizer.kind == "muon" else 2,
             reshard=parallel.reshard,
@@ -205,7 +207,7 @@ class Forecast:
 
     @cached_property
     def levels(self) -> list[Keep]:
-        """What every block keeps for its backward pass."""
+        """Activations that every block keeps for its backward pass."""
         asked, blocks = self.config.update.gradient_checkpointing, self.network.blocks if self.network else 0
         if asked != "auto" or self.network is None or self.hardware.is_cpu:
             return levels(asked, blocks, cuda=not self.hardware.is_cpu)
@@ -234,7 +236,7 @@ class Forecast:
         old = 0 if config.objective.fresh else MASTER * needs_v_old
         gauged = plan.gauged(rank)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
-        # A step's x_next is the next record's x; a target at a fresh noise level is nobody's.
+        # A step's x_next is the next record's x; a target at a fresh noise level is not shared.
         before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
@@ -245,7 +247,7 @@ class Forecast:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Of a mean iteration, on the rank with most to do."""
+        """Phases of a mean iteration on the busiest rank."""
         network = self.network
         if network is None:
             return []
@@ -275,7 +277,8 @@ class Forecast:
 
     @property
     def _gradient(self) -> list[Phase]:
-        """Where the reward is differentiated: decoding every clip, or an excerpt, with a graph, and the way back to its latents."""
+        """The phase of a differentiated reward: decoding every clip, or an excerpt, with a graph, and the backward pass
+        to its latents."""
         spec, network, job = self.config.objective, self.network, self.job
         assert network is not None
         if not spec.by_gradient or all(one.reads_latents for one in self.config.rewards if one.counts):
@@ -284,16 +287,16 @@ class Forecast:
         job = job if spec.frames is None else dataclasses.replace(job, frames=min(job.frames, spec.frames + before))
         clips = max(sum(len(batch.members) for batch in self.plan.batches(rank)) for rank in range(self.layout.data))
         decode = DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
-        # The reward runs twice forward, because its blocks run again, and once backward to the pixels alone.
+        # The reward runs forward twice, because its blocks run again, and backward once, to the pixels only.
         seconds = clips * (decode + 3 * self._reward_seconds)
         held = differentiating_memory(network, job)
         return [Phase("gradient", seconds, dataclasses.replace(held, visitor=held.visitor + self._reward_bytes))]
 
     def _seconds(self, counts: list[dict[str, Passes]]) -> dict[str, float]:
-        """Of an iteration's sampling and updates, on the rank with most of each."""
+        """Seconds of an iteration's sampling and updates, each on the rank with most."""
         assert self.network is not None
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
-        # Not the first iteration's passes of the anchor, which is the policy itself there, but the mean of the run's.
+        # The mean of the run's reference passes: in the first iteration the policy equals the reference.
         update = [
             self._referenced * self._pass(row["replay"])
             + self._pass(row["gauge"])
@@ -312,7 +315,7 @@ class Forecast:
         seconds = formulas.forward_seconds(network, job, rates)
         again = 0.0
         if backward:
-            # Of guidance's two passes only one goes backward where the other is a constant.
+            # If the other branch of guidance is a constant, only one of the two has a backward pass.
             share = 1.0 if job.negative_gradient or not passes.forwards else passes.velocities / passes.forwards
             seconds += share * formulas.backward_seconds(network, job, rates)
             again = share * (2 if job.levels(network).get("input") else 1)
@@ -326,8 +329,8 @@ class Forecast:
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores: ranks that share clips share that work. Given clips nobody does, nor those of which
-        only latents are read."""
+        """Clips that the busiest process decodes and scores; ranks that share clips divide this work. 0 for given
+        clips, and if rewards read latents only."""
         if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
         batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
@@ -335,32 +338,32 @@ class Forecast:
 
     @property
     def _decode_seconds(self) -> float:
-        """Of a clip for the reward; what a decoder of the user's own takes is not known, and counts as nothing."""
+        """Decoding time of a clip for the reward; that of a user's own decoder is not known, and counts as 0."""
         assert self.network is not None
         own = self.config.model.decoder is not None
         return 0.0 if own else formulas.decode_seconds(self.network, self.job, self.hardware.rates)
 
     @property
     def _reward_bytes(self) -> float:
-        """Of rewards that lie on the run's own device: one with another device, or actors, of its own takes nothing here."""
+        """Bytes of rewards on the run's own device; those on another device or in actors take none here."""
         here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
         own = [spec for spec in self.config.rewards if spec.device in here and not spec.actors]
         return 1.15 * COMPUTE * sum(_parameters(spec.name) for spec in own)
 
     @property
     def _reward_seconds(self) -> float:
-        """Of a clip; rewards that are not large take none by this formula."""
+        """Scoring time of a clip; small rewards take none by this formula."""
         work = sum(2 * _parameters(spec.name) * REWARD_TOKENS for spec in self.config.rewards)
         return work / (0.3 * self.hardware.rates.products)
 
     @property
     def iteration_seconds(self) -> float:
-        """Of a mean iteration."""
+        """Seconds of a mean iteration."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
     def evaluation_seconds(self) -> float:
-        """Of one evaluation."""
+        """Seconds of one evaluation."""
         if self.network is None or not self.held_out:
             return 0.0
         clips = -(-self.held_out * self.config.evaluate.per_prompt // self.layout.processes)
@@ -369,28 +372,28 @@ class Forecast:
 
     @property
     def gpu_hours(self) -> float:
-        """Of the whole run."""
+        """GPU-hours of the whole run."""
         seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
         return seconds * self.layout.processes / 3600
 
     @property
     def peak(self) -> float:
-        """Bytes of the phase that needs most."""
+        """Bytes of the largest phase."""
         return max((phase.memory.total for phase in self.phases), default=0.0)
 
     @property
     def room(self) -> float:
-        """Bytes that a run may fill."""
+        """Bytes that a run may use."""
         return SPARE * self.gib * GIB
 
     @property
     def gib(self) -> float:
-        """GiB of the device, or of the run's budget of it."""
+        """GiB of the device, or of the run's budget."""
         return self.config.model.budget(self.hardware.gib)
 
     @property
     def fits(self) -> bool:
-        """Whether every phase fits."""
+        """True if every phase fits."""
         return self.peak <= self.room
 
 
@@ -403,7 +406,7 @@ def forecast(
     held_out: int | None = None,
     like: Forecast | None = None,
 ) -> Forecast:
-    """The forecast of a run; ValueError where its arithmetic does not work out. `like` may be one whose plans are the same."""
+    """The forecast of a run; raises a ValueError for invalid layouts. `like` may be a forecast with the same plans."""
     config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
     found = find_architecture(config.model) if architecture is None else architecture
     layout = lay_out(config.parallel, gpus)
@@ -455,7 +458,7 @@ def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Pl
 
 
 def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
-    """What plans depend on."""
+    """Inputs of the plans."""
     model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
     grid = (model.path, model.revision, model.family, model.shift, model.expert)
     numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl, config.group_size)
@@ -467,13 +470,14 @@ def _bytes(dtype: str) -> int:
 
 
 def _parameters(reward: str) -> float:
-    """Of the networks of a built-in reward; 0 of any other."""
+    """Parameters of a built-in reward's networks; 0 for any other."""
     facts = facts_of(reward)
     return 0.0 if facts is None else facts.parameters
 
 
 def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
-    """A level for every block. It goes by the size of the GPU, not by what is free at the moment: a run that is continued does as before."""
+    """Kept activations of every block. The choice depends on the GPU's size, not on its free memory, so that a resumed
+    run chooses the same."""
     asked, blocks, cuda = config.update.gradient_checkpointing, len(model.blocks()), model.device.type == "cuda"
     if asked == "auto" and cuda:
         found = forecast(config, here(world.processes), gpus=world.processes).levels

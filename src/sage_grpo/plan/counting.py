@@ -1,5 +1,5 @@
-"""Operations and bytes of a network and of its decoder, counted while they run without storage, on the meta device. So a family needs no
-description of its costs: what it runs is the description."""
+"""Counts operations and bytes of a network and its decoder by running them without storage, on the meta device. A
+family therefore needs no cost description."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from sage_grpo.models.network.gradients import empty
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 SPACED = 32
-"""Tokens to whose multiples Z-Image fills up a text."""
+"""Z-Image pads a text to a multiple of this many tokens."""
 FRAMES = 33
-"""Of a clip whose decoding is counted: more than a VAE decodes at once that works in chunks of frames."""
+"""Frames of a clip whose decoding is counted: more than the chunks of any VAE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """What the mean of a network's repeated blocks runs for one clip, by its tokens and those of its text."""
+    """Operations and bytes of the mean block of a network for one clip, by tokens of video and text."""
 
     video_products: float
     """Multiplications of a token of the video with weights, in widths squared."""
     text_products: float
     """The same of a token of the text."""
     pairs: tuple[float, float, float]
-    """How many pairs attention weighs: of the squared number of video tokens, of its product with the text's, of the text's squared."""
+    """Pairs in attention: of the squared number of video tokens, of its product with the text's, of the text's
+    squared."""
     saved: float
     """Bytes that are kept for a backward pass to all weights, in bfloat16, per token and unit of width."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """What decoding a clip takes, per pixel."""
+    """Operations and bytes of decoding a clip, per pixel."""
 
     operations: float
     working: float
-    """Bytes in bfloat16 that are there at once, at most."""
+    """Peak bytes in bfloat16."""
     at_once: int
     """Pixels that are decoded at once."""
 
 
 class Ruler(TorchDispatchMode):
-    """Adds up operations while it is on, and notes how many bytes are there at once."""
+    """Sums operations, and records the peak of live bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +82,8 @@ class Ruler(TorchDispatchMode):
 
 
 class Flash(TorchFunctionMode):
-    """Attention as a GPU runs it, without a matrix of all pairs. A mask changes neither operations nor what is kept, and is left out."""
+    """Runs attention as a GPU does, without a matrix of all pairs. A mask is dropped: it changes neither operations nor
+    kept bytes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -91,7 +93,7 @@ class Flash(TorchFunctionMode):
 
 
 class _Pass:
-    """What the blocks of one pass run and keep."""
+    """Operations and kept bytes of the blocks in one pass."""
 
     def __init__(self, times: Mapping[nn.Module, int]) -> None:
         self.attention = self.products = self.saved = 0.0
@@ -128,11 +130,11 @@ class _Pass:
 
 
 _known: dict[Hashable, Any] = {}
-"""By network and size: a plan asks for the same many times, and networks without storage are kept."""
+"""Counts by network and size: a plan asks for the same many times, and networks without storage are kept."""
 
 
 def count_blocks(model: FamilyModel, width: int) -> Blocks:
-    """Counted at the model's own size, with texts of three lengths."""
+    """Count a network's blocks at the model's own size, with texts of three lengths."""
     key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
     if key not in _known:
         _known[key] = _count_blocks(model, width)
@@ -163,7 +165,7 @@ def _count_blocks(model: FamilyModel, width: int) -> Blocks:
 
 
 def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
-    """The model in bfloat16 with one block of each kind, and how often each is there."""
+    """The model in bfloat16 with one block of each kind, and the number of blocks of each kind."""
     trial, transformer = copy.copy(model), copy.copy(model.transformer)
     transformer._modules = dict(transformer._modules)
     kinds: Counter[Hashable] = Counter(map(_kind, model.blocks()))
@@ -179,12 +181,12 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
 
 
 def _kind(block: nn.Module) -> Hashable:
-    """The same for blocks that do the same work."""
+    """Key that is equal for blocks with the same work."""
     return type(block), tuple((name, parameter.shape) for name, parameter in block.named_parameters())
 
 
 def count_decoder(model: FamilyModel) -> Decoder:
-    """Of the beginning of a clip, whose frames are decoded together."""
+    """Count a decoder on the beginning of a clip, whose frames are decoded together."""
     key = (model.pipe.vae, model.video)
     if key not in _known:
         _known[key] = _count_decoder(model)

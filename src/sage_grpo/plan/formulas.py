@@ -1,6 +1,7 @@
-"""Memory and seconds of a run on GPUs, from formulas: for planning. Pure arithmetic: nothing is loaded and no GPU is asked.
+"""Formulas for memory and seconds of a run on GPUs. Pure arithmetic: no weights and no GPU are needed.
 
-Seconds are operations of attention and of matrix products at the rates that a GPU reaches, and bytes that the small operations move.
+Seconds are operations of attention and of matrix products at a GPU's measured rates, and bytes that the small
+operations move.
 """
 
 from __future__ import annotations
@@ -16,43 +17,46 @@ GIB = 2**30
 COMPUTE, MASTER = 2, 4
 """Bytes of a number in bfloat16 and in float32."""
 ATTENTION_BACKWARD = 2.5
-"""Operations of attention's backward pass, in forward ones: five products instead of two."""
+"""Ratio of backward to forward operations of attention: five products instead of two."""
 MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
-"""Bytes that the small operations move in the backward pass, in forward ones (fitted)."""
+"""Ratio of backward to forward bytes that the small operations move (fitted)."""
 IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
-"""What attention takes forward and backward where backward passes add up in a fixed order: flash attention instead of cuDNN's (docs/speed.md)."""
+"""Slowdown of attention, forward and backward, if backward passes sum in a fixed order: flash attention instead of
+cuDNN's (docs/speed.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vae:
-    """What decoding needs. Working sets and speeds are fitted to measurements (benchmarks/plan_vs_measured.py)."""
+    """Costs of decoding. Working sets and speeds are fitted to measurements (benchmarks/plan_vs_measured.py)."""
 
     parameters: int
     flops: float
     """Operations per pixel of the clip."""
     working: float
-    """Bytes in bfloat16 per pixel of what is decoded at once, beside what goes from one chunk to the next (`past`)."""
+    """Bytes in bfloat16 per pixel of a chunk, without those passed on between chunks (`past`)."""
     frames: int = 4
     """Frames of a latent frame, the fewest that are decoded together."""
     pixels_at_once: int = 0
     """Pixels of a chunk of frames, rounded down to whole latent frames; 0 is one latent frame."""
     graph: float = 0.0
-    """Bytes in bfloat16 per pixel of the graph of what is decoded at once for a gradient; 0 is not known. Counted on the meta device, as `past` is."""
+    """Bytes in bfloat16 per pixel of a chunk's graph for a gradient; 0 is not known. Counted on the meta device, as
+    `past` is."""
     past: float = 0.0
-    """Bytes in bfloat16 per pixel of a frame that go from one chunk to the next."""
+    """Bytes in bfloat16 per pixel of a frame that are passed from one chunk to the next."""
     graph_pixels: int = 0
     """Pixels of a chunk that is decoded for a gradient, rounded down to whole latent frames; 0 is one latent frame."""
     tile: int = 256
     """Side of a tile in pixels, with tiling."""
     efficiency: float = 0.32
-    """Speed in bfloat16 as a share of a matrix product's."""
+    """Speed in bfloat16 relative to a matrix product."""
     efficiency_float32: float = 0.2
     """The same in float32 (TF32)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What the formulas need to know of a video transformer, by its mean block. Fitted figures are bytes per token and unit of width."""
+    """Parameters of a video transformer for the formulas, by its mean block. Fitted numbers are bytes per token and
+    unit of width."""
 
     blocks: int
     width: int
@@ -68,39 +72,41 @@ class Network:
     channels: int
     """Latent channels."""
     unread_parameters: int = 0
-    """Parameters that text-to-video never reads, and that are not trained."""
+    """Parameters that text-to-video never reads and that are not trained."""
     frozen_parameters: int = 0
     """Parameters of another expert, which runs but is not trained."""
     trained_networks: int = 1
-    """2 where both experts are trained, of which a pass runs one."""
+    """2 if both experts are trained; a pass runs one of them."""
     positions: int = 1
     """Latent positions of a token."""
     given_tokens: int = 0
-    """Tokens beside a clip's own that blocks run like them."""
+    """Tokens besides a clip's own that run through the blocks."""
     video_products: float = 12.0
     """Multiplications of a video token with weights of a block, in widths squared."""
     text_products: float = 12.0
     """The same of a token of text."""
     pairs: tuple[float, float, float] = (1.0, 2.0, 1.0)
-    """Pairs that a block's attention weighs: of the squared number of video tokens, of its product with the text's, of the text's squared."""
+    """Pairs in a block's attention: of the squared number of video tokens, of its product with the text's, of the
+    text's squared."""
     saved_full: float = 69.0
     """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
     saved_lora: float = 46.0
     """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
     saved_compiled: float | None = None
-    """The same when blocks are compiled; None where that was not measured."""
+    """The same for compiled blocks; None if not measured."""
     working: float = 24.0
-    """Gradients inside one block's backward pass; an estimate, with which peaks measured at the real size come out within 2%."""
+    """Gradients inside one block's backward pass; an estimate that reproduces peaks measured at the real size within
+    2%."""
     forward: float = 25.0
     """Held inside one block's forward pass without gradients (measured)."""
     moved: float = 620.0
     """Moved through memory by the small operations of a block's forward pass (fitted)."""
     moved_compiled: float = 240.0
-    """The same when blocks are compiled."""
+    """The same for compiled blocks."""
     moved_lora: float = 110.0
-    """Moved besides by the adapters."""
+    """Additional bytes moved by the adapters."""
     moved_lora_compiled: float = 50.0
-    """The same when blocks are compiled."""
+    """The same for compiled blocks."""
     vae: Vae | None = None
 
     @property
@@ -110,7 +116,8 @@ class Network:
 
     @property
     def text_stream(self) -> bool:
-        """Text attends together with the video and runs through the blocks; otherwise the video reads it by cross-attention."""
+        """True if text attends together with the video and runs through the blocks; otherwise the video reads it by
+        cross-attention."""
         return self.pairs[2] > 0
 
 
@@ -142,7 +149,7 @@ HUNYUAN15 = Network(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training run, as far as memory and traffic depend on it."""
+    """The properties of a training run that memory and traffic depend on."""
 
     layout: Layout = Layout()
     lora_rank: int | None = 32
@@ -157,20 +164,20 @@ class Job:
     negative_gradient: bool = True
     """With guidance: both passes are kept for the backward pass, and have one."""
     compute: int = COMPUTE
-    """Bytes of a number that the network computes with."""
+    """Bytes of a number in the network's precision."""
     checkpointing: bool = True
     keep: tuple[tuple[Keep, int], ...] = ()
-    """With checkpointing: how many blocks keep more than their input."""
+    """With checkpointing: number of blocks that keep more than their input."""
     compiled: bool = False
     same_bits: bool = False
-    """Whether backward passes add up in a fixed order, which the fastest attention cannot."""
+    """True if backward passes sum in a fixed order, which the fastest attention does not support."""
     anchor: bool = True
     anchor_offload: bool = False
     ema: bool = False
     max_kl: bool = False
-    """Whether updates that go too far are taken back, which takes a copy of the weights."""
+    """True if updates that go too far are scaled back, which takes a copy of the weights."""
     moments: int = 2
-    """Copies that the optimizer keeps of what it trains: 2 for AdamW, 1 for Muon."""
+    """Moments per trained parameter: 2 for AdamW, 1 for Muon."""
     reshard: bool = True
     cpu_offload: bool = False
     sync_every_pass: bool = False
@@ -182,11 +189,11 @@ class Job:
     trained_steps: int = 19
     updates: int = 2
     kept_states: float | None = None
-    """Bytes of the trajectories that a rank keeps, where a plan knows; None estimates them."""
+    """Bytes of the trajectories that a rank keeps, from a plan; None estimates them."""
 
     @property
     def branches(self) -> int:
-        """Forward passes of one velocity that a backward pass goes through."""
+        """Forward passes of one velocity with a backward pass."""
         return 2 if self.guidance and self.negative_gradient else 1
 
     @property
@@ -195,7 +202,7 @@ class Job:
         return math.ceil(self.clips / self.layout.data / self.micro_batch)
 
     def levels(self, network: Network) -> dict[Keep, int]:
-        """Blocks by what they keep for the backward pass."""
+        """Number of blocks by kept activations."""
         if not self.checkpointing:
             return {"all": network.blocks}
         more = dict(self.keep)
@@ -211,34 +218,34 @@ class Memory:
     gradients: float
     optimizer: float
     copies: float
-    """Anchor, average, and the weights before a rollout's updates."""
+    """Reference, moving average, and the weights before a rollout's updates."""
     activations: float
     trajectories: float
     visitor: float = 0.0
-    """What is there in this phase only: the VAE, or a reward."""
+    """Bytes in this phase only: the VAE, or a reward."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return sum(dataclasses.astuple(self))
 
 
 def tokens(network: Network, job: Job) -> int:
-    """Video tokens of a clip, and of what is given beside it."""
+    """Tokens in a clip's blocks: of the video and of given ones."""
     frames, height, width = network.patch
     own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
     return own + network.given_tokens
 
 
 def trainable(network: Network, job: Job) -> int:
-    """Parameters that training changes."""
+    """Number of trained parameters."""
     if job.lora_rank is None:
         return network.trained_networks * (network.parameters - network.unread_parameters)
     return round(network.trained_networks * network.blocks * network.lora_width * job.lora_rank)
 
 
 def memory(network: Network, job: Job) -> Memory:
-    """Bytes per GPU at the peak of an update, without the encoders, the VAE and the rewards, which leave between phases."""
+    """Bytes per GPU at the peak of an update, without encoders, VAE and rewards, which are moved off between phases."""
     layout, train = job.layout, trainable(network, job)
     full = job.lora_rank is None
     kept = 0 if job.cpu_offload else 1 / layout.weight_shards
@@ -259,9 +266,9 @@ def memory(network: Network, job: Job) -> Memory:
 
 
 def levels_within(network: Network, job: Job, room: float) -> dict[Keep, int]:
-    """How many blocks may keep what, so that an update takes at most `room` bytes: the least that has to run again.
+    """Kept activations of the blocks with which an update takes at most `room` bytes and recomputes least.
 
-    Attention is the slowest part of a block to run again for the bytes that it keeps, so all blocks keep its outputs before any keeps
+    Attention is the slowest part of a block to recompute per byte kept, so all blocks keep its outputs before any keeps
     everything.
     """
     blocks = network.blocks
@@ -276,7 +283,7 @@ def levels_within(network: Network, job: Job, room: float) -> dict[Keep, int]:
 
 def sampling_memory(network: Network, job: Job) -> Memory:
     """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
-    # A compiled block runs as in a pass with gradients, so that both give the same bits; then its graph is cut off.
+    # A compiled block runs as in a pass with gradients, for equal bits; its graph is then detached.
     working = max(network.forward, saved(network, job)) if job.compiled else network.forward
     passing = working * job.compute / COMPUTE * _numbers(network, job)
     return dataclasses.replace(memory(network, job), gradients=0.0, activations=passing)
@@ -289,7 +296,7 @@ def decoding_memory(network: Network, job: Job) -> Memory:
     if vae is None:
         return idle
     area = job.height * job.width
-    if job.vae_tiling:  # all frames of a tile, and the clip that tiles are put into
+    if job.vae_tiling:  # all frames of a tile, and the clip that is assembled from tiles
         at_once = job.frames * min(job.height, vae.tile) * min(job.width, vae.tile)
         whole = 3.0 * (job.vae_bytes + MASTER) * job.frames * area
     else:
@@ -302,17 +309,17 @@ def decoding_memory(network: Network, job: Job) -> Memory:
 
 
 def differentiating_memory(network: Network, job: Job) -> Memory:
-    """Bytes per GPU while a clip is decoded with a graph and differentiated, without what the reward itself keeps.
+    """Bytes per GPU while a clip is decoded with a graph and differentiated, without the reward's own activations.
 
-    Of n chunks in runs of sqrt(n) the pasts of all runs are kept, those of the chunks of the run at work, and the graph of one chunk.
+    For n chunks in runs of sqrt(n), the kept bytes are the pasts of all runs, those of the current run's chunks, and
+    the graph of one chunk.
     """
     decoding, vae = decoding_memory(network, job), network.vae
     if vae is None:
         return decoding
     area, latents = job.height * job.width, 1 + (job.frames - 1) // vae.frames
-    chunk = (
-        latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
-    )  # tiles are not cut into chunks
+    # Tiles are not divided into chunks.
+    chunk = latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
     chunks = math.ceil(latents / chunk)
     pasts = math.ceil(chunks / math.isqrt(chunks)) + math.isqrt(chunks) if chunks > 1 else 0
     graph = (vae.graph * min(job.frames, chunk * vae.frames) + vae.past * pasts) * area
@@ -332,19 +339,19 @@ def _numbers(network: Network, job: Job) -> float:
 def _trajectories(network: Network, job: Job) -> float:
     if job.kept_states is not None:
         return job.kept_states
-    # x in bfloat16 (rollout.storage), v_old, and the anchor's velocities of one update.
+    # x in bfloat16 (rollout.storage), v_old, and the reference's velocities of one update.
     state = COMPUTE + MASTER + MASTER / job.updates * job.anchor
     elements = network.channels * network.positions * tokens(network, job)
     return state * elements * job.trained_steps * job.rounds * job.micro_batch
 
 
 def _gathered(network: Network, job: Job) -> float:
-    """Weights as they are computed with, beside the shards: the block at work and the next one, or all of them."""
+    """Weights in the computing precision besides the shards: of the current block and the next one, or of all."""
     blocks = network.blocks
     if job.layout.processes == 1:
         if job.lora_rank is not None or job.compute == MASTER:
             return 0.0
-        # Autocast's bfloat16 copies are kept for the backward pass of each branch by blocks that keep everything.
+        # Blocks that keep everything keep autocast's bfloat16 copies for the backward pass of each branch.
         return COMPUTE * network.block_parameters * max(1, job.levels(network).get("all", 0) * job.branches)
     rank = job.lora_rank or 0
     block = COMPUTE * network.block_parameters + MASTER * network.lora_width * rank
@@ -352,7 +359,7 @@ def _gathered(network: Network, job: Job) -> float:
 
 
 def saved(network: Network, job: Job) -> float:
-    """Bytes per token and unit of width that a block keeps when nothing runs again."""
+    """Bytes per token and unit of width that a block without recomputation keeps."""
     if job.lora_rank is None:
         return network.saved_full
     return network.saved_compiled or network.saved_lora if job.compiled else network.saved_lora
@@ -366,14 +373,15 @@ def kept_by_blocks(network: Network, job: Job) -> float:
 
 
 def _activations(network: Network, job: Job) -> float:
-    """Bytes per token and unit of width: what every branch with a gradient keeps, and the block at work, which runs again where it kept less."""
+    """Bytes per token and unit of width: kept by every branch with a gradient, and used by the current block, which is
+    recomputed if it kept less."""
     at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
     return (job.branches * kept_by_blocks(network, job) + at_work + network.working) * job.compute / COMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a GPU reaches on work of this kind; not what its data sheet says."""
+    """Rates that a GPU reaches on this workload, not those of its data sheet."""
 
     attention: float
     """Operations per second of attention in bfloat16."""
@@ -384,13 +392,13 @@ class Rates:
     link: float = 50e9
     """Bytes per second that it receives from other GPUs."""
     launch: float = 3e-4
-    """Seconds that a block takes at least, however small the clip."""
+    """Least seconds of a block, for small clips."""
     eager: float = 0.0
-    """The same of a block with a LoRA that is not compiled: a processor starts its kernels one by one."""
+    """The same for an uncompiled block with a LoRA: the CPU launches its kernels one by one."""
     slow: float = 8.0
-    """How many times longer float32 takes."""
+    """Slowdown of float32."""
     forward: float = 1.0
-    """What a measured forward pass took, in predicted ones."""
+    """Ratio of measured to predicted seconds of a forward pass."""
     backward: float = 1.0
     """The same for a backward pass."""
     decode: float = 1.0
@@ -399,7 +407,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Operations:
-    """Of one block's forward pass over one clip."""
+    """Operations of one block's forward pass over one clip."""
 
     attention: float
     products: float
@@ -408,7 +416,7 @@ class Operations:
 
 
 def operations(network: Network, job: Job) -> Operations:
-    """One block, one clip, one branch, on one of the ranks that share the clip."""
+    """Operations of one block, clip and branch on one of the ranks that share the clip."""
     d, video, text = network.width, tokens(network, job), job.text_tokens
     share = job.layout.sequence
     of_video, of_both, of_text = network.pairs
@@ -426,14 +434,14 @@ def operations(network: Network, job: Job) -> Operations:
 
 
 def forward_seconds(network: Network, job: Job, rates: Rates) -> float:
-    """One forward pass of one clip and one branch."""
+    """Seconds of the forward pass of one clip and one branch."""
     return network.blocks * _forward(operations(network, job), job, rates)
 
 
 def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
-    """The backward pass of one clip and one branch, with what has to run again for it."""
+    """Seconds of the backward pass of one clip and one branch, with its recomputation."""
     one = operations(network, job)
-    # Frozen weights need the gradient of their input alone; adapters are small.
+    # Frozen weights need only the gradient of their input; adapters are small.
     products = one.products * (2.0 if job.lora_rank is None else 1.1)
     moved = one.moved * (MOVED_BACKWARD_COMPILED if job.compiled else MOVED_BACKWARD)
     slower = IN_ORDER_BACKWARD if _in_order(job) else 1.0
@@ -444,18 +452,19 @@ def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
 
 
 def decode_seconds(network: Network, job: Job, rates: Rates) -> float:
-    """Decoding one clip."""
+    """Seconds of decoding one clip."""
     vae = network.vae
     if vae is None:
         return 0.0
     efficiency = vae.efficiency if job.vae_bytes == COMPUTE else vae.efficiency_float32
-    overlap = 1.45 if job.vae_tiling else 1.0  # neighbouring tiles share a quarter of their sides
+    overlap = 1.45 if job.vae_tiling else 1.0  # neighboring tiles share a quarter of their sides
     pixels = job.frames * job.height * job.width
     return rates.decode * overlap * vae.flops * pixels / (efficiency * rates.products)
 
 
 DIFFERENTIATED = 5.0
-"""What the gradient of a clip takes, in decodings: three of them, because chunks run again twice, and the way back."""
+"""Ratio of the gradient of a clip to its decoding: three decodings, because chunks run again twice, and the backward
+pass."""
 
 
 def _forward(one: Operations, job: Job, rates: Rates) -> float:
@@ -464,19 +473,19 @@ def _forward(one: Operations, job: Job, rates: Rates) -> float:
 
 
 LAUNCHES_BACKWARD = 1.6
-"""What a backward pass takes at least, in forward passes."""
+"""Least duration of a backward pass, in forward passes."""
 WITHOUT_LORA = 0.5
-"""Kernels of a block without a LoRA, in those of one with it: 85 operations of HunyuanVideo-1.5's, counted."""
+"""Ratio of kernels of a block without a LoRA to those with one: 85 operations of HunyuanVideo-1.5's, counted."""
 
 
 def _least(job: Job, rates: Rates) -> float:
-    """Seconds in which the kernels of a block are started."""
+    """Seconds of launching a block's kernels."""
     eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
     return max(rates.launch, eager)
 
 
 def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:
-    """What runs again in the backward pass of a block that kept this much."""
+    """Seconds of recomputation in the backward pass of a block with these kept activations."""
     if level == "all":
         return 0.0
     if level == "input":
@@ -485,7 +494,7 @@ def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:
 
 
 def _in_order(job: Job) -> bool:
-    """Whether the fastest attention is given up; in float32 it is not there to begin with."""
+    """True if the fastest attention is not used because of a fixed order; in float32 it is not available anyway."""
     return job.same_bits and job.compute == COMPUTE
 
 

@@ -1,4 +1,4 @@
-"""GPUs by name: memory, and the rates at which passes run, measured where somebody has measured them."""
+"""GPUs by name: memory, and the rates of passes, measured if available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sage_grpo.plan.formulas import Rates
 from sage_grpo.utils.suggest import did_you_mean
 
 Origin = str
-"""Where figures come from, in words for a table."""
+"""Source of the numbers, as text for a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,13 @@ class Hardware:
 
     title: str
     gib: float
-    """Memory of one."""
+    """Memory of one device."""
     rates: Rates
     origin: Origin
 
     @property
     def is_cpu(self) -> bool:
-        """Whether there is no accelerator."""
+        """True if there is no accelerator."""
         return self.title.startswith("CPU")
 
 
@@ -40,12 +40,12 @@ def _table() -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """Every name that `find` knows."""
+    """Every name that `find` accepts."""
     return ["cpu", *_table()["gpus"]]
 
 
 def find(name: str, gpus: int = 1) -> Hardware:
-    """A device by its short name; `gpus` of them, which may lie on several nodes."""
+    """A device by its short name; `gpus` of them, possibly on several nodes."""
     if name.lower() == "cpu":
         return cpu()
     rows = _table()["gpus"]
@@ -58,7 +58,7 @@ def find(name: str, gpus: int = 1) -> Hardware:
 
 
 def here(gpus: int = 1) -> Hardware:
-    """The device of this machine: its own memory, and the rates of the GPU of its name, if the table has one."""
+    """The device of this machine: its own memory, and the rates of the GPU with its name, if the table has one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -78,7 +78,7 @@ def here(gpus: int = 1) -> Hardware:
 
 
 def cpu() -> Hardware:
-    """This machine's processor: as many cores as PyTorch uses, each like the one that was measured."""
+    """This machine's processor: PyTorch's number of cores, each as fast as the measured one."""
     import torch
 
     gib, cores = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, torch.get_num_threads()

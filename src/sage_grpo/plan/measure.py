@@ -1,4 +1,4 @@
-"""The one-minute measurement: blocks of the real size and one decode, with random weights, on this machine."""
+"""A one-minute measurement on this machine: blocks of the real size and one decode, with random weights."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sage_grpo.training.memory import levels
 from sage_grpo.training.offload import get_ready, same_bits
 
 MORE = 2
-"""Blocks by which the two networks differ whose times are compared: what is around the blocks cancels."""
+"""Difference in blocks between the two measured networks: the time outside of the blocks cancels."""
 
 
 def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware) -> Hardware:
-    """The hardware with its rates corrected by what blocks and a decode of this configuration take here."""
+    """Correct the hardware's rates by measured times of blocks and a decode of this configuration."""
     network, known = architecture.network, architecture.model
     if network is None or known is None:
         raise ModelError(
@@ -55,9 +55,9 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
             layers=layers,
             device=spec.device,
         )
-        model.keep(levels("attention", len(model.blocks()), cuda=True))  # what a mix of levels costs the formulas know
+        model.keep(levels("attention", len(model.blocks()), cuda=True))  # the formulas scale this to any mix of levels
         times.append(_block_times(model))
-        kinds = len(model.traits.blocks)  # blocks of each kind run, and the formulas know their mean
+        kinds = len(model.traits.blocks)  # blocks of each kind run, and the formulas use their mean
         decode = _decode_time(model) if layers == 1 else decode
         del model
     forward, both = (_block(a, b) / kinds for a, b in zip(*times))
@@ -67,13 +67,13 @@ def measured(config: TrainConfig, architecture: Architecture, hardware: Hardware
 
 
 def _block(few: float, more: float) -> float:
-    """Seconds of a block; where blocks are so small that noise hides them, their share of the whole."""
+    """Seconds of a block; if noise hides the difference, its share of the whole."""
     share = more / (1 + MORE)
     return max((more - few) / MORE, share / 10)
 
 
 def fitted(network: Network, job: Job, rates: Rates, *, forward: float, backward: float, decode: float | None) -> Rates:
-    """Rates with which the formulas give the seconds of one block's passes, and of a decode."""
+    """Rates with which the formulas reproduce the measured seconds of one block's passes, and of a decode."""
     one = replace(network, blocks=1)
     rates = replace(rates, forward=1.0, backward=1.0, decode=1.0, launch=0.0, eager=0.0)
     rates = replace(rates, forward=forward / formulas.forward_seconds(one, job, rates))
@@ -112,7 +112,7 @@ def _decode_time(model: FamilyModel) -> float | None:
 
 
 def _seconds(run: Callable[[], object], device: torch.device, repeat: int = 3) -> float:
-    """The quickest of some calls after one that warms up."""
+    """The shortest of some calls after a warm-up."""
     best = float("inf")
     for number in range(repeat + 1):
         if device.type == "cuda":

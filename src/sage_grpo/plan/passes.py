@@ -1,4 +1,4 @@
-"""How often every rank runs the network, phase by phase, counted on the plan that training executes."""
+"""Counts the network passes of every rank, phase by phase, on the plan that training executes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from sage_grpo.training.reference import Anchor, Reference
 from sage_grpo.utils.text import fixed
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
-"""Of an iteration. shared: what members of a group have in common; sampling: what each runs for itself; idle: passes whose
-result nobody reads, which keep sharded ranks in step; reference: velocities of the anchor or the old policy, and for
-dpo of the other clip of a pair; replay: forward and backward; gauge: how far the updates moved the policy, once: where optimizer.max_kl acts it is measured again."""
+"""Phases of an iteration. shared: steps that members of a group share; sampling: each member's own steps; idle: padding
+passes that keep sharded ranks synchronized; reference: velocities of the reference or the old policy, and for dpo of
+the other clip of a pair; replay: forward and backward; gauge: measuring the KL of the updates once (optimizer.max_kl
+may measure again)."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Passes:
     velocities: int = 0
     """Velocities of a micro-batch: steps of a sampler, or replays."""
     forwards: int = 0
-    """Forward passes of the network that they take: two a velocity where guidance runs its negative prompt."""
+    """Forward passes of the network for them: two per velocity if guidance runs its negative prompt."""
     clips: int = 0
-    """Clips in all these forward passes together, which is what time goes by."""
+    """Clips in all these forward passes together, to which time is proportional."""
 
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
@@ -40,25 +41,26 @@ class Passes:
 
 @dataclass(frozen=True)
 class Guiding:
-    """How a velocity becomes forward passes."""
+    """Forward passes per velocity."""
 
     branches: Callable[[float], int]
-    """At a sigma: 2 where guidance runs the negative prompt too, else 1."""
+    """By sigma: 2 if guidance runs the negative prompt too, else 1."""
     together: int = 0
-    """Up to so many clips, both branches go through the network as one batch."""
+    """Up to this many clips, both branches are one batch."""
 
     def one(self, rows: int, sigma: float, guide: Guide = "exact") -> Passes:
-        """One velocity of so many clips; a cheap step may do without the negative prompt."""
+        """One velocity of `rows` clips; a cheap step may skip the negative prompt."""
         branches = self.branches(sigma) if guide in ("exact", "whole") else 1
         return Passes(1, 1 if rows <= self.together else branches, rows * branches)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A part of a plan, as the plan of a run that consists of it, and how often it is there.
+    """A part of a plan, as a plan of its own, and its number of occurrences.
 
-    A plan of thousands of clips is a few kinds of micro-batches and groups, many times over. What a kind takes is found by the plan's own
-    rules, on a plan of that part alone, so that a forecast takes as long for 4,096 clips as for 64, and counts the same.
+    A plan of thousands of clips consists of a few kinds of micro-batches and groups. Each kind is counted by the plan's
+    own rules, on a plan of that part alone, so that a forecast of 4,096 clips is as fast as one of 64, with the same
+    counts.
     """
 
     plan: Plan
@@ -70,14 +72,14 @@ class Counts:
     """Passes of an iteration."""
 
     phases: list[dict[str, Passes]]
-    """Of every rank, by phase."""
+    """Passes of every rank, by phase."""
     padding: int
-    """Replays of all ranks together that only keep others in step."""
+    """Padding replays of all ranks together."""
 
 
 def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], int]) -> str:
-    """Network evaluations of an iteration for people: of all ranks together, and for each of its clips. `branches` says how many a velocity
-    takes at a sigma."""
+    """Text on the network evaluations of an iteration: of all ranks together, and per clip. `branches` returns those of
+    one velocity at a sigma."""
     needed = references(config, plan.iteration, plan.updates)
     ranks = count(plan, kinds(plan, branches), Guiding(branches), reference=needed).phases
     sums = {phase: number for phase in PHASES if (number := sum(rank[phase].clips for rank in ranks))}
@@ -87,13 +89,13 @@ def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], 
 
 
 Work = Mapping[Hashable, Passes]
-"""What a rank runs for itself: the passes of a phase, of ("rollout", network), of ("update", its number, network)
-and of ("gauge", network)."""
+"""A rank's own passes: of a phase, of ("rollout", network), of ("update", its number, network) and of ("gauge",
+network)."""
 
 
 def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
-    """Every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` says how many reference passes each
-    update runs. What a rank has less than another it repeats, to keep in step."""
+    """Count every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` is the number
+    of reference passes of each update. Ranks with fewer passes than others repeat some to keep synchronized."""
     known = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
     counted = {number: count_own(one, guiding) for number, one in known.items()}
     works = []
@@ -127,7 +129,7 @@ def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, refe
 
 
 def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
-    """What a rank runs for itself, pass by pass."""
+    """A rank's own passes, one by one."""
     work: defaultdict[Hashable, Passes] = defaultdict(Passes)
     for one in plan.sampled(rank):
         passes = guiding.one(one.rows, one.sigma, one.guide)
@@ -148,16 +150,16 @@ def _sigma(plan: Plan, replay: Replay) -> float:
 
 
 def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> Passes:
-    """What a rank runs where it has fewer replays of a network than another."""
+    """A padding pass of a rank with fewer replays of a network than another."""
     turn = plan.spare(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
 
 
 def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
-    """How many passes without gradient the updates of an iteration run: of the anchor where there is one, but not right after it was
-    renewed, and of the old policy where a loss at fresh noise levels needs it.
+    """Passes without gradient in the updates of an iteration: of the reference, if there is one, except right after its
+    renewal, and of the old policy, if a loss at fresh noise levels needs it.
 
-    What `anchor.skip_below` leaves out besides depends on what the run measures, and is not foreseen.
+    Passes that `anchor.skip_below` skips are included, because they depend on measurements of the run.
     """
     old = config.objective.old_passes(updates)
     if not config.trust_region.uses_anchor:
@@ -173,7 +175,8 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[Passes]:
-    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps; guidance is the model's own there."""
+    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps, with the model's own
+    guidance."""
     spec = config.evaluate
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
     result = []
@@ -185,13 +188,13 @@ def evaluation(
 
 
 def evaluations(config: TrainConfig) -> int:
-    """How many evaluations a run makes: before, after, and every so often."""
+    """Number of evaluations of a run."""
     return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
 
 
 def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
-    """Every rank's parts by kind; a kind that several ranks have is one plan. `alike` says what of a fresh noise level matters: groups
-    whose levels are alike in it are of one kind."""
+    """Every rank's parts by kind; a kind that several ranks have is one plan. Groups at fresh noise levels are of one
+    kind if `alike` is equal for their levels."""
     numbers: dict[Hashable, int] = {}
 
     def matters(sigma: float) -> tuple[int, int]:
@@ -204,7 +207,7 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
         often: Counter[Hashable] = Counter()
         for groups, batches in _parts(plan, rank):
             place = {group.index: number for number, group in enumerate(groups)}
-            # Of a clip only matters whether it is its group's first, by which the step is measured, and which updates train it.
+            # A clip counts only by being its group's first, which measures the KL, and by the updates that train it.
             clips = tuple(
                 tuple((place[one.group], one.index == 0, _trained(plan, one)) for one in batch.members)
                 for batch in batches
@@ -218,13 +221,13 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
 
 
 def _trained(plan: Plan, member: Member) -> tuple[bool, ...]:
-    """Which updates train a clip; nothing where all do."""
+    """Flags of the updates that train a clip; empty if all do."""
     return () if plan.chosen is None else tuple(member in part for part in plan.chosen)
 
 
 def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
-    """Groups and micro-batches whose passes depend on nobody else's: a micro-batch, or, where members of a group share their beginning,
-    what walks it side by side or branches off one walk."""
+    """Groups and micro-batches with independent passes: a micro-batch, or, for groups with a shared prefix, those that
+    are batched or branch from one prefix."""
     own = plan.batches(rank)
     if not plan.groups[0].shared:
         for batch in own:
@@ -244,13 +247,13 @@ def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch
 
 
 def _way(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
-    """The same for groups of which equal clips take the same passes and keep the same states."""
+    """Key that is equal for groups whose clips make the same passes and keep the same states."""
     trained = group.trained if group.levels is None else _levels(group, alike)
     return id(group.schedule), trained, None if group.gauge is None else group.gauge.step
 
 
 def _levels(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
-    """What each update learns of a group at fresh noise levels, in whatever order, and how many levels that is in all."""
+    """Levels that each update learns of a group, in any order, and their total number."""
     rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
     return rows, len({level for part in group.trained for level in part})
 

@@ -1,4 +1,4 @@
-"""Published checkpoints that `plan` knows without their files: what they are made of, and the grid that they are sampled on."""
+"""Published checkpoints that `plan` knows without their files: their configurations and sampling grids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGE_VAE = {
     "use_quant_conv": False,
     "use_post_quant_conv": False,
 }
-"""Of FLUX.1, and by its size of Stable Diffusion 3 and Z-Image."""
+"""VAE of FLUX.1, with the size of Stable Diffusion 3's and Z-Image's."""
 KLEIN_4B = {
     "num_layers": 5,
     "num_single_layers": 20,
@@ -80,4 +80,4 @@ PUBLISHED: Mapping[str, Configs] = {
     "Qwen-Image-Edit": Configs(family="qwen_image_edit", scheduler=QWEN_GRID),
     "Z-Image-Turbo": Configs(family="z_image", vae=IMAGE_VAE, scheduler=_euler(3.0)),
 }
-"""By the last part of their hub names."""
+"""Checkpoints by the last part of their hub names."""

@@ -1,4 +1,4 @@
-"""A forecast for people (tables, or a few lines when training starts) and for programs (JSON)."""
+"""Shows a forecast as tables, as a few lines at the start of training, or as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
-    """How prompts, groups, ranks, micro-batches and updates divide, and what is left over."""
+    """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
     batch, window, group = config.batch, config.rollout.window, plan.groups[0]
     by_branch = f" x {window.branches} branches" if window.branches > 1 else ""
@@ -63,7 +63,7 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
 
 
 def _given(spec: CheapSpec) -> str:
-    """What steps that do not explore do without."""
+    """Text on the approximations of steps that do not explore."""
     words = []
     if spec.guidance is not None:
         words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
@@ -89,7 +89,7 @@ def _micro_batches(plan: Plan, size: int) -> str:
 
 
 def _left_idle(forecast: Forecast) -> str:
-    """What ranks do for nothing, and the nearest numbers with which they would not."""
+    """Text on padding passes, and on the nearest number of prompts without them."""
     plan, layout = forecast.plan, forecast.layout
     wasted = sum((row["idle"] for row in forecast.passes), Passes()).clips
     wasted += forecast.padding
@@ -137,7 +137,7 @@ def phases_table(forecast: Forecast) -> Table:
 
 
 def memory_table(rows: Sequence[Forecast]) -> Table:
-    """Seconds over memory: what blocks keep in each budget, the peak and the time of an iteration."""
+    """Seconds over memory: kept activations, peak and iteration time in each budget."""
     table = narrow_table("seconds over memory (model.memory)")
     for name in ("GiB", "peak", "s / it."):
         table.add_column(name, justify="right", no_wrap=True)
@@ -149,12 +149,10 @@ def memory_table(rows: Sequence[Forecast]) -> Table:
 
 
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
-    """What every change buys."""
+    """Effect of every change."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     table = narrow_table(title)
-    table.add_column(
-        "change", overflow="fold"
-    )  # it is there to be copied: at 80 columns it may break at a blank, and loses nothing
+    table.add_column("change", overflow="fold")  # for copying: at 80 columns it may break at a blank
     for name in ("GiB", "fits", "s / it.", f"{_kind(now)}-h", "run"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
@@ -171,7 +169,7 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
 
 
 def crew_lines(crew: Crew, kind: str) -> Iterator[str]:
-    """What workers on Ray do, and who waits."""
+    """Lines on workers on Ray: their tasks, their traffic and the bottleneck."""
     yield (
         f"{crew.workers} workers ({kind}) do {crew.tasks} tasks an iteration, {crew.rounds} each at most: sampling {_time(crew.sampling_seconds)}, updates "
         f"{_time(crew.updating_seconds)}, {_time(crew.iteration_seconds)} an iteration; a worker takes {crew.gib:.1f} GiB"
@@ -189,7 +187,7 @@ def show(
     console: Console,
     workers: Forecast | None = None,
 ) -> None:
-    """Everything, for a terminal; `workers` is the same on the workers' GPU."""
+    """Print everything on a terminal; `workers` is the forecast on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
@@ -213,7 +211,7 @@ def show(
 
 
 def model_rows(forecast: Forecast) -> dict[str, str]:
-    """What is trained, on how many tokens."""
+    """Rows on the model, its trained parameters and its tokens."""
     network, video = forecast.network, forecast.architecture.video
     rows = {"model": f"{forecast.architecture.family}, from {forecast.architecture.source}"}
     advice = distilled(forecast)
@@ -235,7 +233,7 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
 
 
 def distilled(forecast: Forecast) -> str | None:
-    """What is wrong with guidance or steps where the checkpoint is a distilled one."""
+    """Advice on guidance or steps of a distilled checkpoint."""
     architecture = forecast.architecture
     found = find_distilled(architecture.spec, architecture.folder)
     steps, evaluated = forecast.config.rollout.steps, forecast.config.evaluate.steps_for(forecast.config.model)
@@ -247,7 +245,7 @@ def _kind(forecast: Forecast) -> str:
 
 
 def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
-    """Time, GPU-hours, and whether it fits."""
+    """Lines on time, GPU-hours, and memory."""
     seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
@@ -279,9 +277,9 @@ def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
 
 
 def opening(config: TrainConfig, processes: int) -> list[str]:
-    """A few lines on steps, time and memory on this machine; none where a forecast cannot be made.
+    """A few lines on steps, time and memory on this machine; empty without a forecast.
 
-    A run does not need one: what is wrong with its model or its arithmetic is said by those who need them right.
+    A run does not need one: errors in its model or its layout are raised elsewhere.
     """
     try:
         found = make_forecast(config, here(processes), gpus=processes)
@@ -293,7 +291,7 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
 def document(
     forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast | None = None
 ) -> dict[str, Any]:
-    """The same for programs."""
+    """The forecast as a JSON document."""
     crew = crew_of(forecast, workers or forecast)
     return {
         "model": model_rows(forecast),
@@ -319,7 +317,7 @@ def document(
 
 
 def costs(forecast: Forecast) -> dict[str, Any]:
-    """The figures that changes are compared by."""
+    """The numbers by which changes are compared."""
     if not forecast.phases:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What workers on Ray make of an iteration: tasks, what travels, and who waits for whom."""
+"""Forecast of an iteration with workers on Ray: tasks, traffic, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Crew:
     tasks: int
     """Parts of an iteration that workers take one at a time."""
     rounds: int
-    """Tasks that the busiest worker does."""
+    """Tasks of the busiest worker."""
     sampling_seconds: float
-    """Until the last task is done."""
+    """Time until the last task is done."""
     updating_seconds: float
-    """Of the trainer."""
+    """Time of the trainer."""
     iteration_seconds: float
-    """One after the other, or with rollout.staleness both at once."""
+    """Sum of both, or their maximum with rollout.staleness."""
     weights_megabytes: float
-    """The adapter, to every node once an iteration."""
+    """Size of the adapter, sent to every node once an iteration."""
     task_megabytes: float
-    """The largest task's records, back to the trainer."""
+    """Size of the largest task's records, sent to the trainer."""
     gib: float
-    """Of a worker's memory at its peak."""
+    """Memory of a worker at its peak."""
     room: float
-    """That it can use."""
+    """Memory that it can use."""
 
     @property
     def bottleneck(self) -> str:
-        """Who is waited for, and what would help."""
+        """The slower side, and a remedy."""
         if self.gib > self.room:
             return f"a worker does not fit: it needs {self.gib:.1f} GiB of {self.room:.0f} that can be used"
         if self.tasks < self.workers:
@@ -48,12 +48,13 @@ class Crew:
 
 
 def crew_of(trainer: Forecast, worker: Forecast) -> Crew | None:
-    """How an iteration goes with workers on the hardware of `worker`; None where the run has none, or costs are not known."""
+    """Forecast an iteration with workers on the hardware of `worker`; None if the run has none, or costs are not
+    known."""
     config, plan = trainer.config, trainer.plan
     if config.rollout.on != "ray" or not trainer.phases or trainer.network is None:
         return None
     tasks, workers, ranks = plan.tasks(), config.rollout.ray.workers, range(len(plan.shares))
-    rounds = math.ceil(len(tasks) / max(1, workers // len(ranks)))  # every training process has workers of its own
+    rounds = math.ceil(len(tasks) / max(1, workers // len(ranks)))  # every training process has its own workers
     theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
     sampling = sum(phase.seconds for phase in worker.phases if phase.name in theirs) * rounds / len(tasks)
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)

@@ -1,8 +1,8 @@
 """Whole configurations by name: TARGET/METHOD, such as shapes/sage or hunyuan15/flow_grpo.
 
-A target says what is trained and on what; a method is a few lines on top of any target. `hunyuan15/official` is the released
-code's own run. Where the reward is VideoAlign, `/a` or `/b` at the end takes the paper's reward setting A or B
-(hunyuan15/sage/a); without it, B. Start from one with `sage-grpo train --recipe NAME` and override what you like;
+A target is a model with its data and rewards; a method is a few lines on top of any target. `hunyuan15/official` is the
+released code's own run. If the reward is VideoAlign, `/a` or `/b` at the end takes the paper's reward setting A or B
+(hunyuan15/sage/a); without it, B. Start from one with `sage-grpo train --recipe NAME` and override options;
 `--print_config` shows the result.
 """
 
@@ -18,9 +18,9 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.suggest import did_you_mean
 
 PINNED = ("guidance_scale", "guidance_scale_2", "frames", "height", "width", "fps", "shift")
-"""Fields of a model that are facts of one checkpoint."""
+"""Fields of a model that belong to one checkpoint."""
 MOST_DIGITS = 5
-"""A number of steps has fewer: windows are lists of steps, which are made before anything is checked."""
+"""A number of steps must have fewer digits: windows are lists of steps, which are made before any check."""
 
 
 def names() -> list[str]:
@@ -29,7 +29,7 @@ def names() -> list[str]:
 
 
 def meanings() -> dict[str, dict[str, str]]:
-    """What every part of a recipe's name means, for people."""
+    """Meaning of every part of a recipe's name."""
 
     def lines(parts: Mapping[str, Callable[..., TrainConfig]]) -> dict[str, str]:
         return {name: (part.__doc__ or "").split("\n")[0] for name, part in parts.items()}
@@ -41,10 +41,10 @@ def meanings() -> dict[str, dict[str, str]]:
 
 
 def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
-    """The configuration of this name; a method alone is meant on the shapes world, a target alone with SAGE.
+    """The configuration of this name; a method alone is on the shapes world, a target alone with SAGE.
 
-    `steps` is the run's own `rollout.steps`, where that is set: drawn windows then stand at the same share of them. A text that is no
-    number of steps changes nothing: whoever parses the options refuses it.
+    `steps` is the run's own `rollout.steps`, if set: drawn windows then keep their relative place. An invalid text
+    changes nothing, because the option parser refuses it.
     """
     base, _, setting = name.rpartition("/")
     if setting not in SETTINGS:
@@ -85,7 +85,7 @@ def _with_setting(config: TrainConfig, name: str, setting: str) -> TrainConfig:
 
 
 def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:
-    """What a user who took another checkpoint than the recipe's should know: which of the recipe's facts stayed."""
+    """Remarks for a user with another checkpoint than the recipe's: settings of the recipe that remain."""
     if config.model.path == start.model.path:
         return
     stayed = {
@@ -93,7 +93,7 @@ def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:
         for name in PINNED
         if (value := getattr(start.model, name)) is not None
         and getattr(config.model, name) == value
-        # No guidance is a method's choice (nft, awm), whatever the checkpoint.
+        # Guidance 1 is a choice of the method (nft, awm), for any checkpoint.
         and not (name == "guidance_scale" and value == 1)
     }
     if stayed:

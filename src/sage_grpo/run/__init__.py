@@ -1,1 +1,1 @@
-"""The folder of a run: who owns it, what made it, and its journal."""
+"""The run: its folder, its lock, its identity, checks before the start, and the session from start to end."""

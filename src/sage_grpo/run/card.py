@@ -1,4 +1,4 @@
-"""What `export --push_to` adds to an export: a card with metrics, recipe and clips, and the way to the hub."""
+"""Completes an export for the hub (`export --push_to`): a card with metrics, recipe and clips."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLIPS = 4
 
 
 def complete(out: Path, run: Path, config: TrainConfig, iteration: int) -> None:
-    """Put clips beside the weights, and what was trained and measured into the card."""
+    """Copy clips next to the weights, and add recipe and metrics to the card."""
     clips = _clips(run)
     for source, name in clips:
         with replacing(out / "clips" / name) as fresh:
@@ -30,7 +30,7 @@ def complete(out: Path, run: Path, config: TrainConfig, iteration: int) -> None:
 
 
 def _recipe(config: TrainConfig, iteration: int) -> list[str]:
-    """What was trained, without any name of a file or a machine."""
+    """The recipe of the run, without names of files or machines."""
     rewards = "; ".join(
         f"{spec.title} {json.dumps(spec.weights)}" if spec.weights else spec.title for spec in config.rewards
     )
@@ -47,7 +47,7 @@ def _recipe(config: TrainConfig, iteration: int) -> list[str]:
 
 
 def _metrics(run: Path, iteration: int) -> list[str]:
-    """Scores on held-out prompts before training and at the last evaluation up to the weights that are shown."""
+    """Scores on held-out prompts before training and at the last evaluation up to `iteration`."""
     rows = [
         row for row in read_rows(inside(run, "metrics.jsonl")) if "eval/total" in row and row["iteration"] <= iteration
     ]
@@ -69,8 +69,8 @@ def _metrics(run: Path, iteration: int) -> list[str]:
 
 
 def _clips(run: Path) -> list[tuple[Path, str]]:
-    """Held-out clips of the first and the last evaluation, the same prompts."""
-    # A link would send whatever it names.
+    """Held-out clips of the first and the last evaluation, with the same prompts."""
+    # A link could publish any file of this machine.
     found = sorted(file for file in inside(run, "videos").glob("heldout-*-*.mp4") if not file.is_symlink())
     moments = sorted({path.stem.split("-")[1] for path in found})
     kept = [moments[0], moments[-1]] if len(moments) > 1 else moments

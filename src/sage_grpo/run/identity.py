@@ -1,7 +1,7 @@
-"""What makes a run this run: its settings, and fingerprints of the prompts, weights and code that they name.
+"""Identity of a run: its settings, and fingerprints of the prompts, weights and code that they name.
 
-A checkpoint holds them. A run that continues with others would be a mixture of two, so each change of what a run means is
-refused unless `allow_changes` names it. Fields that affect something else (where, how long, how fast, what is logged) are free.
+A checkpoint stores it. Resuming with another identity would mix two runs, so each such change is refused unless
+`allow_changes` names it. Fields that do not affect results (place, length, speed, logging) may change.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ CONTENT = {
     "code": "the package's code",
     "plugins": "the code of rewards or of a model of your own",
 }
-"""What has a fingerprint: its name in `allow_changes` and what it is."""
+"""Content with a fingerprint: its name in `allow_changes` and its description."""
 OUTSIDE = ("commands", "recipes", "report", "lab", "api.py", "cli.py", "__init__.py", "__main__.py", "inspector.py")
 """Parts of the package that a run does not compute with."""
 SAMPLE = 1024
-"""Numbers of a frozen tensor that go into its fingerprint."""
+"""Numbers of a frozen tensor that its fingerprint includes."""
 LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")
-"""Classes from here are not a user's code; versions of the package have a fingerprint of their own."""
+"""Classes from here are not user code; versions of the package have a fingerprint of their own."""
 FINISHED = ".finished"
-"""Holds the iteration whose weights are in final/: written last, so that a run that was killed before is not taken for done."""
+"""File with the iteration of the weights in final/; written last, so that a run that was killed before does not count
+as finished."""
 
 
 def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
-    """Fingerprints of everything that the configuration only names, and of what a program hands over in its place."""
+    """Fingerprints of all content that the configuration only names, or of the objects that a program passes
+    instead."""
     given = given or Given()
     prompts, held_out = load_sources(config, given)
     return {
@@ -69,7 +71,7 @@ def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
 
 
 def unsure(given: Given) -> list[str]:
-    """What a continued run cannot know about the objects that it is handed, for people."""
+    """Remarks on objects whose state cannot be compared with the earlier run."""
     names = [
         name.removeprefix(PREFIX) for name, reward in given.rewards.items() if not isinstance(reward, Fingerprinted)
     ]
@@ -82,13 +84,13 @@ def unsure(given: Given) -> list[str]:
 
 
 def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
-    """Refuse to continue a run of another meaning; returns the harmless changes, for people."""
+    """Refuse to resume a run with another identity; returns the harmless changes."""
     changed = differences(meta["config"], plain(dataclasses.asdict(config)))
     free = [key for key in changed if affects(TrainConfig, key) not in MEANING]
     known = meta.get("identity")
     known = known if isinstance(known, dict) else {}
     refused = {key: f"{old!r} -> {new!r}" for key, (old, new) in changed.items() if key not in free}
-    # An earlier version's fingerprint may be the beginning of today's.
+    # An earlier version's fingerprint may be a prefix of today's.
     refused |= {
         name: what for name, what in CONTENT.items() if not f"{identity[name]}/".startswith(f"{known.get(name)}/")
     }
@@ -105,7 +107,7 @@ def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, A
 
 
 def check_names(allow_changes: Iterable[str]) -> None:
-    """Refuse names that are neither a field nor something with a fingerprint."""
+    """Refuse names that are neither a field nor content with a fingerprint."""
     known = [*(key for key, _ in leaves(TrainConfig)), *CONTENT]
     for name in allow_changes:
         if name not in known:
@@ -116,8 +118,8 @@ def check_names(allow_changes: Iterable[str]) -> None:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys of different values. A key that one side lacks belongs to another version of the code, which is told apart by
-    its fingerprint."""
+    """Dotted keys of different values. A key that is missing on one side belongs to another version of the code, which
+    has its own fingerprint."""
     if isinstance(old, dict) and isinstance(new, dict):
         return {
             key: pair
@@ -132,7 +134,7 @@ def differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, An
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists, as JSON and YAML have them."""
+    """Convert tuples to lists, as in JSON and YAML."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
@@ -140,7 +142,7 @@ def plain(value: Any) -> Any:
 
 def _without_free(rewards: Any) -> Any:
     if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
-        return rewards  # what no run writes is a difference
+        return rewards  # no run writes this, so it counts as a difference
     return [{key: value for key, value in one.items() if affects(RewardSpec, key) in MEANING} for one in rewards]
 
 
@@ -164,7 +166,7 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def of_checkpoint(spec: ModelSpec) -> str:
-    """The files of the model that a configuration names: its components, then its index, its format and its frozen adapters."""
+    """Fingerprint of a configured model's files: its components, then its index, its format and its frozen adapters."""
     if spec.own_family is not None:
         return of_base(spec)
     folder = resolve(spec)
@@ -174,8 +176,8 @@ def of_checkpoint(spec: ModelSpec) -> str:
 
 
 def of_base(spec: ModelSpec) -> str:
-    """The components of the model that a configuration names."""
-    if spec.own_family is not None:  # its files are its own affair; what names them counts
+    """Fingerprint of the components of a configured model."""
+    if spec.own_family is not None:  # the package does not know its files, so its name counts
         return json.dumps([spec.family, spec.path, spec.revision])
     folder = resolve(spec)
     parts = [name for name in read_index(folder) if (folder / name).is_dir()]
@@ -183,7 +185,7 @@ def of_base(spec: ModelSpec) -> str:
 
 
 def of_code() -> str:
-    """The version and a digest of the source of everything that a run computes with."""
+    """The version and a digest of the source code that a run computes with."""
     root, sha = ROOT, hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root)
@@ -212,7 +214,7 @@ def _of_plugins(config: TrainConfig, given: Given) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module; None where there is none, which the loader explains better."""
+    """The file of a module; None if there is none: the loader has the better error."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -222,7 +224,7 @@ def _source(module: str) -> Path | None:
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A reward or a model that knows what makes it the same: weights, settings, versions."""
+    """A reward or a model with its own fingerprint: of weights, settings, versions."""
 
     def fingerprint(self) -> str:
         """Equal for equal objects, in any process."""
@@ -230,9 +232,9 @@ class Fingerprinted(Protocol):
 
 
 def of_object(thing: object) -> str:
-    """An object's own fingerprint, or that of its code: what it does, not where it stands.
+    """An object's own fingerprint, or that of its code, independent of its place.
 
-    The code's does not reach what it refers to: globals, closures, attributes.
+    The latter does not include globals, closures and attributes.
     """
     if isinstance(thing, Fingerprinted):
         return thing.fingerprint()
@@ -244,9 +246,9 @@ def of_object(thing: object) -> str:
 
 
 def of_weights(model: VelocityModel) -> str:
-    """Fingerprint of a model's weights: all names and shapes, and numbers of what is not trained.
+    """Fingerprint of a model's weights: all names and shapes, and samples of frozen tensors.
 
-    What is trained is in the checkpoint, which replaces it.
+    Trained weights are excluded, because the checkpoint replaces them.
     """
     sha = hashlib.sha256()
     trained = {id(parameter) for parameter in model.trainable().values()}
@@ -261,7 +263,7 @@ def of_weights(model: VelocityModel) -> str:
 
 
 def stable(value: Any) -> str:
-    """A text that is the same in every process; of objects that are not plain data only the type."""
+    """A text that is the same in every process; objects that are not plain data count by type only."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{stable(key)}: {stable(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -294,7 +296,8 @@ def _code(target: Any) -> Iterator[str]:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Methods, and constants of the class; its docstring and line number change without any change of meaning."""
+    """Methods and constants of the class; its docstring and line number are left out, because they do not change
+    results."""
     for name, member in sorted(vars(kind).items()):
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
@@ -309,21 +312,21 @@ def _members(kind: type) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run finds in its folder."""
+    """State of the run's folder."""
 
     checkpoint: str
-    """Name of the checkpoint that it continues from; empty for none."""
+    """Name of the checkpoint to resume from; empty for none."""
     identity: dict[str, str]
-    """Fingerprints of what it trains on."""
+    """Fingerprints of its content."""
     changed: list[str]
     """Harmless or allowed changes since then."""
     notes: list[str]
     finished: int | None
-    """The iteration at which it is already done."""
+    """The final iteration, if the run is finished."""
 
 
 def find_run(config: TrainConfig, given: Given, out: Path) -> Found:
-    """What is in the folder and whether this run may continue it; refuses before anything heavy is loaded."""
+    """Inspect the folder and decide whether this run may resume it; refuses before anything heavy is loaded."""
     check_names(config.allow_changes)
     root, mode = out / "checkpoints", config.resume
     if mode == "never" and root.is_dir() and any(root.iterdir()):
@@ -333,7 +336,7 @@ def find_run(config: TrainConfig, given: Given, out: Path) -> Found:
     notes = checkpoint.recover(root)
     folder = checkpoint.newest_good(root)
     if folder is None and checkpoint.folders(root):
-        # Starting anew would overwrite the metrics of a run whose checkpoints someone may still be able to repair.
+        # Starting anew would overwrite the metrics of a run whose checkpoints may still be repaired.
         raise checkpoint.CheckpointError(
             f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
             "choose another `out` to start anew."

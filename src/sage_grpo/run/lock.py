@@ -1,4 +1,4 @@
-"""One run at a time works in a folder, and what its main process finds out there all processes know."""
+"""Locks a run's folder for one run at a time, and shares the main process's decisions with all processes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from sage_grpo.utils.safe_io import NO_LINKS, check, regular
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there the beats alone decide
+except ImportError:  # not on Windows: the touches alone decide there
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
 BEAT = 3.0
 """Seconds between two touches of the lock file by its owner."""
 PATIENCE = 12.0
-"""Seconds without a touch after which the owner of a lock that only its beats can tell about is taken to be dead."""
+"""Seconds without a touch after which the owner of a lock on another machine counts as dead."""
 
 
 class FolderLocked(ConfigError):
-    """Another process works in the folder; the message names it."""
+    """Another process uses the folder; the message names it."""
 
 
 class FolderLock:
     """A lock file with the owner's host, process and start.
 
-    The operating system's lock (flock) decides where it can: it ends with its process, however that ended. On a shared disk it
-    may not reach other machines, so the owner also touches the file every few seconds, and whoever finds the file of
-    another machine watches for a touch before taking it over. No clocks are compared.
+    The operating system's lock (flock) decides where possible: it ends with its process in any case. On a shared disk
+    it may not reach other machines, so the owner also touches the file every few seconds, and a process that finds the
+    file of another machine waits for a touch before taking it over. No clocks are compared.
     """
 
     def __init__(self, out: Path) -> None:
@@ -51,7 +51,7 @@ class FolderLock:
         self._stop = threading.Event()
 
     def acquire(self) -> None:
-        """Take the folder (and make it where there is none), or say who has it."""
+        """Lock the folder (and create it if missing), or raise FolderLocked with its owner."""
         try:
             self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
             self.out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class FolderLock:
             sure = _flock(stream)
             if sure is False:
                 raise FolderLocked(self._refusal(_owner(stream)))
-            # Another name of somebody's file: to sign it would empty that.
+            # A hard link to another file, which signing would empty.
             if sure and os.fstat(stream.fileno()).st_nlink > 1:
                 self.file.unlink(missing_ok=True)
             owner = _owner(stream) if self._is_in_place(stream) else {}
@@ -80,17 +80,17 @@ class FolderLock:
                 raise FolderLocked(self._refusal(owner))
             if self._is_in_place(stream):
                 return stream
-            stream.close()  # the owner removed the file while we opened or watched it, or it was none of ours
+            stream.close()  # the owner removed the file meanwhile, or it was a foreign file
 
     def _is_in_place(self, stream: IO[str]) -> bool:
-        """Whether this is the file that others would find: a lock on one that was removed, or replaced, keeps nobody out."""
+        """True if this is still the file under its name: a lock on a removed or replaced file has no effect."""
         try:
             return os.path.samestat(os.fstat(stream.fileno()), self.file.lstat())
         except OSError:
             return False
 
     def _file(self) -> IO[str]:
-        """The lock file, which is signed by writing into it: one of our own, and no name that leads to somebody's file."""
+        """Open the lock file for writing; refuses links to other files."""
         if self.file.is_symlink():
             raise ConfigError(
                 f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
@@ -105,11 +105,12 @@ class FolderLock:
         os.fsync(stream.fileno())
 
     def _touched(self, stream: IO[str]) -> bool:
-        """Whether the owner gives a sign of life while we watch."""
+        """True if the owner touches the file while this process waits."""
         first, end = os.fstat(stream.fileno()).st_mtime_ns, time.monotonic() + PATIENCE
         while time.monotonic() < end:
             time.sleep(PATIENCE / 24)
-            with suppress(FileNotFoundError), self.file.open() as fresh:  # opening asks a shared disk's server again
+            # Opening makes a shared disk ask its server again.
+            with suppress(FileNotFoundError), self.file.open() as fresh:
                 if os.fstat(fresh.fileno()).st_mtime_ns != first:
                     return True
         return False
@@ -121,17 +122,17 @@ class FolderLock:
     def _beat(self) -> None:
         while not self._stop.wait(BEAT):
             stream = self._stream
-            with suppress(OSError):  # a disk that hiccups; whoever waits for the folder waits for several beats
-                if stream is not None and self._is_in_place(stream):  # another run's beats are not ours to make
+            with suppress(OSError):  # a temporary disk error; other processes wait for several touches
+                if stream is not None and self._is_in_place(stream):  # never touch another run's file
                     os.utime(self.file)
 
     def release(self) -> None:
-        """Let go, and leave no trace: an empty folder that was made for nothing goes too."""
+        """Release the lock and remove its file, and folders that this lock created if they are empty."""
         self._stop.set()
         if self._stream is None:
             return
         with suppress(OSError):
-            if self._is_in_place(self._stream):  # someone may have removed ours, and another run has made its own
+            if self._is_in_place(self._stream):  # the file may have been removed and replaced by another run's
                 self.file.unlink()
         self._stream.close()
         self._stream = None
@@ -148,7 +149,7 @@ class FolderLock:
 
 
 def _flock(stream: IO[str]) -> bool | None:
-    """Whether the operating system gave us the lock; None where it has none to give."""
+    """True if the operating system granted the lock; None if it has no locks."""
     if fcntl is None:
         return None
     try:
@@ -165,7 +166,7 @@ def _owner(stream: IO[str]) -> dict[str, Any]:
     try:
         owner = parse_json(stream.read() or "{}")
     except ValueError:
-        return {"place": "?"}  # half written: watch it
+        return {"place": "?"}  # half written: wait for a touch
     return owner if isinstance(owner, dict) else {"place": "?"}
 
 
@@ -173,15 +174,16 @@ ENTRIES = (
     "config.yaml", "schedule.json", "metrics.jsonl", ".metrics.jsonl.partial", "events.jsonl", ".finished", ".run_id", "checkpoints", "final", "best",
     "videos", "tensorboard", "profile", "latents", "report.html", "report_clips", "before_after",
 )  # fmt: skip
-"""What a run writes into its folder. None of it may lead out: the folder may be somebody else's, whose links would decide what is overwritten."""
+"""Entries that a run writes into its folder. None may be a link out of it, because a folder from elsewhere would then
+decide which files are overwritten."""
 MARKS = ("metrics.jsonl", "events.jsonl", "schedule.json", "checkpoints")
-"""Entries that only a run makes."""
+"""Entries that only a run creates."""
 LOGS = (".*", "*.log", "*.out", "*.err", "log*", "wandb")
-"""Names that a launcher, a shell or a file system may have given before the run started."""
+"""Names that a launcher, a shell or a file system may have created before the run."""
 
 
 def refuse_strangers(out: Path) -> None:
-    """Refuse a folder that holds other files and no run, such as a home folder: a run would spread among them."""
+    """Refuse a folder with other files and no run, such as a home folder: the run's files would mix with them."""
     names = sorted(os.listdir(out))
     strange = [one for one in names if one not in ENTRIES and not any(fnmatch(one, log) for log in LOGS)]
     if strange and not any(name in MARKS for name in names):
@@ -194,7 +196,7 @@ def refuse_strangers(out: Path) -> None:
 
 @contextmanager
 def owned(out: Path, world: World) -> Iterator[None]:
-    """The run's folder, for this run alone."""
+    """Context with an exclusive lock on the run's folder."""
     lock = FolderLock(out)
 
     def acquire() -> str:
@@ -215,7 +217,7 @@ def owned(out: Path, world: World) -> Iterator[None]:
 
 
 def by_main(world: World, answer: Callable[[], str]) -> str:
-    """What the main process found out, on all; what it refuses is refused by all."""
+    """Run a check in the main process; all processes get its result, or raise its error."""
     said, refused = "", None
     if world.is_main:
         try:

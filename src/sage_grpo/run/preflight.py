@@ -1,4 +1,4 @@
-"""Everything that can be refused without weights is refused before any are loaded or downloaded."""
+"""Checks of a run that need no weights, before any are loaded or downloaded."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from sage_grpo.workers import ray_pool
 
 
 def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -> list[str]:
-    """Check the plan, the device and the files of a run; ValueError or FileNotFoundError says what to do. Returns sentences
-    on what may not be meant. What a program hands over in `given` is not looked for.
+    """Check the plan, the device and the files of a run; a ValueError or FileNotFoundError has the remedy. Returns
+    remarks on likely mistakes. Objects in `given` are not checked.
 
-    What only the model knows (its own noise levels, which of them its trained expert serves) is checked again once it is there.
+    Checks that need the model (its own noise levels, and those of its trained expert) run again once it is loaded.
     """
     given = given or Given()
     objects = ["model"] * (given.model is not None) + [f"reward {name}" for name in given.rewards]
@@ -53,7 +53,7 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -
 
 
 def objective_remarks(config: TrainConfig) -> list[str]:
-    """Sentences on an nft whose old policy is always the policy itself, which is another method."""
+    """Remarks on an nft whose old policy is always the policy itself, which is another method."""
     objective, updates = config.objective, config.update.updates_per_rollout
     if objective.kind != "nft" or any(objective.old_passes(updates)):
         return []
@@ -65,7 +65,7 @@ def objective_remarks(config: TrainConfig) -> list[str]:
 
 
 def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
-    """Sentences on held-out prompts that are trained on, and on prompts that are there more than once."""
+    """Remarks on held-out prompts that are also trained on, and on duplicate prompts."""
     trained = set(map(_meaning, prompts))
     seen = sum(_meaning(prompt) in trained for prompt in held_out)
     found = []
@@ -88,13 +88,13 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
 
 
 def _meaning(prompt: Prompt) -> tuple[str, tuple[Path | int, ...]]:
-    """What makes a prompt the same for a model, but for blanks and capitals."""
+    """Key of a prompt that ignores blanks and capitals."""
     places = (one.frame_index for one in prompt.conditions)
     return " ".join(prompt.text.split()).casefold(), (*(file.resolve() for file in prompt.files), *places)
 
 
 def check_model(model: ModelSpec) -> None:
-    """A checkpoint that is on this machine: whether it is one, whole, and of which family. What is on the hub has to be fetched first."""
+    """Check that a local checkpoint is complete and of a known family. One on the hub has to be downloaded first."""
     place = None if model.path in (None, "shapes") else Path(str(model.path)).expanduser()
     if place is not None and place.exists() and not place.is_dir():
         raise ModelError(
@@ -103,12 +103,13 @@ def check_model(model: ModelSpec) -> None:
     here = place is None or place.is_dir()
     if model.family is None and here:
         detect_family(model)
-    if here and model.own_family is None:  # the files of another are its own affair
+    if here and model.own_family is None:  # other families know their own files
         check_lengths(resolve(model))
 
 
 def check_code(config: TrainConfig, given: Given) -> None:
-    """Rewards, sinks and a model family that are named by an import path; built-in rewards are heavier, and are known to be there."""
+    """Check rewards, sinks and model families with an import path; built-in rewards are slow to import, and always
+    there."""
     for path in config.log.sinks:
         find_sink(path)
     if given.model is None and config.model.own_family is not None:
@@ -123,7 +124,7 @@ def check_code(config: TrainConfig, given: Given) -> None:
 
 
 def idle_workers(config: TrainConfig, planner: Planner) -> str:
-    """A sentence on workers that would never have anything to do."""
+    """A remark on workers without tasks."""
     workers = config.rollout.ray.workers
     if config.rollout.on != "ray":
         return ""
@@ -138,11 +139,11 @@ def idle_workers(config: TrainConfig, planner: Planner) -> str:
 
 
 def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
-    """Windows, steps and updates on an even grid, and rollouts against ranks."""
+    """Check windows, steps and updates on an even grid, and rollouts against ranks."""
     grid = Schedule.shifted(config.rollout.steps, 1.0)
     kernel = config.kernel.build(grid)
     asked = config.rollout.deterministic_last
-    # How much noise a step near the end may hold is a matter of the model's grid, which is not known yet.
+    # The noise limit of steps near the end depends on the model's grid, which is not known yet.
     last = kernel.leaves_noise if asked is None else asked
     planner = Planner(
         config=replace(config, rollout=replace(config.rollout, deterministic_last=last)),
@@ -156,7 +157,7 @@ def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
 
 
 def check_files(config: TrainConfig, given: Given | None = None) -> None:
-    """One message with everything that is missing, and where each comes from."""
+    """Refuse missing files, all in one message with the origin of each."""
     given = given or Given()
     objects = {
         "data.prompts": given.prompts,

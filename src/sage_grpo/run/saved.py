@@ -1,4 +1,4 @@
-"""What a run has left in its folder, which may come from somebody else: its configuration, and a model with any of its weights."""
+"""Reads a run's folder, which is untrusted: its configuration, and a model with any of its weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sage_grpo.utils.safe_io import inside, whole
 def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> TrainConfig:
     """The configuration that a run was started with.
 
-    A folder may come from somebody else: it does not decide which code runs here, nor where data and tokens are sent, unless
-    `trust` says so. `rewards` is whether the caller will load the run's rewards too.
+    The folder is untrusted: without `trust` it cannot name code that runs here, nor servers for data and tokens.
+    `rewards`: the caller will load the run's rewards too.
     """
     file = inside(run, "config.yaml")
     if not file.is_file():
@@ -37,7 +37,7 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
             f"{file} names {' and '.join(foreign)}. A run's folder does not decide what runs on this machine: if the run is yours, "
             "or you know what this does, add --trust_run true."
         )
-    # Nor where files are written: encoded prompts go to the user's own cache, unless the command line says --model.cache.
+    # Nor may it name the place of the encoding cache: that is the user's own, or --model.cache.
     if config.model.cache not in (None, "auto"):
         warnings.warn(
             f"{file}: model.cache {config.model.cache} is not used; encoded prompts are kept in your own cache folder. --model.cache names another.",
@@ -48,10 +48,11 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
 
 
 def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
-    """What a configuration would load that the package does not carry, and servers that it would send clips and a token to."""
+    """Code that a configuration would load from outside the package, and servers that would get clips and a token."""
     found = []
     family = config.model.family
-    if family is not None and family not in FAMILIES and not is_object(family):  # objects are refused by who needs them
+    # Objects are refused where they are loaded.
+    if family is not None and family not in FAMILIES and not is_object(family):
         found.append(f"the code {config.model.family} (model.family)")
     if config.model.decoder is not None and ":" in config.model.decoder:
         found.append(f"the code {config.model.decoder} (model.decoder)")
@@ -68,7 +69,8 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
 
 
 def _check_sections(file: Path) -> None:
-    """A run writes its whole configuration into one file; the parser would also open others that are named in it."""
+    """Refuse sections that name other files: a run writes its whole configuration into one file, but the parser would
+    open them."""
     content = read_yaml(file)
     for section in groups(TrainConfig):
         value: Any = content
@@ -84,7 +86,7 @@ if TYPE_CHECKING:
 
 
 def find_checkpoint(run: Path, number: int | None = None) -> Path:
-    """A whole checkpoint of a run; None is the newest good one."""
+    """An intact checkpoint of a run; None is the newest good one."""
     from sage_grpo.distributed.checkpoint import find_fault, newest_good
 
     root = whole(run, "checkpoints")
@@ -93,32 +95,32 @@ def find_checkpoint(run: Path, number: int | None = None) -> Path:
         there = ", ".join(str(one) for one in _numbers(run)) or "none"
         wanted = "usable checkpoint" if number is None else f"checkpoint {number}"
         raise FileNotFoundError(f"No {wanted} under {root} (there: {there}).")
-    fault = None if number is None else find_fault(folder)  # the newest good one was read for that
+    fault = None if number is None else find_fault(folder)  # the newest good one has been checked
     if fault is not None:
         raise ValueError(f"Checkpoint {folder} is damaged: {fault}.")
     return folder
 
 
 def refuse_own(out: Path, run: Path) -> None:
-    """Refuse to write into the folder of the run that is read: its weights and clips would be mixed up with what is made of them."""
+    """Refuse to write into the folder of the run that is read, because its files would mix with the output."""
     place, own = out.expanduser().resolve(), run.expanduser().resolve()
     if place.is_relative_to(own):
         raise ValueError(f"--out {out} lies in the run's own folder {run}: choose a folder outside of it.")
 
 
 def _numbers(run: Path) -> list[int]:
-    """Iterations of the checkpoints that are there."""
+    """Iterations of the existing checkpoints."""
     return sorted(int(folder.name) for folder in inside(run, "checkpoints").glob("[0-9]*") if folder.name.isdigit())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which weights to put into a model; the options of commands that load one begin with these."""
+    """Choice of a model's weights; the options of commands that load one begin with these."""
 
     run: str | None = None
     """Folder of a run: its settings become the defaults of the options below, and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
-    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    """Weights of the run: after training (the default), of its best evaluation, or those it started from."""
     checkpoint: Natural | None = None
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
@@ -130,7 +132,7 @@ class Choice:
 
     @property
     def tunes(self) -> bool:
-        """Whether these are other weights than those of the base model."""
+        """True if these are not the base model's weights."""
         return self.lora is not None or (self.run is not None and self.weights != "base")
 
     def base(self) -> Choice:
@@ -138,13 +140,13 @@ class Choice:
         return Choice(run=self.run, weights=None if self.run is None else "base")
 
     def find(self, spec: ModelSpec) -> Weights:
-        """Where these weights are; everything that can be refused without loading a model is refused here."""
+        """Locate the weights; refuses all errors that can be found without loading a model."""
         self._check(spec)
         if self.lora is not None and Path(self.lora).is_dir():
             from sage_grpo.models.lora import read_header
 
             read_header(self.lora)
-        if self.lora is not None:  # it takes the place of the adapter that the run trained
+        if self.lora is not None:  # it replaces the run's adapter
             return Weights(spec if self.run is None else replace(spec, lora=None, train=False), lora=self.lora)
         if self.run is None or self.weights == "base":
             return Weights(spec)
@@ -162,7 +164,7 @@ class Choice:
         return Weights(self._exported(spec, run, ending), exported=True)
 
     def _number(self, newest: Path) -> tuple[int, str]:
-        """The iteration of the weights by name, and what the newest checkpoint knows about where the run stands."""
+        """The iteration of the named weights, and a text on the newest checkpoint."""
         from sage_grpo.distributed.checkpoint import continuing, read_meta
 
         meta = read_meta(newest, {"config": dict, "best": dict})
@@ -192,10 +194,10 @@ class Choice:
             raise ValueError("--ema is about trained weights; --weights base has none.")
 
     def _exported(self, spec: ModelSpec, run: Path, ending: str) -> ModelSpec:
-        """What a run leaves besides its checkpoints: an adapter for its base model, or a whole model."""
+        """The model of a run's exported weights: an adapter for its base model, or a whole model."""
         name = self.weights or "final"
         folder = run / name
-        # A final/ beside checkpoints that end earlier is that of a shorter run, which was then continued.
+        # A final/ next to checkpoints that end earlier belongs to a shorter run that was then continued.
         if not folder.is_dir() or (name == "final" and _numbers(run)):
             raise FileNotFoundError(
                 f"{run} has no {name} weights: {ending}. --weights base is the model before training."
@@ -211,18 +213,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model and the place of its weights."""
+    """A model and the location of its weights."""
 
     spec: ModelSpec
     checkpoint: Path | None = None
     ema: bool | None = None
     lora: str | None = None
     exported: bool = False
-    """Whether the weights are in the folder that the spec names, as the run exported them."""
+    """True if the spec names the folder of the exported weights."""
 
     def load(self, model: VelocityModel | None = None) -> VelocityModel:
-        """Load the model, or take one that is there. Weights of a run go into the model as it was trained, so that it computes
-        the same bits."""
+        """Load the model, or use the given one. A run's weights are loaded into the model as it was trained, so that it
+        computes the same bits."""
         import torch
 
         from sage_grpo.training.state import has_ema, load_weights

@@ -1,4 +1,4 @@
-"""A run from start to end: what `sage-grpo train`, a Python program and the doctor open, watch and close in the same way."""
+"""A run from start to end, for `sage-grpo train`, Python programs and the doctor."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from sage_grpo.workers.ray_pool import crew_of
 def session(
     config: TrainConfig, given: Given | None = None, remark: Callable[[str], None] | None = None
 ) -> Iterator[World]:
-    """Start the ranks, refuse what cannot work before anything heavy is loaded, and watch over the ranks while inside.
+    """Start the ranks, refuse invalid runs before anything heavy is loaded, and monitor the ranks while inside.
 
-    `remark` gets what preflight finds worth a sentence, in the main process; None leaves preflight out (the doctor runs it as a check).
+    `remark` gets the remarks of preflight in the main process; None skips preflight (the doctor runs it as a check).
     """
     world, lost = start(config.parallel, config.model.device), False
     try:
@@ -60,12 +60,12 @@ def session(
         lost = True
         raise
     finally:
-        if not lost:  # else to close would be to wait for the rank that is gone
+        if not lost:  # else closing would wait for the lost rank
             world.close()
 
 
 def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None) -> Trainer:
-    """A trainer with the memory plan of this machine and the workers that the configuration asks for."""
+    """Build a trainer with the memory plan of this machine and the configured workers."""
     world = world or World()
     return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=crew_of)
 
@@ -79,7 +79,7 @@ def run(
     *,
     quiet: bool = False,
 ) -> Ended:
-    """Train to the end, or from where the run in the folder stands; `given` takes the place of what the configuration names."""
+    """Train to the end, resuming a run in the folder; `given` replaces parts of the configuration by objects."""
     world, given, out = world or World(), given or Given(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
@@ -114,14 +114,14 @@ def run(
                 terminal.start_at(trainer.state.iteration)
                 stopped = loop.run()
                 trainer.writer.finish()
-                saver.prune()  # what was written in the background counts only now
+                saver.prune()  # background checkpoints count only now
                 if stopped:
                     _say_why(trainer, terminal, by_sentinel=loop.guard.stops, by_signal=stop.signal is not None)
                 else:
                     _finish(trainer, terminal)
             return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
         except (Diverged, RewardFailure, CrewError) as error:
-            # All ranks raise alike, so they can also finish together what is being written.
+            # All ranks raise alike, so they can also finish writing together.
             note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
             trainer.writer.finish()
             raise
@@ -154,7 +154,7 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
     fault = export(trainer, out / "final")
     if fault:
         raise checkpoint.SaveFailed(
-            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: mend the cause, "
+            f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: fix the cause, "
             "and the same command writes them."
         )
     doubt = _doubt(trainer)
@@ -167,7 +167,7 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
 
 
 def _doubt(trainer: Trainer) -> str:
-    """What to know of the weights that a run ends with, where the sentinel doubts them: a sign that is first seen at the end is not acted on."""
+    """A warning on the final weights if the sentinel doubts them: findings of the last evaluation have no action."""
     signs, best = trainer.state.sentinel.doubts, trainer.state.best.get("iteration", 0)
     if not signs:
         return ""
@@ -176,7 +176,7 @@ def _doubt(trainer: Trainer) -> str:
 
 
 def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:
-    """Continue a run that is there; returns the iteration it stands at."""
+    """Resume an existing run; returns its iteration."""
     folder = out / "checkpoints" / found.checkpoint
     if found.checkpoint:
         trainer.state.load(folder, trainer.world)
@@ -208,13 +208,13 @@ def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> in
 
 
 def _branches(trainer: Trainer, sigma: float) -> int:
-    """Network evaluations that one velocity takes in training."""
+    """Network evaluations of one velocity in training."""
     model = trainer.model
     return model.branches(sigma, trainer.config.model.training_guidance) if isinstance(model, RunsCheaply) else 1
 
 
 def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: int | None) -> Metrics:
-    """The files of the run's folder that are written at its start, the journal, and the loggers; the main process alone has any."""
+    """Write the files of the run's start, and open the journal and the loggers; only in the main process."""
     config, out = trainer.config, Path(trainer.config.out)
     if not trainer.world.is_main:
         return Metrics()
@@ -224,7 +224,7 @@ def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: i
         trainer.examples.write_card(out, trainer.model.video)
     replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
     replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
-    copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows that belong to the checkpoint
+    copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows of the checkpoint
     rows, notice = journal.reopen(out / journal.METRICS, copy.read_bytes() if found.checkpoint else None)
     if notice:
         terminal.say(notice, style="yellow")

@@ -1,1 +1,1 @@
-"""The line: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor; and the one loop around it."""
+"""Training: prompts, rollout, decoding, rewards, advantages, updates and reference policy, and the loop around them."""

@@ -1,4 +1,4 @@
-"""A step size that follows the KL of the steps it makes: the exact KL is closed form, the right learning rate is a guess."""
+"""Adapts the learning rate to the exact KL of the updates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from sage_grpo.health.checks import LEAST
 
 GAIN = 1 / 3
-"""Share of a deviation that one observation corrects: a rollout's KL scatters by a factor of 2 around its mean, for its prompts
-differ, and a rate that followed each of them would scatter as much."""
+"""Share of a deviation that one observation corrects: a rollout's KL scatters by a factor of 2 around its mean, because
+prompts differ."""
 LARGEST_STEP = 1.5
 """The factor changes by at most this, up or down, from one rollout to the next."""
 SLACK = 0.02
-"""A step that is scaled back to a KL has it to within this share."""
+"""Relative tolerance of the KL of a step that is scaled back."""
 TRIES = 12
-"""Shares of a step that are measured at most; two to four are usual."""
+"""Most shares of a step that are measured; two to four are usual."""
 
 
 class Pace:
@@ -26,7 +26,7 @@ class Pace:
         self.target, self.most = target, most
         self.factor = min(1.0, most)
         self.brake = 1.0
-        """What the sentinel takes off: a share of the step, whatever the target."""
+        """The sentinel's factor on step sizes, which applies with and without a target."""
 
     def slow_to(self, brake: float) -> None:
         """Make steps `brake` times as long as they would be; the KL is quadratic in them, so a target follows."""
@@ -36,8 +36,8 @@ class Pace:
     def observe(self, kl: float) -> float:
         """Count one rollout's updates, which moved the policy by this KL; returns the factor of the next ones.
 
-        The KL is quadratic in the step, so a step sqrt(target / kl) as long would have made the target. A KL of exactly 0 says
-        nothing about step sizes (there was no gradient).
+        The KL is quadratic in the step, so a step of sqrt(target / kl) times the length would have met the target. A KL
+        of exactly 0 means that there was no gradient: it does not change the factor.
         """
         if not math.isfinite(kl) or kl < 0:
             raise ValueError(f"A KL of {kl} cannot steer the learning rate.")
@@ -58,11 +58,12 @@ class Pace:
 
 
 def share_kept(kl: float, most: float, measure: Callable[[float], float]) -> float:
-    """The share of a step that may stay so that a KL of `most` remains, within SLACK of it; `kl` is that of the whole step.
+    """The largest share of a step whose KL is at most `most`, within SLACK; `kl` is that of the whole step.
 
-    `measure` gives the KL at a share. The KL is quadratic in short steps only, so shares are tried: the next one lies on the line through the
-    last two in logarithms; every fourth, or where that line leaves the bounds, halfway between these. Where no try is within SLACK, as where
-    rounding alone has a larger KL, it is the largest share whose KL was below.
+    `measure` returns the KL at a share. The KL is quadratic in short steps only, so shares are searched: the next one
+    lies on the line through the last two in logarithms; every fourth, or where that line leaves the bounds, halfway
+    between the bounds. Where no try is within SLACK (rounding alone may have a larger KL), it is the largest share
+    whose KL was below `most`.
     """
     if kl <= most * (1 + SLACK):
         return 1.0

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: frozen, keyword-only, one default in one place."""
+"""The whole configuration of a run: frozen, keyword-only, each default in one place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sage_grpo.worlds.world import WORLDS
 
 @checked
 class BatchConfig:
-    """How many rollouts an iteration makes. Prompts x group size is all that you state; the rest is derived."""
+    """Rollouts of an iteration: prompts x group size; all other numbers are derived."""
 
     prompts: Count = 16
     """Prompts per iteration."""
@@ -56,14 +56,14 @@ class BatchConfig:
 
 @checked
 class RolloutConfig:
-    """How rollouts are sampled."""
+    """Sampling of rollouts."""
 
     steps: Count = 20
     """Denoising steps."""
     shift: Positive | None = None
     """Shift of the noise schedule; None is the model's."""
     window: Window = Window()
-    """Which steps explore."""
+    """Window of the exploring steps."""
     deterministic_last: bool | None = None
     """Make the last step an ODE step. None asks the kernel: where it would leave its noise in the video the last step is one, and so are steps
     before it after which the state would hold more than 3.5 times the noise variance that the network is told (grids that end near 0, as
@@ -78,14 +78,14 @@ class RolloutConfig:
     solver: Rule = "euler"
     """Solver of the deterministic steps: euler, or ab2 (second order, at the same cost)."""
     before_steps: Count | None = None
-    """Deterministic steps before those that explore, where there are any; None is as `steps` has them."""
+    """Deterministic steps before those that explore, if any; None keeps the full schedule."""
     after_steps: Count | None = None
-    """Deterministic steps after those that explore, where there are any; None is as `steps` has them."""
+    """Deterministic steps after those that explore, if any; None keeps the full schedule."""
     after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
     (MixGRPO-Flash)."""
     cheap: CheapSpec = CheapSpec()
-    """What steps that do not explore do without."""
+    """Approximations of steps that do not explore."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: Speed[bool] = False
@@ -94,7 +94,7 @@ class RolloutConfig:
     """Iterations by which the weights that sample are older than those that learn: workers then sample while the trainer updates. Ratios are to the
     policy that sampled."""
     on: Machine[Literal["here", "ray"]] = "here"
-    """Who samples: this process, or workers on Ray (the extra sage-grpo[ray])."""
+    """Process that samples: this one, or workers on Ray (the extra sage-grpo[ray])."""
     ray: RaySpec = RaySpec()
     """Workers on Ray."""
 
@@ -113,7 +113,7 @@ class RolloutConfig:
 
 @checked
 class AdvantageConfig:
-    """How rewards become advantages."""
+    """Conversion of rewards into advantages."""
 
     scale: Literal["group", "global", "none"] = "group"
     """Divide by the group's std, by the std of the rewards of all groups together (as FlowGRPO's, DiffusionNFT's and AWM's code does), or not
@@ -142,7 +142,8 @@ class SurrogateConfig:
     equalize: bool = True
     """Temporal gradient equaliser: weight steps by median(sensitivity) / sensitivity."""
     equalize_by: Literal["sensitivity", "std"] = "sensitivity"
-    """What is divided out: sensitivity is |b| / std, the size of a step's gradient; std is 1 / std, as the paper prints it."""
+    """The quantity that is divided out: sensitivity is |b| / std, the size of a step's gradient; std is 1 / std, as the
+    paper prints it."""
     equalize_cap: Positive | None = None
     """Largest equaliser weight; None is no cap."""
 
@@ -155,7 +156,7 @@ class SurrogateConfig:
 
 @checked
 class UpdateConfig:
-    """How a rollout is used."""
+    """Use of a rollout by the updates."""
 
     updates_per_rollout: Count = 2
     """Optimizer updates per rollout; its trained steps are dealt out to them. With 1 the ratio is always 1, the clip never
@@ -165,8 +166,9 @@ class UpdateConfig:
     repeat: bool = False
     """Every update replays all trained steps, as PPO's epochs do, instead of its share of them."""
     deal: Literal["steps", "clips"] = "steps"
-    """What is dealt out to a rollout's updates: its trained steps, so that every update sees every clip; or its clips, each with all of its
-    trained steps, as most authors' code does (a window of one step then has several updates, too)."""
+    """The unit that is dealt out to a rollout's updates: trained steps, so that every update sees every clip; or clips,
+    each with all of its trained steps, as most authors' code does (a window of one step then has several updates,
+    too)."""
     permute_steps: bool = True
     """Deal steps out in random order; false goes from noise to data."""
     gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
@@ -201,7 +203,7 @@ class OptimizerConfig:
     a rollout (the exact KL, summed over its trained steps and all latent dimensions). In bfloat16 rounding alone has a KL (0.05 of branch, 3 of
     sage with a Wan of 12 million parameters), which a target must be above. None leaves it alone."""
     max_lr_factor: Positive = 1.0
-    """With target_kl: the largest factor on the learning rate; 1 is never hotter than asked. The smallest is 0.001."""
+    """With target_kl: the largest factor on the learning rate; 1 never exceeds optimizer.lr. The smallest is 0.001."""
     max_kl: Positive | None = None
     """A rollout's updates that move the policy by more nats than this are scaled back to it, measured to within 2%, so that none can wreck the
     policy. Costs a copy of the trainable weights, and where it acts two to four passes per prompt (at most 12). In bfloat16 it must be above
@@ -218,7 +220,7 @@ class OptimizerConfig:
     warmup_updates: Natural = 0
     """Updates of linear warm-up."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
-    """What the learning rate does after warm-up; it would reach 0 one update after the last."""
+    """Learning rate after warm-up; it would reach 0 one update after the last."""
     ema: Decay | None = None
     """Decay of an exponential moving average of the weights, per update; None keeps none."""
 
@@ -235,13 +237,13 @@ class OptimizerConfig:
 
     @property
     def measures_kl(self) -> bool:
-        """Whether the KL of a rollout's updates is measured, which takes a pass per prompt."""
+        """True if the KL of a rollout's updates is measured, which takes a network pass per prompt."""
         return self.target_kl is not None or self.max_kl is not None
 
 
 @checked
 class DataConfig:
-    """Where prompts come from."""
+    """Sources of prompts."""
 
     prompts: Content[str] = "shapes"
     """"shapes" or "scenes" (the training split of a world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
@@ -273,7 +275,7 @@ class DataConfig:
 
     @property
     def held_out(self) -> str | None:
-        """Where held-out prompts come from; None is nowhere."""
+        """Source of the held-out prompts; None is no evaluation."""
         if self.eval_prompts is not None:
             return self.eval_prompts
         return {**{name: name for name in WORLDS}, "starter": "starter_eval"}.get(self.prompts)
@@ -289,13 +291,13 @@ class EvalConfig:
     """Further iterations that are evaluated, such as [2, 4, 6, 8]: a reward that can be hacked is often hacked within ten iterations,
     and the sentinel sees only what is evaluated."""
     prompts: Count = 64
-    """How many held-out prompts."""
+    """Number of held-out prompts."""
     per_prompt: Count = 1
     """Clips per prompt."""
     steps: Count | None = None
     """ODE steps. None: those of model.sigmas, or of a checkpoint (or adapter) whose name says that it was distilled to few; else 40."""
     solver: SolverName = "euler"
-    """"euler" is the Euler step on the model's grid, "ab2" its second-order sister at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
+    """"euler" is the Euler step on the model's grid, "ab2" its second-order version at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
     seed: Seed = 1234
     """Seed of the initial noises: the same in every evaluation."""
     show: Record[Natural] = 8
@@ -306,20 +308,20 @@ class EvalConfig:
         return steps_of(model) if self.steps is None else self.steps
 
     def points(self, iterations: int) -> list[int]:
-        """After which iterations a run of this length is evaluated."""
+        """Iterations after which a run of this length is evaluated."""
         regular = range(0, iterations, self.every) if self.every else ()
         return sorted({0, *regular, *(number for number in self.early if number < iterations), iterations})
 
 
 @checked
 class KeepConfig:
-    """What is written to disk."""
+    """Files that a run keeps on disk."""
 
     affects: ClassVar[Effect] = "record"
     checkpoint_every: Count = 10
     """Iterations between checkpoints; the last iteration always saves."""
     checkpoints: Count = 2
-    """How many checkpoints are kept, besides the best weights."""
+    """Number of checkpoints that are kept, besides the best weights."""
     videos_every: Natural = 10
     """Iterations between saved rollout videos; 0 saves none."""
     videos: Natural = 4
@@ -330,7 +332,7 @@ class KeepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """Where metrics go, besides the terminal and metrics.jsonl."""
+    """Destinations of metrics, besides the terminal and metrics.jsonl."""
 
     affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
@@ -366,8 +368,8 @@ class TrainConfig:
     resume: Start[Literal["auto", "never", "must"]] = "auto"
     """Continue from the newest good checkpoint in `out` if there is one; start anew into an empty folder; or insist on one."""
     allow_changes: Start[list[str]] = field(default_factory=list)
-    """What a continued run may change of its meaning: fields (optimizer.lr, seed) or prompts, eval_prompts, weights, code, plugins
-    (their content). Anything else that changes what a run computes is refused."""
+    """Fields that a continued run may change although they change its results: fields (optimizer.lr, seed) or prompts,
+    eval_prompts, weights, code, plugins (their content). Any other such change is refused."""
     model: ModelSpec = ModelSpec()
     """The video model."""
     rewards: list[RewardSpec] = field(
@@ -387,7 +389,7 @@ class TrainConfig:
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
     objective: ObjectiveSpec = ObjectiveSpec()
-    """What is learned from."""
+    """Training objective."""
     surrogate: SurrogateConfig = SurrogateConfig()
     """Policy loss."""
     trust_region: TrustRegion = TrustRegion()
@@ -450,16 +452,16 @@ class TrainConfig:
 
     @property
     def group_size(self) -> int:
-        """Clips that belong together: of a rollout's group, or of a row of data.clips (a pair, or one clip)."""
+        """Clips per group: of a rollout, or of a row of data.clips (a pair, or one clip)."""
         return self.batch.group_size if self.data.clips is None else 2 if self.objective.kind == "dpo" else 1
 
     @property
     def held_out(self) -> str | None:
-        """Where held-out prompts come from; None is nowhere, as without a reward that would score their clips."""
+        """Source of the held-out prompts; None without one, or without a reward that would score their clips."""
         return self.data.held_out if self.rewards else None
 
     def _check_fresh(self) -> None:
-        """What only makes sense where steps explore is refused where none does."""
+        """Refuse options of exploring steps for objectives that have none."""
         rollout, update, objective = self.rollout, self.update, self.objective
         reasons = {
             f"kernel.name {self.kernel.name}: it samples with the ODE, set ode": self.kernel.name != "ode",
@@ -517,7 +519,7 @@ class TrainConfig:
         return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
 
     def _check_crew(self) -> None:
-        """What others cannot sample, or not ahead, is refused."""
+        """Refuse runs whose rollouts cannot be sampled by workers, or not in advance."""
         rollout, kind = self.rollout, self.objective.kind
         asked = f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}"
         ray, old = rollout.on == "ray", rollout.staleness > 0
@@ -539,7 +541,7 @@ class TrainConfig:
             raise ValueError(f"{asked} does not go with " + "; nor with ".join(wrong) + ".")
 
     def _check_sigmas(self) -> None:
-        """A grid that is stated has one number of steps, and no shift."""
+        """Refuse `rollout` and `evaluate` options that disagree with the number of steps of model.sigmas."""
         levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate
         wrong = {
             f"rollout.steps {rollout.steps}": rollout.steps != len(levels),
@@ -555,9 +557,9 @@ class TrainConfig:
             )
 
     def _check_share(self) -> None:
-        """kl.kind share needs a KL that has a gradient."""
+        """Refuse kl.kind share where the KL has no gradient."""
         mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
-        own = once and not self.objective.lags  # the policy of the rollout is still the live one
+        own = once and not self.objective.lags  # the rollout's policy is still the live one
         inert = mode == "stepwise" and own and self.trust_region.estimator == "closed_form"
         if self.kl.kind == "share" and (mode == "none" or inert):
             why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
@@ -566,7 +568,7 @@ class TrainConfig:
             )
 
     def _check_clips(self) -> None:
-        """Every update needs a clip where clips are dealt out."""
+        """Refuse fewer trained clips than updates where clips are dealt out."""
         update, clips = self.update, self.batch.prompts * self.rollout.window.branches * self.batch.trained
         if update.deal == "clips" and update.repeat:
             raise ValueError(

@@ -1,5 +1,5 @@
-"""From latents to the clips that rewards see, whole or only the frames that somebody looks at, with a graph where rewards are differentiated; and
-from clips that are given to latents."""
+"""Decodes latents to clips, whole or only the frames that are read, with a graph for differentiated rewards; encodes
+given clips to latents."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from sage_grpo.utils.video import read_sound, read_video, resampled
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
-    """Frames of a clip that a reward or the sentinel looks at; None is all, also where the model decodes none for itself.
+    """Frames of a clip that a reward or the sentinel reads; None is all, also where the model cannot decode single
+    frames.
 
-    Where all rewards read latents it is none: for the sentinel alone nothing is decoded.
+    Empty where all rewards read latents: nothing is decoded for the sentinel alone.
     """
     if not reward.reads_clips:
         return []
@@ -37,11 +38,13 @@ def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | 
 
 
 CONTEXT = 2
-"""Latent frames that are decoded before an excerpt, without a gradient, and left out of it: a decoder begins otherwise than it goes on."""
+"""Latent frames that are decoded before an excerpt, without a gradient, and cut off: a decoder treats the first frames
+of a clip differently."""
 
 
 def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: int | None) -> None:
-    """Refuse what cannot be decoded with a graph, or need not be; `frames` are those of an excerpt."""
+    """Refuse models that cannot decode with a graph, and excerpts that cannot be decoded or need not be; `frames` is
+    the length of an excerpt."""
     if reward.learns_from_clips:
         differentiable(model)
     if frames is not None and not reward.learns_from_clips:
@@ -59,7 +62,7 @@ def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: 
 
 
 def draw_excerpt(model: VelocityModel, frames: int | None, draw: Random) -> range | None:
-    """Neighbouring latent frames, drawn, that make about so many frames; None is the whole clip."""
+    """A random range of neighbouring latent frames that make about this many frames; None is the whole clip."""
     if frames is None:
         return None
     whole = model.latent_shape()[1]
@@ -69,7 +72,7 @@ def draw_excerpt(model: VelocityModel, frames: int | None, draw: Random) -> rang
 
 
 def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor, excerpt: range | None = None) -> Tensor:
-    """Latents to float clips with a graph, right where a reward that counts looks at them.
+    """Latents to float clips with a graph, exact at the frames that counting rewards read.
 
     excerpt: latent frames that become a clip of their own, the only ones with a gradient.
     """
@@ -91,7 +94,8 @@ def _stride(model: VelocityModel) -> int:
 
 
 class Clips:
-    """The clips of one process, decoded a micro-batch at a time; with `frames` these alone, and all others are black."""
+    """The clips of one process, decoded one micro-batch at a time; with `frames` only these are decoded, and all others
+    are black."""
 
     def __init__(self, model: VelocityModel, frames: Sequence[int] | None, count: int) -> None:
         """count: clips of all micro-batches together."""
@@ -100,7 +104,8 @@ class Clips:
         self._sparse = None if frames is None else black_clips(count, model.video)
 
     def add(self, latents: Tensor, decode: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Decode some more, and return them. `decode` stands in for the model's own decoder, which makes whole clips."""
+        """Decode a micro-batch and return its clips. `decode` replaces the model's own decoder, which makes whole
+        clips."""
         if self._sparse is None:
             self._whole.append((decode or self.model.decode)(latents))
             return self._whole[-1]
@@ -112,14 +117,15 @@ class Clips:
 
     @property
     def videos(self) -> Tensor:
-        """All of them."""
+        """All clips."""
         if self._sparse is not None:
             return self._sparse
         return torch.cat(self._whole) if self._whole else no_clips(self.model.video)
 
 
 def black_clips(count: int, video: VideoSpec) -> Tensor:
-    """Clips to write frames into. Frames that nobody writes take no memory: NumPy asks the system for zeros, PyTorch would write them."""
+    """Black clips to write frames into. Frames that are never written take no memory: NumPy allocates zeros lazily,
+    PyTorch would write them."""
     return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
 
 
@@ -128,15 +134,15 @@ LATENTS = "latents"
 
 
 class Encoder:
-    """Latents of clips by their files. What was encoded is found again by the content of the file, the format and the VAE."""
+    """Latents of clip files, cached by content of the file, format and VAE."""
 
     def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
-        """placed: inside, the VAE is where the model computes."""
+        """placed: context inside which the VAE is on the model's device."""
         self.model, self.placed = model, placed
         self._cache = EncodingCache(folder, encodes_clips(model).latents_key(), "Encoded clips")
 
     def __call__(self, file: Path, video: VideoSpec | None = None) -> Tensor:
-        """One clip's latents in a format, on the CPU; None is the model's own."""
+        """Latents of one clip on the CPU; `video` is the format, by default the model's own."""
         key = content_hash(file), str(video or self.model.video)
         return self._cache.get(key, lambda: {"latents": self._encode(file, video)})["latents"]
 
@@ -154,7 +160,7 @@ class Encoder:
 
 
 def heard(file: Path, rate: int) -> Sound | None:
-    """The sound of a clip's file, as one row; a file without one is learned as silent, which is said."""
+    """The sound of a clip's file, as a batch of one; a file without sound is learned as silent, with a warning."""
     found = read_sound(file)
     if found is None:
         warnings.warn(f"data.clips: {file} has no sound: its clip is learned as a silent one.", stacklevel=2)

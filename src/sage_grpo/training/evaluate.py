@@ -35,14 +35,14 @@ class Evaluation:
     clips: Tensor
     """The first few clips of this rank, which are saved as videos."""
     captions: list[str]
-    """Their prompts."""
+    """Prompts of `clips`."""
     report: str = ""
-    """Which rewards failed on which prompts and why, for people; empty when none did."""
+    """Failed rewards with their prompts and reasons, for the terminal; empty if none failed."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Every clip of all ranks: `prompt`, `noise` (equal text is equal initial noise), `scores` by part (None where a reward
     failed), and `clip`, its place in `clips` (None where it is not among them)."""
     sound: Sound | None = None
-    """What `clips` sound like, where they do."""
+    """Sound of `clips`, if they have any."""
 
 
 def evaluate(
@@ -60,9 +60,9 @@ def evaluate(
     prompts = list(prompts)[: config.prompts]
     check_evaluation(reward, len(prompts), config, micro_batch, world)
     conditions = conditions_of(model, prompts)
-    model.unload_text()  # the network needs their memory; what is encoded stays
+    model.unload_text()  # the network needs the memory of the text encoders; encodings stay
     members = members_of(len(prompts), config.per_prompt)
-    # Equal text lengths side by side: a model runs prompts of one length in one pass.
+    # A model runs prompts of one text length in one pass.
     members.sort(key=lambda member: _lengths(conditions[member.group]))
     share = share_out(members, micro_batch, world_size=world.size)[world.rank]
     real = [number for number, batch in enumerate(share) if not batch.filler]
@@ -103,7 +103,7 @@ def check_evaluation(reward: CompositeReward, prompts: int, config: EvalConfig, 
 
 
 def _rows(scored: Scored, prompts: Sequence[Prompt], seed: int, clips: list[Member]) -> list[dict[str, Any]]:
-    """What every clip scored, in the order of prompts; `clips` are those that this rank shows."""
+    """Scores of every clip, in the order of prompts; `clips` are those that this rank shows."""
     columns = {"total": scored.total.tolist(), **{name: values.tolist() for name, values in scored.parts.items()}}
     rows = []
     for number, member in enumerate(map(Member, scored.groups.tolist(), scored.indices.tolist())):
@@ -128,7 +128,7 @@ def members_of(prompts: int, per_prompt: int) -> list[Member]:
 
 
 def _start(shape: tuple[int, ...], member: Member, prompt: Prompt, seed: int) -> Tensor:
-    """Initial noise. A prompt with a seed gets the clip that `sage-grpo generate` makes of it, whatever stands around it."""
+    """Initial noise. A prompt with a seed gets the noise of `sage-grpo generate`, independent of its position."""
     if prompt.seed is not None:
         return keyed_noise(shape, "generate", prompt.seed + member.index, "start")
     return keyed_noise(shape, "eval", seed, member.group, member.index)

@@ -1,4 +1,4 @@
-"""What a run tells a program while it goes, and how it is asked to stop."""
+"""Events of a run for callbacks, and the request to stop it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class StopRequest:
         self._set = threading.Event()
 
     def set(self) -> None:
-        """Ask the run to stop: it finishes its iteration, saves and leaves. An evaluation is cut short and done again later."""
+        """Ask the run to stop: it finishes its iteration, saves and ends. An evaluation is cut short and done again
+        later."""
         self._set.set()
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asked."""
+        """True if a stop was requested."""
         return self.signal is not None or self._set.is_set()
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Catch the signals while inside; only the main thread can, elsewhere `set` is the way to stop."""
+        """Catch the signals while inside; this works in the main thread only, other threads call `set`."""
 
         def note(number: int, frame: Any) -> None:
             if self.signal is not None and number == signal.SIGINT:
@@ -40,7 +41,7 @@ class StopRequest:
 
         names = ("SIGTERM", "SIGINT", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
         numbers = [signal.Signals[name] for name in names if name in signal.Signals.__members__]
-        # Under nohup the run is meant to outlive its terminal.
+        # Under nohup a run ignores SIGHUP and outlives its terminal.
         heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         previous = {number: signal.signal(number, note) for number in heard}
         try:
@@ -75,7 +76,7 @@ class EvaluationEvent:
     """The first few clips (`evaluate.show`)."""
     prompts: list[str]
     best: bool
-    """Whether it is the best so far."""
+    """True if it is the best so far."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +91,20 @@ class CheckpointEvent:
 
 @dataclass(frozen=True)
 class SentinelEvent:
-    """The sentinel found something, or did something about it."""
+    """A finding of the sentinel, or an action on it."""
 
     iteration: int
     name: str
-    """The finding: spread_vanished, hacking, ...; several with " and " between them where they were acted on together."""
+    """The finding: spread_vanished, hacking, ...; joined by " and " where one action answers several."""
     text: str
-    """What was measured, what it means and what to do."""
+    """The measurement, its meaning and the remedy."""
     action: str
     """warn, lower_lr, rollback or stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """Functions that the main process calls; what one raises ends the run on all ranks, saved."""
+    """Functions that the main process calls; an exception in one ends the run on all ranks after saving."""
 
     iteration: Callable[[IterationEvent], object] | None = None
     evaluation: Callable[[EvaluationEvent], object] | None = None
@@ -112,16 +113,16 @@ class Hooks:
 
 
 class CallbackFailed(RuntimeError):
-    """A function that was to be told about the run raised in the main process, which has its traceback."""
+    """A callback raised in the main process, which has its traceback."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended."""
+    """End of a run."""
 
     iteration: int
     """Iterations completed."""
     stopped: bool
-    """Whether it was asked to stop before the last one."""
+    """True if it was asked to stop before the last iteration."""
     model: Any = None
-    """Its model; None where nothing had to be done."""
+    """Its model; None where no iteration was left."""

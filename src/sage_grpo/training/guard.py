@@ -1,4 +1,4 @@
-"""What a run does about the sentinel's findings: tell, then by choice stop, lower the step size, or go back to a good checkpoint."""
+"""Acts on the sentinel's findings: warns, stops, lowers the step size or rolls back to a good checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sage_grpo.training.state import TrainState
 
 @dataclass
 class Guard:
-    """Sees every iteration and evaluation, and acts between iterations. All ranks call it alike and do the same."""
+    """Passes every iteration and evaluation to the sentinel, and acts between iterations. All ranks call it alike and
+    do the same."""
 
     config: TrainConfig
     state: TrainState
@@ -25,19 +26,19 @@ class Guard:
     root: Path
     """Folder of the run's checkpoints."""
     held_out: bool
-    """Whether there are prompts to evaluate on."""
+    """True if there are prompts to evaluate on."""
     tell: Callable[[SentinelEvent], None] = lambda event: None
-    """Hears what it says and does: the loop's observers."""
+    """Receives findings and actions, for the loop's observers."""
     stops: bool = False
-    """Whether the run is to end here."""
+    """True if the run is to end here."""
     _found: list[Finding] = field(default_factory=list)
 
     def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Look at an iteration that is done; returns the sentinel's own metrics."""
+        """Pass a finished iteration to the sentinel; returns the sentinel's metrics."""
         return self._see(self.state.sentinel.observe(self.state.iteration, row))
 
     def see_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Look at an evaluation (`Evaluation.rows`)."""
+        """Pass an evaluation (`Evaluation.rows`) to the sentinel."""
         scores = {name: [row["scores"][name] for row in rows] for name in (rows[0]["scores"] if rows else ())}
         per_prompt = self.config.evaluate.per_prompt
         return self._see(self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt) if scores else [])
@@ -49,11 +50,12 @@ class Guard:
         return {} if self.config.sentinel.action == "off" else metrics
 
     def act(self) -> bool:
-        """Tell what was found since the last time, and do what was chosen; returns whether the weights are others now."""
+        """Report the findings since the last call and take the configured action; returns True if the weights have
+        changed."""
         config, sentinel, found = self.config.sentinel, self.state.sentinel, self._found
         self._found = []
         for finding in found:
-            if finding.new or config.action == "warn":  # where nothing is done about it, it is told again
+            if finding.new or config.action == "warn":  # without an action the warning is repeated
                 self._say(finding.name, finding.text, "warn")
         names = " and ".join(finding.name for finding in found if finding.act)
         if names and config.action == "rollback":
@@ -67,9 +69,10 @@ class Guard:
         return False
 
     def mark(self, *, saving: bool) -> bool:
-        """Note this moment as the good one, where it is; returns whether it has to be saved.
+        """Mark the current weights as good, if they are; returns True if they must be saved.
 
-        Weights are good that have just been evaluated; where nothing is, those of a checkpoint that is saved anyway.
+        Weights are good if they have just been evaluated; in a run without evaluations, if their checkpoint is saved
+        anyway.
         """
         state, sentinel = self.state, self.state.sentinel
         evaluates = self.held_out and (self.config.evaluate.every > 0 or bool(self.config.evaluate.early))
@@ -83,7 +86,8 @@ class Guard:
         return True
 
     def roll_back(self, why: str) -> bool:
-        """Go back to the good checkpoint, with shorter steps; one time too often, the run ends there. Returns whether it went back."""
+        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. Returns
+        True if it rolled back."""
         sentinel, world = self.state.sentinel, self.writer.world
         self.writer.finish()
         if sentinel.good is None:

@@ -1,4 +1,4 @@
-"""What a run works with: prompts, rewards and the model, as its configuration names them or as a Python program hands them over."""
+"""Builds a run's prompts, rewards and model from its configuration or from objects of a Python program."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ NAMES = (*WORLDS, *SETS)
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Objects that a program hands over; what is None comes from the configuration."""
+    """Objects of a Python program that replace parts of the configuration; None keeps the configured part."""
 
     model: VelocityModel | None = None
     rewards: Mapping[str, Reward] = field(default_factory=dict)
-    """By the names in their specs; rewards of other names are loaded."""
+    """By the names in their specs; rewards with other names are loaded."""
     prompts: Sequence[Prompt] | None = None
     held_out: Sequence[Prompt] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a trainer is handed."""
+    """Inputs of a trainer."""
 
     model: VelocityModel
     reward: CompositeReward
     prompts: Sequence[Prompt]
-    """What it learns on."""
+    """Training prompts."""
     held_out: Sequence[Prompt] = ()
-    """What it is evaluated on; without any there is no evaluation."""
+    """Held-out prompts; without any there is no evaluation."""
     examples: Examples | None = None
-    """Where prompts come with the clips to learn from."""
+    """Clips to learn from, where prompts come with them."""
     opened: ExitStack = field(default_factory=ExitStack)
-    """Rewards that have processes of their own; they end when it is closed."""
+    """Rewards with processes of their own, which end when it is closed."""
 
 
 def adopt(
@@ -73,7 +73,7 @@ def adopt(
     prompts: Iterable[Row] | Frame | None = None,
     held_out: Iterable[Row] | Frame | None = None,
 ) -> tuple[TrainConfig, Given]:
-    """The objects, and the configuration that says that they were used."""
+    """Take objects in place of configured parts: the configuration that names them, and the objects."""
     objects: dict[str, Reward] = {}
     if rewards is not None:
         specs, objects = gather_rewards(rewards)
@@ -91,7 +91,7 @@ def adopt(
 
 
 def check_model(model: VelocityModel) -> ModelSpec:
-    """What a model was made from; refuses what is not a model, by what it lacks."""
+    """The spec of a model; raises a ConfigError that names the missing members of anything else."""
     if inspect.isclass(model):
         raise ConfigError(f"{model.__name__} is a class: give an object of it.")
     if isinstance(model, VelocityModel):
@@ -101,22 +101,23 @@ def check_model(model: VelocityModel) -> ModelSpec:
     members = [name for name in (*VelocityModel.__annotations__, *vars(VelocityModel)) if not name.startswith("_")]
     missing = [name for name in members if name not in dir(model)]
     raise ConfigError(
-        f"A {type(model).__name__} is no VelocityModel: it lacks {', '.join(missing)}. docs/extending.md says what each one does; "
+        f"A {type(model).__name__} is not a VelocityModel: it lacks {', '.join(missing)}. docs/extending.md describes each one; "
         "a diffusers checkpoint is loaded with ModelSpec(path=...).load()."
     )
 
 
 def build(config: TrainConfig, world: World | None = None, given: Given | None = None) -> Inputs:
-    """Everything that the configuration names, except what a program hands over.
+    """Build all inputs that the configuration names, except those that a program passes.
 
-    Prompts and rewards come first (which are tried out): it takes seconds to find out that one is broken, and minutes to load a model.
+    Prompts and rewards come first (which are tried out): finding a broken one takes seconds, and loading a model takes
+    minutes.
     """
     world, given = world or World(), given or Given()
     get_ready(wanted=config.model.deterministic)
     device = _device(config, world, given)
     hold_to_budget(config.model, device)
     if given.model is None:
-        compiles(config, device)  # what it refuses is refused now
+        compiles(config, device)  # refuses bad options before anything is loaded
     prompts, held_out = load_sources(config, given)
     with ExitStack() as opened:
         reward = load_rewards(config, prompts, world, given, opened)
@@ -138,7 +139,7 @@ def build(config: TrainConfig, world: World | None = None, given: Given | None =
 
 
 def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt]) -> list[VideoSpec]:
-    """The further formats of given clips, each one that the model makes and for which its memory is planned."""
+    """The further formats of given clips; refuses those that the model cannot make or whose memory is not planned."""
     found = [format_of(text, model.video.fps) for text in config.data.formats]
     reasons = {
         f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
@@ -171,14 +172,14 @@ def load_model(config: TrainConfig, world: World) -> VelocityModel:
 
 
 def _device(config: TrainConfig, world: World, given: Given) -> torch.device:
-    """Where the model is, or will be once it is loaded."""
+    """Device of the model, also before it is loaded."""
     if given.model is not None:
         return given.model.device
     return choose_device(config.model.device if world.device is None else world.device)
 
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
-    """Whether a run compiles its blocks, and why."""
+    """Decide on compiling the blocks; returns the decision and its reason."""
     if config.model.deterministic and device.type in DEVICES:
         if config.model.compile:
             raise ConfigError(
@@ -197,7 +198,8 @@ def load_rewards(
     given: Given | None = None,
     opened: ExitStack | None = None,
 ) -> CompositeReward:
-    """The rewards of a run, tried out. They leave the accelerator to the policy between their calls. `opened` gets their actors; without it there are none."""
+    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy. `opened` gets
+    their actors; without it there are none."""
     given = given or Given()
     if config.objective.by_gradient:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
@@ -208,7 +210,7 @@ def load_rewards(
 
 
 def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
-    """Refuse rewards that count and cannot be differentiated; `objects` are those that are there already, by name."""
+    """Refuse counting rewards that cannot be differentiated; `objects` are the rewards passed as objects, by name."""
     for spec in specs:
         there = objects.get(spec.name)
         able = has_gradient(spec) if there is None else isinstance(there, DifferentiableReward)
@@ -258,12 +260,12 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
 
 
 def pictures_of(prompt: Prompt) -> Tensor | None:
-    """A prompt's image, uint8 H x W x 3; with one for the last frame both, 2 x H x W x 3."""
+    """A prompt's image, uint8 H x W x 3; with an image for the last frame both, 2 x H x W x 3."""
     return read_pictures(prompt.image, prompt.last_image)
 
 
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    """What clips of prompts are conditioned on; where they start from a clip, with its latents."""
+    """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
     check_sources(model, prompts)
     found = _encoded(model, prompts)
     if not isinstance(model, StartsFromClips):
@@ -286,7 +288,7 @@ def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioni
 
 
 def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
-    """What a prompt gives at places, clips in the rhythm of the run; its image is the first frame."""
+    """A prompt's placed images and clips, clips at the run's frame rate; its image is the first frame."""
     given = [] if prompt.image is None else [Placed(read_image(prompt.image)[None])]
     for one in prompt.conditions:
         if one.kind == "image":
@@ -302,8 +304,8 @@ def _source(model: StartsFromClips, file: Path) -> Tensor:
 
 
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse prompts without a clip where the model starts from one, with one where it starts from noise, and clips that are too short; and
-    conditions where it takes none."""
+    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not
+    take."""
     strength = model.strength if isinstance(model, StartsFromClips) else None
     for prompt in prompts:
         if prompt.conditions and not isinstance(model, TakesPlaced):

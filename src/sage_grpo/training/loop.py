@@ -1,6 +1,6 @@
-"""The one loop of training: iterations, and what stands between them. Everybody else only watches.
+"""The training loop: iterations, and the evaluations, checkpoints and sentinel actions between them.
 
-`train`, a Python program and `compare` run this loop; they differ in their observers, in where evaluations stand and in what is saved.
+`train`, a Python program and `compare` run this loop; they differ in observers, evaluation points and savers.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from sage_grpo.training.update import Diverged
 
 @dataclass
 class Evaluated:
-    """An evaluation that is done, as observers see it."""
+    """A finished evaluation for observers."""
 
     result: Evaluation
     metrics: dict[str, float]
-    """Its scores, what the sentinel says of them, and the seconds that it took."""
+    """Its scores, the sentinel's metrics, and its duration in seconds."""
     best: bool = False
-    """Whether its weights are the best so far: set by who keeps the best."""
+    """True if its weights are the best so far: set by the observer that keeps the best."""
 
 
 class Observer:
-    """Watches a run. All ranks call their observers alike and in the same order; one that cares about nothing else leaves the rest out."""
+    """Receives the events of a run; a subclass overrides those that it needs. All ranks call their observers alike and
+    in the same order."""
 
     def during(self, number: int) -> AbstractContextManager[object]:
-        """Around the computation of an iteration, `number` of which are complete."""
+        """Context around the computation of an iteration; `number` iterations are complete."""
         return nullcontext()
 
     def shows(self, number: int) -> bool:
-        """Whether it looks at the clips of the next iteration, after so many: only then are they decoded whole."""
+        """True if it needs full clips in the next iteration, after `number`: only then are they decoded whole."""
         return False
 
     def after(self, row: dict[str, float]) -> None:
@@ -50,23 +51,24 @@ class Observer:
         """A checkpoint is written, or is being written in the background."""
 
     def told(self, event: SentinelEvent) -> None:
-        """The sentinel found or did something."""
+        """The sentinel reports a finding or an action."""
 
 
 class Saver(Protocol):
-    """Keeps the run, so that it can be continued."""
+    """Saves the run for resuming."""
 
     def due(self, number: int, *, last: bool, stopping: bool) -> bool:
-        """Whether to save after so many iterations."""
+        """Decide on saving after `number` iterations."""
         ...
 
     def save(self, *, needed: bool) -> Path | None:
-        """Save now; `needed` by a sentinel that may go back to here. Returns where, or None where it could not."""
+        """Save now; `needed` by a sentinel that may roll back to this point. Returns the folder, or None if saving
+        failed."""
         ...
 
 
 class Interrupted(Exception):
-    """A stop was asked for during an evaluation, which the continued run will do again."""
+    """A stop was requested during an evaluation; the continued run repeats it."""
 
 
 @dataclass
@@ -78,13 +80,13 @@ class Loop:
     saver: Saver
     observers: Sequence[Observer]
     points: Collection[int]
-    """After how many iterations evaluations stand."""
+    """Numbers of iterations after which evaluations run."""
     stop: StopRequest
     evaluation: Callable[[Callable[[], None]], Evaluation] | None = None
-    """Evaluates in the trainer's place, for who knows some results already."""
+    """Evaluates in place of the trainer, where some results are known already."""
 
     def run(self) -> bool:
-        """Iterate to the end; returns whether somebody stopped it before."""
+        """Iterate to the end; returns True if the run was stopped before it."""
         trainer, state, world = self.trainer, self.trainer.state, self.trainer.world
         self.guard.tell = self._told
         try:
@@ -94,7 +96,7 @@ class Loop:
                 self._save(due=False)
             while state.iteration < trainer.config.iterations:
                 row = self._step()
-                if row is None:  # it diverged, and the sentinel went back
+                if row is None:  # it diverged and was rolled back
                     continue
                 row |= self.guard.see_row(row)
                 for observer in self.observers:
@@ -103,10 +105,10 @@ class Loop:
                 if self._due():
                     self._evaluate()
                 if self.guard.act() and last and trainer.held_out:
-                    self._evaluate()  # the last figures are those of the weights that the run ends with
+                    self._evaluate()  # the last metrics must be those of the final weights
                 stopping = world.any(self.stop.asked) or self.guard.stops
                 if trainer.writer.background and world.any(trainer.writer.failed):
-                    trainer.writer.finish()  # raises what went wrong
+                    trainer.writer.finish()  # raises the error of the background writer
                 self._save(due=self.saver.due(number, last=last, stopping=stopping))
                 if stopping and not last:
                     return True
@@ -117,7 +119,7 @@ class Loop:
             return True
 
     def _step(self) -> dict[str, float] | None:
-        """One iteration; None where it diverged and the run went back to a good checkpoint instead."""
+        """Run one iteration; None if it diverged and was rolled back to a good checkpoint."""
         trainer = self.trainer
         trainer.shows = self._shows
         try:
@@ -135,7 +137,7 @@ class Loop:
         return any(observer.shows(number) for observer in self.observers)
 
     def _due(self) -> bool:
-        """Whether this moment is to be evaluated and has not been."""
+        """True if an evaluation is due now and has not run yet."""
         state = self.trainer.state
         return bool(self.trainer.held_out) and state.iteration in self.points and state.evaluated < state.iteration
 
@@ -149,13 +151,14 @@ class Loop:
             observer.evaluated(found)
 
     def _leave_if_asked(self) -> None:
-        """Called after every micro-batch of an evaluation. The last evaluation is finished: there is nothing to come back for."""
+        """Stop an evaluation after a micro-batch if a stop was requested. The last evaluation is finished: no run would
+        continue it."""
         trainer = self.trainer
         if trainer.world.any(self.stop.asked) and trainer.state.iteration < trainer.config.iterations:
             raise Interrupted
 
     def _save(self, *, due: bool) -> None:
-        """Save where it is due, or where the sentinel takes this moment for one to go back to."""
+        """Save if it is due, or if the sentinel marks these weights as good."""
         sentinel = self.trainer.state.sentinel
         before = sentinel.good
         if self.guard.mark(saving=due):

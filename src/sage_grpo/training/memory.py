@@ -12,7 +12,8 @@ from sage_grpo.types import Keep
 
 
 def fit_memory(config: TrainConfig, model: VelocityModel, chosen: Sequence[Keep] | None) -> None:
-    """Set what a loaded model's blocks keep, and note it where the model says what was decided. None goes by the configuration alone."""
+    """Set the activations that a loaded model's blocks keep, and record the choice in the model. None decides from the
+    configuration alone."""
     if chosen is None:
         chosen = levels(config.update.gradient_checkpointing, len(model.blocks()), cuda=model.device.type == "cuda")
     model.keep(list(chosen))
@@ -21,12 +22,13 @@ def fit_memory(config: TrainConfig, model: VelocityModel, chosen: Sequence[Keep]
 
 
 def levels(asked: bool | Literal["attention", "auto"], blocks: int, *, cuda: bool) -> list[Keep]:
-    """What was asked for; for "auto", what is right where memory is not known."""
+    """The configured level for every block; "auto" where memory is not known becomes attention on a GPU and all on a
+    CPU."""
     known: dict[bool | str, Keep] = {True: "input", False: "all", "attention": "attention"}
     return [known.get(asked) or ("attention" if cuda else "all")] * blocks
 
 
 def kept(levels: Sequence[Keep]) -> str:
-    """What blocks keep, in words."""
+    """A description of the activations that blocks keep."""
     words = {"all": "everything", "attention": "attention's outputs", "input": "their input only"}
     return ", ".join(f"{words[level]} ({count} of {len(levels)})" for level, count in Counter(levels).items())

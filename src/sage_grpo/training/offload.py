@@ -1,5 +1,5 @@
-"""Where things lie and how they get there: weights over ranks, tensors between GPU and CPU, the VAE between decodings; and gradients
-that are the same bits every time."""
+"""Placement of weights over ranks, of tensors between GPU and CPU, and of the VAE between decodings; deterministic
+backward passes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine
     networks += [(other, [module for module in other.modules() if type(module) in kinds]) for other in model.others]
     full = model.spec.lora is None
     dtype = getattr(torch, model.spec.dtype)
-    # A LoRA's base is frozen and large, so it is sharded too. Without one, what is frozen are a few parameters that nothing
-    # reads; they stay whole, so that an export finds them.
+    # A LoRA's base is frozen and large, so it is sharded too. In full fine-tuning the frozen part is a few unused
+    # parameters; they stay whole, so that an export finds them.
     trained = (
         [network for network, _ in networks if any(one.requires_grad for one in network.parameters())] if full else []
     )
@@ -45,40 +45,41 @@ def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine
 
 
 def to_device(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """x where it is computed with. From pinned memory: the copy waits in line with the GPU's work, this process goes on."""
+    """Copy x to the computing device, asynchronously from pinned memory."""
     if device.type == "cuda" and x.device.type == "cpu" and not x.is_pinned():
         x = x.pin_memory()
     return x.to(device, non_blocking=True).to(dtype or x.dtype)
 
 
 def to_storage(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """x where it is kept. Call `settle` before the CPU reads it; `to_device` needs no waiting."""
+    """Copy x to its storage device. Call `settle` before the CPU reads it; `to_device` needs no waiting."""
     return x.to(dtype or x.dtype).to(device, non_blocking=True)  # PyTorch makes this copy a pinned one
 
 
 def settle(device: torch.device) -> None:
-    """Wait until everything that was sent from this device has arrived."""
+    """Wait for all copies from this device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 GIB = 2**30
 SHARE = 0.9
-"""Of the memory that this process can have; the rest is for what falls between the allocator's blocks."""
+"""Share of the memory available to this process that may be planned; the rest is for the allocator's fragmentation."""
 
 
 class VaeMover:
-    """Moves the VAE. It leaves after the first decoding, and stays once an iteration has shown that all its phases have room for it."""
+    """Moves the VAE off the accelerator after a decoding, until an iteration has shown that all phases have room for
+    it."""
 
     def __init__(self, model: VelocityModel, spec: ModelSpec | None = None) -> None:
         self.model, self.spec = model, spec or ModelSpec()
         self.stays = False
         self.bytes = 0
-        """What the VAE takes on the accelerator, known after it left once."""
+        """Size of the VAE on the accelerator, known after its first move."""
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Inside, the VAE is where the model computes."""
+        """Context with the VAE on the model's device."""
         device = self.model.device
         self.model.place("vae", device)
         yield
@@ -88,7 +89,7 @@ class VaeMover:
             self.bytes = max(self.bytes, held - self._held())
 
     def observe(self, times: Mapping[str, float]) -> None:
-        """Decide from what the clock says of one iteration: the peaks of its phases, in GiB."""
+        """Decide by the memory peaks of an iteration's phases, in GiB."""
         peaks = [gib * 2**30 for name, gib in times.items() if name.startswith("time/peak_gib_")]
         if not peaks or not self.bytes:
             return
@@ -99,22 +100,24 @@ class VaeMover:
         return torch.cuda.memory_allocated(self.model.device) if self.model.device.type == "cuda" else 0
 
     def _available(self) -> int:
-        """Bytes that are free and that this process holds already, as far as its budget goes; other processes on the device have the rest."""
+        """Bytes that this process can use: those that are free and those that it holds already, within its budget;
+        other processes on the device have the rest."""
         free, total = torch.cuda.mem_get_info(self.model.device)
         return min(free + torch.cuda.memory_reserved(self.model.device), int(self.spec.budget(total / GIB) * GIB))
 
 
 _held: set[torch.device] = set()
-"""Devices on which this process is held to a budget: a later run of it may have all again."""
+"""Devices with a memory budget in this process; a later run without a budget lifts it."""
 
 
 def _indexed(device: torch.device) -> int:
-    """The number of a GPU: PyTorch sets no limit on `cuda` alone, which is what a run on one GPU is on."""
+    """Index of a GPU: PyTorch sets no limit on `cuda` without one, the device of a run on one GPU."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
 def hold_to_budget(spec: ModelSpec, device: torch.device) -> None:
-    """Let PyTorch refuse this process more than `model.memory`, so that a peak beyond it is an error and not somebody else's loss."""
+    """Limit this process to `model.memory`, so that a higher peak is an error here and does not take memory from other
+    processes."""
     spec.check_budget(device.type)
     if spec.memory is not None:
         gib = torch.cuda.get_device_properties(device).total_memory / GIB
@@ -129,18 +132,20 @@ DEVICES = ("cuda",)
 """A CPU adds in one order anyway."""
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""How PyTorch divides a GPU's memory; the second is its newer name. What a user has set there counts."""
+"""Settings of PyTorch's CUDA allocator; the second is the newer name. A value set by the user is kept."""
 deterministic: Any = _deterministic
-"""Its one setting is made when it is imported, which type checkers do not see."""
+"""Module whose one setting is made on import, which type checkers do not see."""
 _turned_off: list[bool] = []
-"""Whether cuDNN's attention is off because of us: a later run of this process may have it again."""
+"""Not empty if this process turned cuDNN's attention off: a later run turns it on again."""
 
 
 def get_ready(*, wanted: bool) -> None:
-    """Before the first allocation and the first matrix product of a process, because PyTorch and cuBLAS look once at what they are told about
-    memory. PyTorch must not choose cuDNN's attention where an order is `wanted`: it has none and does not say so."""
+    """Prepare a process before its first allocation and first matrix product, because PyTorch and cuBLAS read their
+    memory settings once. With `wanted`, cuDNN's attention is off: its backward pass has no fixed order, and PyTorch
+    does not report that."""
     if torch.cuda.is_available() and not any(os.environ.get(name) for name in ALLOCATOR):
-        # Blocks keep what fits by the sizes of tensors. In segments of fixed sizes 3.7 of 24 GiB were lost between them (Wan 1.3B, one H200).
+        # The activations that blocks keep are planned by tensor sizes. In segments of fixed sizes 3.7 of 24 GiB were
+        # lost between them (Wan 1.3B, one H200).
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     if wanted:
         os.environ.setdefault(WORKSPACE, ":4096:8")
@@ -154,7 +159,7 @@ def get_ready(*, wanted: bool) -> None:
 
 @contextmanager
 def same_bits(device: torch.device, *, wanted: bool) -> Iterator[None]:
-    """Backward passes in here add up in a fixed order; one that cannot is refused by its name."""
+    """Context in which backward passes sum in a fixed order; an operation without one is an error that names it."""
     if not wanted or device.type not in DEVICES:
         yield
         return

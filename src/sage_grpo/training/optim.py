@@ -24,7 +24,7 @@ class Optimizer:
         others = [p for p in self.params.values() if id(p) not in chosen]
         self.parts: list[torch.optim.Optimizer] = []
         if matrices:
-            # Scaled so that a matrix moves as far as AdamW moves it: one learning rate then serves both.
+            # Scaled so that a matrix moves as far as with AdamW: one learning rate then serves both.
             self.parts.append(
                 torch.optim.Muon(
                     matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
@@ -40,15 +40,15 @@ class Optimizer:
     def step(self, update: int) -> float:
         """Apply the gradients as optimizer update number `update` (from 0); returns the learning rate used."""
         lr = self.pace.factor * learning_rate(self.config, update, self.total_updates)
-        onednn: Any = torch.backends.mkldnn  # the type of its switch is that of what stands behind it
+        onednn: Any = torch.backends.mkldnn  # the stubs give `enabled` the type of its descriptor
         enabled = onednn.enabled
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr
             part.step()
-        self.materialize()  # an expert that has had no gradient yet has a state, too: checkpoints then always hold all of it
-        # Muon computes in bfloat16. On a CPU without it PyTorch turns oneDNN off for good: rollouts would have other last digits from the
-        # second iteration on, and a run that is continued would not be the same run.
+        self.materialize()  # an expert without gradients so far gets its state too: checkpoints then always hold all of it
+        # Muon computes in bfloat16. On a CPU without it PyTorch turns oneDNN off permanently: rollouts would round
+        # differently from the second iteration on, and a resumed run would differ.
         onednn.enabled = enabled
         return lr
 

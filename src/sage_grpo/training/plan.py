@@ -1,6 +1,8 @@
-"""The plan of an iteration as pure data: which groups are sampled how, what their members share, and what every update replays.
+"""The plan of an iteration as pure data: schedules of the groups, passes that members share, and replays of every
+update.
 
-Rollout and update execute it, the terminal prints it, tests count it. It holds no tensor but a schedule's and needs no weights.
+Rollout and update execute it, the terminal prints it, tests count it. Its only tensors are schedules, and it needs no
+weights.
 """
 
 from __future__ import annotations
@@ -21,55 +23,59 @@ from sage_grpo.samplers.schedule import Schedule
 
 @dataclass(frozen=True)
 class Levels:
-    """The noise levels of a group. Its members share them: what their errors have in common then cancels, as advantages do."""
+    """The noise levels of a group, shared by its members: the common part of their errors then cancels, as in
+    advantages."""
 
     schedule: Schedule
     """The levels from high to low, each the start of a step."""
     labels: tuple[int, ...]
-    """For every level the step of the run's grid in which it lies, by which it is logged."""
+    """For every level, the step of the run's grid that contains it, under which it is logged."""
     kernel: Kernel
-    """The law of the target at a level."""
+    """Distribution of the target at a level."""
     visited: bool = False
-    """Clips were there on their way: their states of the rollout are learned, not clean clips that are noised again."""
+    """True if the states of the rollout are learned at these levels, not clean clips that are noised again."""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """One trained step of a group that stands for all of them."""
+    """One trained step of a group at which the KL of the updates is measured."""
 
     step: int
     """Index in the group's schedule."""
     weight: float
-    """Times the step's KL, gives an unbiased estimate of the sum over the group's trained steps."""
+    """Factor on the step's KL that makes it an unbiased estimate of the sum over the group's trained steps."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clips that are compared with one another: one prompt, one schedule, and, where `shared`, one state to branch from."""
+    """Clips that are compared with one another: one prompt, one schedule, and, if `shared`, one state to branch
+    from."""
 
     index: int
-    """Among the iteration's groups."""
+    """Index among the iteration's groups."""
     number: int
-    """Of its prompt among the iteration's prompts; the start noise goes by it."""
+    """Index of its prompt among the iteration's prompts; key of the start noise."""
     prompt: Prompt
     schedule: Schedule
     """Its grid, with the steps that explore."""
     offset: int
-    """Added to an exploring step's index in `schedule`, gives its index in the run's own grid, by which it is keyed and logged."""
+    """Difference between an exploring step's index in the run's own grid, under which it is keyed and logged, and its
+    index in `schedule`."""
     trained: tuple[tuple[int, ...], ...]
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
-    """Members start from one noise: all before and at the first exploring step happens once."""
+    """Members start from the same noise: all steps up to the first exploring one run once."""
     gauge: Gauge | None = None
-    """Where the KL of the iteration's updates is measured; None measures none."""
+    """Step at which the KL of the iteration's updates is measured; None measures none."""
     levels: Levels | None = None
-    """Fresh noise levels at which its clips are learned, to which `trained` then refers; None where steps of `schedule` are."""
+    """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
+    `schedule`."""
     guides: tuple[Guide, ...] = ()
-    """How every step of `schedule` runs, where those that do not explore are cheap; empty where all of them are exact."""
+    """Guidance of every step of `schedule`, if steps that do not explore are cheap; empty if all are exact."""
 
     @cached_property
     def branch(self) -> int:
-        """The first step at which members are apart; 0 where they never were together."""
+        """The first step at which members differ; 0 if they do not share their start."""
         return self.schedule.exploring_range()[0] + 1 if self.shared else 0
 
     def label(self, step: int) -> int:
@@ -82,35 +88,36 @@ class Group:
         return self.schedule if self.levels is None else self.levels.schedule
 
     def sigma(self, step: int) -> float:
-        """Where a trained step is replayed."""
+        """Noise level of a trained step."""
         return float(self.replayed.sigmas[step])
 
     def reach(self, step: int) -> float:
-        """How far a trained step of the ODE goes, in sigma: x_next = x + reach v."""
+        """Length of a trained ODE step in sigma: x_next = x + reach v."""
         at = self.label(step)
         return float(self.schedule.sigmas[at + 1] - self.schedule.sigmas[at])
 
     @cached_property
     def way(self) -> Hashable:
-        """Equal for groups that can go through the network together from noise to their replays: same sigmas, exploring and trained steps."""
+        """Key that is equal for groups whose passes can be batched from noise to their replays: same sigmas, exploring
+        and trained steps."""
         schedule = self.schedule
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
 
     def guide(self, step: int) -> Guide:
-        """How a step of `schedule` runs."""
+        """Guidance of a step of `schedule`."""
         return self.guides[step] if self.guides else "exact"
 
     def noise(self) -> dict[str, Any]:
-        """The noise levels that it visits and where it explores. Written to schedule.json, because readers of a run do not have the model."""
+        """Its noise levels and exploring steps, for schedule.json: readers of a run do not have the model."""
         schedule = self.schedule
         return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
 
 
 class Reached(NamedTuple):
-    """What identifies a pass of the network before members of a group part: groups that have the same make it once."""
+    """Key of a network pass before the members of a group branch; groups with equal keys make the pass once."""
 
     number: int
-    """Of the prompt among the iteration's prompts."""
+    """Index of the prompt among the iteration's prompts."""
     sigmas: tuple[float, ...]
     """Noise levels up to here."""
     guide: Guide = "exact"
@@ -122,9 +129,9 @@ class Pass:
 
     sigma: float
     rows: int
-    """Clips that go through it together."""
+    """Clips in the batch."""
     shared: bool
-    """Members of a group that have not parted yet go through it as one."""
+    """One row per group, because its members have not branched yet."""
     guide: Guide = "exact"
 
 
@@ -136,7 +143,7 @@ class Replay:
     """Index in the schedule (or the levels) of its members' groups."""
     members: tuple[Member, ...]
     shared: bool
-    """One state stands for all members of a group."""
+    """Members of a group share one state."""
 
     @property
     def rows(self) -> int:
@@ -146,20 +153,20 @@ class Replay:
 
 @dataclass(frozen=True)
 class Turn:
-    """One of the passes that all ranks make at once, because sharded networks take all of them to run one."""
+    """A pass that all ranks make at the same time, because a sharded network needs all ranks to run."""
 
     replay: Replay
-    """What is run: the rank's own replay, or another's."""
+    """The replay whose step is run: the rank's own, or another rank's."""
     states: Replay
     """The rank's own replay whose states go through the network."""
     network: int
     counts: bool = True
-    """False only keeps ranks in step."""
+    """False for zero-weight padding passes that keep ranks synchronized."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One iteration."""
+    """The plan of one iteration."""
 
     iteration: int
     groups: tuple[Group, ...]
@@ -169,15 +176,15 @@ class Plan:
     shares: tuple[tuple[MicroBatch, ...], ...]
     """Micro-batches of every data-parallel rank."""
     network: Callable[[float], int] = field(default=lambda sigma: 0, compare=False)
-    """Which network runs at sigma: 0 the one for the highest noise, 1 the other expert of a model that has two."""
+    """The network that runs at sigma: 0 for high noise, 1 for the other expert of a model with two."""
     abreast: int = 1
-    """Up to so many groups that go the same way run what their members share in one pass."""
+    """Most groups with the same path that run their shared steps in one pass."""
     chosen: tuple[frozenset[Member], ...] | None = None
-    """The clips that every update trains, where these are not all: known once there are rewards (training/planner.py)."""
+    """The clips that every update trains, None if all; known once there are rewards (training/planner.py)."""
     pairs: tuple[tuple[Member, Member], ...] = ()
-    """Clips of which one is preferred to the other, the better one first; known with `chosen`."""
+    """Preference pairs of clips, the better one first; known with `chosen`."""
     examples: bool = False
-    """Its clips are given (data.clips): nothing is sampled, decoded or scored."""
+    """Clips are given (data.clips): nothing is sampled, decoded or scored."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -194,7 +201,7 @@ class Plan:
         return [batch for batch in self.shares[rank] if not batch.filler]
 
     def group_of(self, batch: MicroBatch) -> Group:
-        """The group of a micro-batch, or one that stands for those in it: they have the same schedule."""
+        """The group of a micro-batch; if it has several, the first, because they have the same schedule."""
         return self.groups[batch.members[0].group]
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
@@ -213,7 +220,7 @@ class Plan:
         return ranks
 
     def trunk(self, group: Group) -> list[Reached]:
-        """What identifies the network's passes of a group before its members part: its prompt and the sigmas up to there.
+        """Keys of a group's network passes before its members branch: the prompt and the sigmas so far.
 
         Groups of one prompt have the same passes until the first of them branches.
         """
@@ -221,7 +228,7 @@ class Plan:
         return [Reached(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
 
     def trunks(self, rank: int) -> list[tuple[Group, ...]]:
-        """A rank's groups whose members share their beginning; those that walk it side by side are together."""
+        """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
         ways: dict[Hashable, list[Group]] = {}
         for index in self.members(rank):
             if self.groups[index].shared:
@@ -233,8 +240,8 @@ class Plan:
         ]
 
     def tasks(self, rank: int = 0) -> list[Plan]:
-        """A rank's rollout cut into parts that can be sampled apart, each as a plan for one rank: whole groups, in the micro-batches and with the
-        shared passes that they have in the whole, so that the numbers are the same."""
+        """A rank's rollout in independent parts, each as a plan for one rank: whole groups, with the micro-batches and
+        shared passes of the whole plan, so that the numbers are the same."""
         batches = self.batches(rank)
         together = [{member.group for member in batch.members} for batch in batches]
         together += [{group.index for group in groups} for groups in self.trunks(rank)]
@@ -252,7 +259,7 @@ class Plan:
         ]
 
     def sampled(self, rank: int) -> Iterator[Pass]:
-        """The network's passes of a rank's rollout: what groups share, each once, and then what members run for themselves."""
+        """The network passes of a rank's rollout: shared passes of groups, each once, then those of the members."""
         if self.examples:
             return
         keys = (key for groups in self.trunks(rank) for key in zip(*map(self.trunk, groups)))
@@ -268,7 +275,7 @@ class Plan:
         return Counter(self.network(one.sigma) for one in self.sampled(rank))
 
     def idle_passes(self, rank: int) -> Counter[int]:
-        """Passes that a rank makes for nothing, because sharded networks take all ranks to run one."""
+        """Padding passes of a rank, because a sharded network needs all ranks to run."""
         return self._most_passes - self.rollout_passes(rank)
 
     @cached_property
@@ -277,26 +284,27 @@ class Plan:
 
     @cached_property
     def rivals(self) -> dict[Member, tuple[int, Member]]:
-        """Of every clip of a pair its side (1 the better, -1 the worse) and the other clip."""
+        """For every clip of a pair, its side (1 the better, -1 the worse) and the other clip."""
         better = {best: (1, worst) for best, worst in self.pairs}
         return better | {worst: (-1, best) for best, worst in self.pairs}
 
     @property
     def skipped(self) -> int:
-        """Groups of which no clip is trained."""
+        """Number of groups without a trained clip."""
         trained = {member.group for part in self.chosen or () for member in part}
         return 0 if self.chosen is None else len(self.groups) - len(trained)
 
     def replays(self, rank: int, update: int) -> list[Replay]:
-        """What a rank replays in an update, step by step. A pass of which one clip is trained is run whole, as in the rollout: its ratios
-        are then exactly 1 before the first update."""
+        """A rank's replays in an update, step by step. A pass with one trained clip is run whole, as in the rollout:
+        its ratios are then exactly 1 before the first update."""
         every = self.replayable(rank, update)
         if self.chosen is None:
             return every
         return [replay for replay in every if not self.chosen[update].isdisjoint(replay.members)]
 
     def replayable(self, rank: int, update: int) -> list[Replay]:
-        """What a rank would replay if every clip were trained; the rollout keeps records of all of these, because rewards come later."""
+        """A rank's replays if every clip were trained; the rollout keeps records of all of these, because rewards come
+        later."""
         own_members = self.members(rank)
         groups, trunks = [self.groups[index] for index in own_members], self.trunks(rank)
         steps = dict.fromkeys(step for group in groups for step in group.trained[update])
@@ -313,9 +321,9 @@ class Plan:
         return result
 
     def gauged(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
-        """The replays in which a rank measures how far the updates moved the policy, with the rows that count and their weights.
+        """The replays in which a rank measures the KL of the updates, with the rows that count and their weights.
 
-        Only the first member of a group counts, so that the figure depends on neither ranks nor micro-batches.
+        Only the first member of a group counts, so that the result depends on neither ranks nor micro-batches.
         """
         found: dict[Replay, list[tuple[int, float]]] = {}
         for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replayable(rank, update)):
@@ -327,11 +335,12 @@ class Plan:
         return found
 
     def turns(self, rank: int, update: int) -> list[Turn]:
-        """What a rank runs in an update, in step with all others: one network after another, as often as the rank that has most of it."""
+        """A rank's passes in an update, synchronized with all ranks: one network after another, as often as the rank
+        with most of its passes."""
         return self._in_step(rank, self.replays(rank, update), self._most_replays[update], [update])
 
     def gauge_turns(self, rank: int) -> list[Turn]:
-        """The same for measuring how far the updates moved the policy."""
+        """A rank's passes that measure the KL of the updates, synchronized with all ranks."""
         return self._in_step(rank, list(self.gauged(rank)), self._most_gauged, range(self.updates))
 
     def _in_step(self, rank: int, own: Sequence[Replay], most: Counter[int], updates: Sequence[int]) -> list[Turn]:
@@ -343,20 +352,22 @@ class Plan:
         return result
 
     def spare(self, rank: int, network: int, updates: Sequence[int]) -> Turn:
-        """What a rank runs to keep in step where it has fewer replays of a network than another: its first, or another rank's on own states."""
-        # A rank none of whose clips are trained has states all the same.
+        """A padding pass for a rank with fewer replays of a network than another: its first replay, or another rank's
+        step on its own states."""
+        # A rank without trained clips still has states.
         own = [one for update in updates for one in self.replayable(rank, update)]
         others = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
         replay = next(one for one in chain(own, others) if self.network_of(one) == network)
         return Turn(replay, replay if replay in own else own[0], network, counts=False)
 
     def network_of(self, replay: Replay) -> int:
-        """The network that a replay runs."""
+        """The network of a replay."""
         return self.network(self.groups[replay.members[0].group].sigma(replay.step))
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The networks as an update runs them; a gradient that is carried back from the clip comes to the one for low noise first."""
+        """The networks in the order of an update; a gradient that is propagated back from the clip reaches the one for
+        low noise first."""
         backwards = any(group.levels is not None and group.levels.visited for group in self.groups)
         return (1, 0) if backwards else (0, 1)
 
@@ -365,9 +376,7 @@ class Plan:
         ranks, found = range(len(self.shares)), []
         for update in range(self.updates):
             most = _most([Counter(map(self.network_of, self.replays(rank, update))) for rank in ranks])
-            if (
-                not most.total()
-            ):  # nothing was chosen (dpo, where no rewards differ): one pass of weight 0 keeps the line as it is
+            if not most.total():  # nothing was chosen (dpo with equal rewards): one pass of weight 0
                 most[next(self.network_of(one) for rank in ranks for one in self.replayable(rank, update))] = 1
             found.append(most)
         return found
@@ -378,7 +387,7 @@ class Plan:
 
     @property
     def gauge_rounds(self) -> int:
-        """Passes that measuring takes on every rank."""
+        """Passes that measure the KL on every rank."""
         return self._most_gauged.total()
 
     def labels(self, update: int) -> list[int]:
@@ -387,10 +396,10 @@ class Plan:
 
     @property
     def rounds(self) -> list[int]:
-        """Replays of every update on every rank; those that have fewer of their own fill up with passes of weight 0."""
+        """Replays of every update on every rank; ranks with fewer of their own add padding passes of weight 0."""
         return [most.total() for most in self._most_replays]
 
 
 def _most(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """Of every network as much as the rank with most of it has."""
+    """For every network, the largest count of any rank."""
     return Counter({network: max(count[network] for count in counts) for network in (0, 1)})

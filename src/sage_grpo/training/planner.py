@@ -33,9 +33,10 @@ from sage_grpo.training.plan import Gauge, Group, Levels, Plan
 from sage_grpo.training.update import Part
 
 LOOK = "Look at `sage-grpo inspect`."
-"""What an error about steps that cannot be trained ends with."""
+"""End of errors about steps that cannot be trained."""
 FIRST, LAST = 1, 0.9
-"""strata: the first step that is learned, and the share of the schedule after which none is (int(0.9 N), as the authors of AWM count)."""
+"""Bounds of objective.draw strata: the first step that is learned, and the share of the schedule after which none is
+(int(0.9 N), as the authors of AWM count)."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Planner:
     ranks: int = 1
     """Data-parallel ranks."""
     network: Callable[[float], int] = field(default=lambda sigma: 0)
-    """Which network runs at sigma (models/base.py)."""
+    """The network that runs at sigma (models/base.py)."""
     _trainable: dict[tuple[bool, ...], list[int]] = field(default_factory=dict, init=False, repr=False)
-    """Trainable steps of the windows asked for so far: every group of every iteration asks for one of a few."""
+    """Trainable steps of the windows asked for so far, as a cache: all groups use a few windows."""
     _schedules: dict[tuple[bool, ...], tuple[Schedule, int]] = field(default_factory=dict, init=False, repr=False)
     """Their schedules and offsets."""
     _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
@@ -88,13 +89,13 @@ class Planner:
 
     @property
     def _abreast(self) -> int:
-        """How many groups may go side by side. On several ranks none: prompts of different lengths would take one rank more passes than
-        another. Nor groups of one prompt, which share passes anyhow."""
+        """Most groups that are batched. 1 with several ranks, because prompts of different lengths would take one rank
+        more passes than another, and with several groups per prompt, which share passes already."""
         alone = self.ranks > 1 or self.config.rollout.window.branches > 1
         return 1 if alone else self.config.batch.micro_batch
 
     def _side_by_side(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
-        """The micro-batches of one rank: groups that go the same way fill them together."""
+        """The micro-batches of one rank, filled across groups with the same path."""
         if not self._apart:
             return self.shares
         ways: dict[Hashable, list[Member]] = {}
@@ -121,7 +122,8 @@ class Planner:
         return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.network, examples=given)
 
     def _credited(self, index: int, prompt: Prompt, draw: random.Random) -> Group:
-        """A group whose clips are differentiated: its way, perhaps cut short by a prediction, and the steps of it that are trained."""
+        """A group whose clips are differentiated: its steps, perhaps cut short by a prediction, and those that are
+        trained."""
         spec, sigmas = self.config.objective, self.grid.sigmas.tolist()
         steps = [step for step in range(len(sigmas) - 1) if self.trains(sigmas[step])]
         if spec.predict is not None:
@@ -139,7 +141,7 @@ class Planner:
             Schedule(torch.tensor([*(sigmas[step] for step in chosen), 0.0])), tuple(chosen), Matching(), visited=True
         )
         schedule = Schedule(torch.tensor(sigmas)).exploring((False,) * (len(sigmas) - 1))
-        # From the clip backwards: an exact gradient of a step needs that of the next.
+        # Backwards from the clip: an exact gradient of a step needs that of the next.
         trained = (tuple(reversed(range(len(chosen)))),)
         return Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels)
 
@@ -157,12 +159,12 @@ class Planner:
 
     @property
     def _apart(self) -> bool:
-        """Whether prompts may go different ways."""
+        """True if prompts may have different schedules."""
         rollout = self.config.rollout
         return rollout.window.kind == "drawn" or self._together or self.config.objective.fresh
 
     def places(self, rank: int) -> list[int]:
-        """Which of an iteration's prompts a rank samples, in every iteration."""
+        """Indices of an iteration's prompts that a rank samples, equal in every iteration."""
         branches = self.config.rollout.window.branches
         return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
 
@@ -185,7 +187,7 @@ class Planner:
         return list(self._trainable[key])
 
     def candidates(self) -> list[int]:
-        """Where a drawn window may start."""
+        """Steps at which a drawn window may start."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
         if window.at is not None:
@@ -201,7 +203,7 @@ class Planner:
         return allowed
 
     def check(self) -> None:
-        """A plan that cannot work fails before the first rollout, also where the fault is in a window of a late iteration."""
+        """Fail before the first rollout if a plan of any iteration cannot work."""
         config, window = self.config, self.config.rollout.window
         if config.objective.fresh:
             self._fresh(0, [Prompt("")])
@@ -216,7 +218,8 @@ class Planner:
         self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
 
     def unexplored(self) -> str | None:
-        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
+        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much
+        noise."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
         wanted = [True] * steps
         if window.kind == "fixed":
@@ -248,17 +251,17 @@ class Planner:
         )
 
     def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
-        """How the steps of a schedule run, where those that do not explore are cheap."""
+        """Guidance of a schedule's steps, if those that do not explore are cheap."""
         cheap = self.config.rollout.cheap
         return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.network) if cheap.on else ()
 
     def _why(self) -> str:
-        """What may have left too few steps."""
+        """Possible reason for too few steps."""
         left = self.unexplored()
         return f"{left[0].upper()}{left[1:]}. {LOOK}" if left else LOOK
 
     def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
-        """The schedule of a group, and what its steps' indices differ by from the run's own."""
+        """The schedule of a group, and the offset of its step indices in the run's own grid."""
         rollout, key = self.config.rollout, tuple(flags)
         if key not in self._schedules:
             schedule = self._exploring(flags)
@@ -272,8 +275,9 @@ class Planner:
         return self._schedules[key]
 
     def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
-        """One of the trained steps, drawn in proportion to its sensitivity squared, which is most of how the KLs of steps differ:
-        what is left is the change of the velocity. The groups' draws are evenly spaced, so that together they cover the steps."""
+        """A trained step for measuring the KL, drawn in proportion to its squared sensitivity, the main difference
+        between the KLs of steps (the rest is the change of the velocity). The groups' draws are evenly spaced, so that
+        together they cover the steps."""
         groups = self.config.batch.prompts * self.config.rollout.window.branches
         steps = sorted({step for part in trained for step in part})
         key = tuple(step + offset for step in steps)
@@ -294,7 +298,7 @@ class Planner:
         return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
 
     def _deal(self, chosen: list[int], draw: random.Random) -> list[list[int]]:
-        """What is trained, dealt out to the updates."""
+        """Trained steps, dealt out to the updates."""
         config = self.config.update
         if config.permute_steps:
             draw.shuffle(chosen)
@@ -304,7 +308,7 @@ class Planner:
 
     @property
     def _steps_are_dealt(self) -> bool:
-        """Whether every update has steps of its own; otherwise each trains all of them, of all clips or of its own."""
+        """True if every update has its own steps; otherwise each trains all steps, of all clips or of its own."""
         return not self.config.update.repeat and self.config.update.deal == "steps"
 
     def _weights(self, steps: list[int]) -> dict[int, float]:
@@ -317,7 +321,7 @@ class Planner:
 
 
 def _listed(steps: Sequence[int]) -> str:
-    """Steps for people: a range where they are one."""
+    """Steps as text: a range if they are consecutive."""
     if not steps:
         return "none"
     whole = len(steps) > 1 and len(steps) == steps[-1] - steps[0] + 1
@@ -325,7 +329,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random) -> Levels:
-    """Levels along the grid where the trained network runs."""
+    """Draw levels along the grid at which the trained network runs."""
     sigmas = grid.sigmas.tolist()
     steps = [step for step in range(grid.num_steps) if trains(sigmas[step])]
     if spec.draw in ("schedule", "strata"):
@@ -355,13 +359,13 @@ def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], b
 
 
 def _strata(spec: ObjectiveSpec, steps: Sequence[int], rng: random.Random) -> list[int]:
-    """One step of each of so many parts of the steps, which are as equal as whole steps allow."""
+    """One step from each of `spec.levels` parts of the steps, as equal as whole steps allow."""
     edges = [part * len(steps) // spec.levels for part in range(spec.levels + 1)]
     return [steps[rng.randrange(first, end)] for first, end in pairwise(edges)]
 
 
 def _places(spec: ObjectiveSpec, rng: random.Random) -> list[float]:
-    """Places along the schedule, in (0, 1) and rising: one in each equal part of what is drawn from, and never two at once."""
+    """Positions along the schedule, in (0, 1) and rising: one in each part of equal probability."""
     even = [(part + 0.01 + 0.98 * rng.random()) / spec.levels for part in range(spec.levels)]
     if spec.draw == "uniform":
         return even
@@ -369,8 +373,8 @@ def _places(spec: ObjectiveSpec, rng: random.Random) -> list[float]:
 
 
 def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
-    """The plan with the clips that its updates train; the same plan where every update trains all of them. `advantages` and `valid` have a value for
-    every clip, group by group."""
+    """Add the clips that updates train to a plan; returns the same plan if every update trains all of them.
+    `advantages` and `valid` have a value for every clip, group by group."""
     updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
     if config.batch.trained >= plan.group_size and not deals and not config.objective.by_choice:
         return plan
@@ -387,14 +391,15 @@ def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -
             continue
         random.Random(f"clips/{config.seed}/{plan.iteration}/{group.index}").shuffle(units)
         for unit in units:
-            # On from where the last group ended: no update goes without, also where groups have fewer clips than there are updates.
+            # Continue after the last group's position: every update gets clips, also where groups have fewer clips than
+            # there are updates.
             chosen[dealt % updates].update(unit)
             dealt += 1
     return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
 
 
 def _units(config: TrainConfig, advantages: Sequence[float], valid: Sequence[bool]) -> list[tuple[int, ...]]:
-    """What of a group is trained, as places: clips, or pairs of clips, the better one first, which the same update trains."""
+    """Trained units of a group, as indices: clips, or pairs of clips, the better one first, in the same update."""
     batch, kind = config.batch, config.objective.kind
     if kind == "dpo":
         return [*best_against_worst(advantages, valid, batch.pairs)]
@@ -404,7 +409,7 @@ def _units(config: TrainConfig, advantages: Sequence[float], valid: Sequence[boo
 
 
 def described(config: TrainConfig) -> str:
-    """A sentence for the terminal on which clips are trained in which update; empty where every update trains all of them."""
+    """A sentence on the clips that each update trains; empty if every update trains all of them."""
     batch, update = config.batch, config.update
     words = []
     if config.data.clips is not None:
@@ -421,14 +426,14 @@ def described(config: TrainConfig) -> str:
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:
-    """What `choose` will give before there are rewards: clips are drawn at random, so that passes through the network can be counted."""
+    """Simulate `choose` before there are rewards, with random advantages, for counting network passes."""
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
 
 
 def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner, *, split: bool = False) -> None:
-    """Refuse what a model or a layout cannot do; `split`: ranks share the tokens of a clip."""
+    """Refuse cheap steps that the model or the layout does not support; `split`: ranks share the tokens of a clip."""
     spec, guidance = config.rollout.cheap, config.model.training_guidance
     if not spec.on:
         return
@@ -453,7 +458,7 @@ def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner, *, 
 
 
 def _in_step(planner: Planner) -> bool:
-    """Whether all ranks run the network equally often in every iteration."""
+    """True if all ranks run the network equally often in every iteration."""
     window = planner.config.rollout.window
     if not planner.config.objective.fresh and window.kind != "fixed" and len(window.at or ()) != 1:
         return False
@@ -467,7 +472,7 @@ def _often(plan: Plan, rank: int) -> Counter[tuple[int, Guide]]:
 
 
 def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[Part, ...]:
-    """The parts that are learned each for itself, in the model's order; none where the state is learned as one."""
+    """The parts of a clip with a ratio of their own, in the model's order; empty if the state is learned as one."""
     explore, judged = config.rollout.explore, [spec.judges for spec in config.rewards if spec.judges]
     if not explore and not judged:
         return ()

@@ -1,4 +1,4 @@
-"""Rollouts: sample the clips of a plan and keep what its replays need of their trajectories."""
+"""Rollouts: sample the clips of a plan and record the states that its replays need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sage_grpo.types import Conditioning
 
 @dataclass(frozen=True)
 class Record:
-    """What the update needs of one replay."""
+    """Inputs of an update for one replay."""
 
     policy: Policy
     conditions: tuple[Conditioning, ...]
@@ -35,13 +35,13 @@ class Record:
     v_old: Tensor | None
     """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
     log_prob_old: Tensor | None
-    """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None, as `v_old`, where the
-    live policy is the rollout's."""
+    """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None,
+    as `v_old`, if the live policy is the rollout's."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a record has that cannot be made again, in CPU memory: it travels."""
+    """The parts of a record that cannot be recomputed, in CPU memory, for sending."""
 
     x: Tensor
     x_next: Tensor
@@ -50,12 +50,12 @@ class Kept:
 
     @classmethod
     def of(cls, record: Record) -> Kept:
-        """Of a record. Call `settle` before the CPU reads it."""
+        """Copy them from a record. Call `settle` before the CPU reads it."""
         rows = (getattr(record, one.name) for one in fields(cls))
         return cls(*(None if own is None else to_storage(own, torch.device("cpu")) for own in rows))  # type: ignore[arg-type]
 
     def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
-        """The record again; `conditions` are those of its rows."""
+        """Rebuild the record; `conditions` are those of its rows."""
         return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
 
 
@@ -66,10 +66,10 @@ class Rollout:
     latents: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
     records: dict[Replay, Record] = field(default_factory=dict)
     judged: Judged | None = None
-    """How its clips were seen, where those who sampled them also scored them."""
+    """Scored clips, if the workers that sampled them also scored them."""
 
     def record(self, plan: Plan, turn: Turn) -> Record:
-        """What is replayed in a turn. Another rank's step on own states is nobody's: its ratio is 1, whatever the network says."""
+        """The record that is replayed in a turn. Padding replay: it has no old log-probability, so its ratio is 1."""
         own = self.records[turn.states]
         if turn.replay == turn.states:
             return own
@@ -87,11 +87,12 @@ class Storage:
     """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio), not only those by which the updates are measured."""
 
     def rounded(self, x: Tensor) -> Tensor:
-        """x as it is stored. Rounding the state itself, not a copy of it, keeps rollout and replay on the same numbers."""
+        """x in stored precision. Rounding the state itself, not a copy of it, keeps rollout and replay on the same
+        numbers."""
         return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
 
     def stored(self, x: Tensor) -> Tensor:
-        """x as it waits for the update: in the stored precision, on the device where trajectories are."""
+        """Store x for the update: in the stored precision, on the storage device."""
         return to_storage(x, self.device, self.dtype)
 
 
@@ -104,7 +105,7 @@ class NoiseKeys:
     same_start: bool = False
     """All members of a group start from the same noise."""
     same_fresh: bool = False
-    """All members of a group are noised again with the same noise: what a pair's errors have in common then cancels."""
+    """All members of a group are noised again with the same noise: the common part of a pair's errors then cancels."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
         """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
@@ -118,13 +119,13 @@ class NoiseKeys:
         return torch.stack(rows)
 
     def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
-        """Noise with which clean clips are learned at their group's level of this number."""
+        """Noise for clean clips at their group's level with this number."""
         keyed = [Member(member.group, 0) for member in members] if self.same_fresh else members
         return self.step(keyed, level, shape, "fresh")
 
 
 Known = dict[Hashable, tuple[Tensor, Tensor | None]]
-"""Velocities of passes by what identifies them, each with what guidance added."""
+"""Velocities of shared passes by key, each with the contribution of guidance."""
 
 
 class Sampler:
@@ -152,15 +153,17 @@ class Sampler:
         self.result = Rollout()
         self.passes = Passes(policies(plan.groups[0]).model, cheap or CheapSpec())
         self.known: Known = {} if known is None else known
-        """Passes that several trunks have in common; a caller may hand over those of another sampler with the same solver and policy."""
+        """Velocities of passes that several trunks share; a caller may pass those of another sampler with the same
+        solver and policy."""
         self.examples = examples
-        """Where clips are given: the latents of each, in place of sampling it."""
+        """Latents of given clips, in place of sampling."""
         self._forked: dict[Member, Tensor] = {}
-        """States of members at the first step that is their own."""
+        """States of members at their first own step."""
 
     @torch.no_grad()
     def run(self) -> Rollout:
-        """Sample everything from noise to latents, or take clips that are given; then make records of those that are learned at fresh levels."""
+        """Sample all clips from noise to latents, or take given ones; then record those that are learned at fresh
+        levels."""
         paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
         if self.examples is None:
             self._sample(paths)
@@ -174,9 +177,9 @@ class Sampler:
         return self.result
 
     def _sample(self, paths: Sequence[_Members]) -> None:
-        """All steps of all clips.
+        """Run all steps of all clips.
 
-        Where two networks share the schedule, all ranks first run the one for high noise: sharded networks take all ranks to run.
+        With two networks, all ranks first run the one for high noise, because a sharded network needs all ranks.
         """
         trunks = [_Trunk(self, groups) for groups in self.plan.trunks(self.rank)]
         trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
@@ -194,7 +197,7 @@ class Sampler:
             self.passes.exact()
 
     def _renoise(self, paths: Sequence[_Members]) -> None:
-        """Records of clean clips at fresh noise levels, where the plan learns there."""
+        """Record clean clips at fresh noise levels, if the plan learns there."""
         clean = {
             path.batch.members: path
             for path in paths
@@ -216,7 +219,7 @@ class Sampler:
             )
 
     def _idle(self, network: int, passes: int) -> None:
-        """Keep ranks in step with passes whose result nobody reads."""
+        """Make padding passes that keep ranks synchronized."""
         batch = self.plan.batches(self.rank)[0]
         group = self.plan.group_of(batch)
         policy = self.policies(group)
@@ -237,7 +240,7 @@ class Sampler:
         )
 
     def visit(self, walk: _Members, step: Step) -> None:
-        """Keep the state of a step of the ODE that an update trains."""
+        """Record the state of an ODE step that an update trains."""
         levels = walk.group.levels
         if levels is None or not levels.visited or walk.index not in levels.labels:
             return
@@ -255,10 +258,10 @@ class Sampler:
             )
 
     def explore(self, walk: _Trunk | _Members, replay: Replay, step: Step) -> Tensor:
-        """Take a noisy step for every member, and keep it if an update replays it."""
+        """Take a noisy step for every member, and record it if an update replays it."""
         policy, storage = walk.policy, self.storage
         law = step.gaussian.expand(len(replay.members))
-        # Drawn by the CPU while the device still computes the velocity: nothing before this waits for it.
+        # Drawn on the CPU while the device still computes the velocity.
         noise = self.keys.step(replay.members, walk.group.label(replay.step), policy.model.latent_shape())
         x_next = storage.rounded(law.sample(to_device(noise, walk.x.device)))
         before, walk.stored = walk.stored, None
@@ -278,24 +281,25 @@ class Sampler:
 
 
 class _Walk:
-    """Clips on their way from noise to data, one step after another."""
+    """Samples clips from noise to data, one step after another."""
 
     def __init__(self, sampler: Sampler, group: Group, conditions: Iterable[Conditioning], index: int) -> None:
         self.sampler, self.group, self.conditions, self.index = sampler, group, tuple(conditions), index
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
         self.added: Tensor | None = None
-        """What guidance added to the last velocity, where a cheap step may reuse it."""
+        """Guidance's contribution to the last velocity, if a cheap step may reuse it."""
         self.x = torch.empty(0)
-        """The states. They start with the first step, so that noise is drawn while the device is busy with other clips."""
+        """The states. They are created at the first step, so that noise is drawn while the device computes other
+        clips."""
         self.stored: Tensor | None = None
-        """`x` as it is stored, where the step before stored it."""
+        """`x` as stored by the step before, if it was."""
 
     def sigma(self) -> float:
-        """Where the next pass is made."""
+        """Noise level of the next pass."""
         return self.policy.sigma(self.index)
 
     def velocity(self) -> Tensor:
-        """That of the next step."""
+        """Velocity of the next step."""
         guide = self.group.guide(self.index)
         v, self.added = self.sampler.passes.velocity(
             self.policy, self.index, self.x, self.conditions, guide=guide, path=self, added=self.added
@@ -310,7 +314,7 @@ class _Walk:
 
 
 class _Trunk(_Walk):
-    """The common part of groups that go the same way: one row each until their members part at the first exploring step."""
+    """The shared prefix of batched groups: one row per group until its members branch at the first exploring step."""
 
     def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:
         super().__init__(sampler, groups[0], (sampler.conditions[group.index] for group in groups), index=0)
@@ -320,11 +324,11 @@ class _Trunk(_Walk):
         self.keys = list(zip(*map(sampler.plan.trunk, groups)))
 
     def ready(self) -> bool:
-        """Whether there is a step to take."""
+        """True if a step is left."""
         return self.index < self.group.branch
 
     def step(self) -> None:
-        """One step; groups of one prompt share the network's passes."""
+        """Take one step; groups of one prompt share the network's passes."""
         if not len(self.x):
             self.x = self.sampler.start(self.group, self.first)
         key, known = self.keys[self.index], self.sampler.known
@@ -341,7 +345,7 @@ class _Trunk(_Walk):
 
 
 class _Members(_Walk):
-    """The steps that the members of a micro-batch take each for itself."""
+    """The steps of a micro-batch's members after they branch."""
 
     def __init__(self, sampler: Sampler, batch: MicroBatch) -> None:
         group = sampler.plan.group_of(batch)
@@ -349,12 +353,12 @@ class _Members(_Walk):
         self.batch = batch
 
     def ready(self) -> bool:
-        """Whether there is a step to take: not before the trunk has got here."""
+        """True if a step is left and the shared prefix has reached it."""
         parted = not self.group.shared or self.batch.members[0] in self.sampler._forked
         return parted and self.index < self.policy.schedule.num_steps
 
     def step(self) -> None:
-        """One step of all rows."""
+        """Take one step of all rows."""
         members, forked = self.batch.members, self.sampler._forked
         if not len(self.x):
             shared = self.group.shared

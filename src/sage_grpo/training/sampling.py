@@ -1,4 +1,4 @@
-"""Where clips are made: sampled, decoded and scored. A trainer has one, and so has every worker: both run this code."""
+"""Samples, decodes and scores clips, in the trainer and in workers."""
 
 from __future__ import annotations
 
@@ -36,28 +36,29 @@ from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
 
 Conditions = Mapping[int, Conditioning]
-"""What groups are conditioned on, by their index."""
+"""Conditionings of groups, by their index."""
 
 
 class Workers(Protocol):
-    """Rollouts that are made elsewhere, or with older weights."""
+    """Sampling by other processes, or with older weights."""
 
     row: dict[str, float]
     """Metrics of the last iteration."""
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
-        """The rollout of an iteration that is due; those that are `coming` may be begun."""
+        """The rollout of the due iteration; the `coming` ones may be started."""
 
     def close(self) -> None:
-        """End what is running."""
+        """Stop all running work."""
 
 
 MakeWorkers = Callable[["TrainConfig", "Studio", "Mapping[str, nn.Parameter]", "Past | None", float], "Workers | None"]
-"""Makes the workers of a configuration, or None: engine, parameters by name, old weights where they sample, and the clip range."""
+"""Makes the workers of a configuration, or None: engine, parameters by name, old weights if they sample, and the clip
+range."""
 
 
 class Studio:
-    """Makes the clips of a plan with the weights that are in its model."""
+    """Samples, decodes and scores the clips of a plan with the current weights of its model."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Studio:
         self.config, self.model, self.reward = config, model, reward
         self.world, self.clock = world or World(), clock or Clock()
         self.parts = parts_of(config, model)
-        """Parts of a clip that are learned each for itself; mostly none."""
+        """Parts of a clip with a ratio of their own; mostly none."""
         grid = Schedule(model.sigmas(config.rollout.steps, config.rollout.shift))
         self.planner = Planner(
             config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
@@ -82,13 +83,13 @@ class Studio:
         check_cheap(config, model, self.planner, split=self.world.sequence_group is not None)
         self.vae = VaeMover(model, config.model)
         self.encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
-        """What makes latents of clips that are given."""
+        """Encodes given clips."""
         self.small = None if config.model.decoder is None else load_decoder(config.model.decoder, model)
-        """What decodes in the VAE's place."""
+        """Decoder in place of the VAE."""
 
     @property
     def storage(self) -> Storage:
-        """Where and how trajectories are kept."""
+        """Precision and device of stored trajectories."""
         config = self.config
         return Storage(
             dtype=getattr(torch, config.rollout.storage),
@@ -97,13 +98,13 @@ class Studio:
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
-        """What this rank's groups are conditioned on."""
+        """Conditionings of this rank's groups."""
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
         found = conditions_of(self.model, [group.prompt for group in groups])
         return {group.index: condition for group, condition in zip(groups, found)}
 
     def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:
-        """What samples this rank's clips."""
+        """Build the sampler of this rank's clips."""
         config, rank = self.config.rollout, self.world.rank
         passes = plan.rollout_passes(rank) + plan.idle_passes(rank)
         return Sampler(
@@ -125,7 +126,7 @@ class Studio:
         )
 
     def example(self, plan: Plan, member: Member) -> Tensor:
-        """The latents of a clip that is given."""
+        """The latents of a given clip."""
         assert self.encoder is not None
         prompt = plan.groups[member.group].prompt
         return self.encoder(prompt.clips[member.index], prompt.format)
@@ -136,7 +137,7 @@ class Studio:
         return Policy(model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
-        """The policy of a replay, and what its rows are conditioned on."""
+        """The policy of a replay, and the conditionings of its rows."""
         groups = [member.group for member in replay.members]
         first = plan.groups[groups[0]]
         policy = self.policy(first)
@@ -146,7 +147,7 @@ class Studio:
         return policy, tuple(conditions[group] for group in rows)
 
     def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> Judged:
-        """This process's clips, decoded and scored; `whole`: somebody else than rewards and sentinel looks at them."""
+        """Decode and score this process's clips; `whole` decodes all frames, for observers that need full clips."""
         with self.reward.early(self.model.video.fps) as early:
             with self.clock("decode"):
                 videos = self.decode(rollout, early, plan.prompts, whole=whole)
@@ -159,8 +160,8 @@ class Studio:
     def decode(
         self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
     ) -> Tensor:
-        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel look at. Rewards that compute
-        elsewhere (`early`) get each micro-batch's as soon as they are there, with the prompts of their groups."""
+        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel read.
+        Asynchronous rewards (`early`) get each micro-batch as soon as it is decoded, with the prompts of its groups."""
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
         frames = None if whole else frames_needed(self.model, self.reward)
@@ -177,7 +178,7 @@ class Studio:
         return clips.videos
 
     def latents(self, rollout: Rollout) -> Tensor | None:
-        """What the clips that this process scores are decoded from."""
+        """Latents of the clips that this process scores."""
         mine = self._mine(rollout)
         return torch.cat([latents for _, latents in mine]) if mine else None
 
@@ -185,7 +186,7 @@ class Studio:
         return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
 
     def listen(self, rollout: Rollout, *, whole: bool = True) -> Sound | None:
-        """What the clips that this process scores sound like, where they do and somebody listens."""
+        """Sound of the clips that this process scores, if they have any and `whole` or a reward needs it."""
         latents = self.latents(rollout) if whole or self.reward.hears else None
         with self.vae.decoding() if isinstance(self.model, Sounds) else nullcontext():
             return None if latents is None else sound_of(self.model, latents)
@@ -208,7 +209,8 @@ class Studio:
         return gathered(self.reward, self.sheet(videos, plan, early, latents), self.world, torch.float32)
 
     def scored(self, plan: Plan) -> list[Member]:
-        """The rollouts that this process decodes and scores: ranks that share clips share that work too. Given clips nobody does."""
+        """The rollouts that this process decodes and scores; ranks that share clips divide this work. Empty for given
+        clips."""
         if plan.examples:
             return []
         batches = plan.batches(self.world.rank)

@@ -1,4 +1,4 @@
-"""Rewards of a run, on all ranks: clips are scored where they are, gathered and limited so that all ranks decide alike."""
+"""Rewards of a run on all ranks: each rank scores its clips, and all gather the same scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sage_grpo.types import Reward, Sound, VideoSpec
 
 
 def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
-    """The actors of rewards that have some, by title."""
+    """Start the Ray actors of rewards, by title."""
     away: dict[str, Actors] = {}
     for spec in config.rewards if config.rollout.on == "ray" else ():
         if spec.actors:
@@ -52,7 +52,7 @@ def compose(
     *,
     scores: bool = True,
 ) -> CompositeReward:
-    """The rewards of a run; unless it `scores`, none. `away` are those that have actors."""
+    """Build the rewards of a run; none unless it `scores`. `away` are those with Ray actors."""
     return CompositeReward(
         config.rewards if scores else (),
         max_failed_fraction=config.max_failed_fraction,
@@ -70,41 +70,42 @@ class Scored:
 
     groups: Tensor
     indices: Tensor
-    """Of every clip its group, and its index there."""
+    """Group of every clip, and its index there."""
     total: Tensor
     """Weighted sums, NaN where one is not valid."""
     parts: dict[str, Tensor]
     failed: dict[str, int]
-    """For every reward the number of clips that it could not score, whether it counts in the total or not."""
+    """For every reward the number of clips that it could not score, also if it does not count in the total."""
     report: str
-    """Which rewards failed on which prompts and why, for people; empty when none did."""
+    """Failed rewards with their prompts and reasons, for the terminal; empty if none failed."""
 
     @property
     def valid(self) -> Tensor:
-        """Which clips have a total."""
+        """Mask of clips with a total."""
         return torch.isfinite(self.total)
 
 
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
-    """What rewards learn about a prompt besides its text: the other columns of its row, and where its pictures and its video are."""
+    """Metadata of a prompt for rewards: the other columns of its row, and the paths of its images and its video."""
     return {**prompt.metadata, **prompt.columns()}
 
 
 def preferred(groups: int, size: int) -> Scored:
-    """In place of rewards, where clips are given: of every row the first clip is the better one."""
+    """Scores of given clips, in place of rewards: in every row the first clip is the better one."""
     places = torch.arange(groups * size)
     return Scored(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {}, "")
 
 
 def no_clips(video: VideoSpec) -> Tensor:
-    """The clips of a process that has none: more processes share them than there are."""
+    """An empty batch of clips, for a process without clips."""
     return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
 
 
 def check_groups(
     reward: CompositeReward, shares: Sequence[Sequence[MicroBatch]], size: int, remedy: str, world: World
 ) -> None:
-    """Refuse rewards that compare where a group of `size` clips would not be scored by one process; `shares` are all ranks' micro-batches."""
+    """Refuse rewards that compare clips if one process would not score whole groups of `size` clips; `shares` are all ranks'
+    micro-batches."""
     if size < 2:
         reward.refuse_comparing(f"there is one clip a prompt. {remedy}")
     if world.layout.sequence > 1:
@@ -119,10 +120,10 @@ def check_groups(
 
 @dataclass(frozen=True)
 class Sheet:
-    """The scores that one process, or one worker, gave."""
+    """Scores of one process or one worker."""
 
     rows: Tensor
-    """Of every clip its group, its index there, its total and its parts, float64."""
+    """For every clip its group, its index there, its total and its parts, float64."""
     failed: list[int]
     """For every reward the number of clips that it could not score."""
     failures: list[Failure]
@@ -131,13 +132,13 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Judged:
-    """The clips of one process, or of one worker, as they were seen."""
+    """The scored clips of one process or one worker."""
 
     videos: Tensor
-    """Decoded, uint8; none where a worker decoded them and nobody looks."""
+    """Decoded, uint8; empty if a worker decoded them and no observer needs them."""
     sheet: Sheet
     thumbnails: Tensor | None = None
-    """What the sentinel looks at, where somebody decoded."""
+    """Input of the sentinel's statistics, if clips were decoded."""
     sound: Sound | None = None
 
 
@@ -151,7 +152,7 @@ def score_here(
     latents: Tensor | None = None,
     sound: Sound | None = None,
 ) -> Sheet:
-    """Score clips. `members` says which clips they are, `prompts` has the prompt of each; `latents` are what they were decoded from."""
+    """Score clips. `members` and `prompts` have an entry for each clip; `latents` are those that were decoded."""
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
     groups = [member.group for member in members]
     scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups, sound)
@@ -166,14 +167,14 @@ def score_here(
 
 
 def joined(sheets: Sequence[Sheet]) -> Sheet:
-    """Sheets of several workers as one."""
+    """Concatenate the scores of several workers."""
     counts = [sum(column) for column in zip(*(sheet.failed for sheet in sheets))]
     failures = merged(one for sheet in sheets for one in sheet.failures)
     return Sheet(torch.cat([sheet.rows for sheet in sheets]), counts, failures)
 
 
 def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.dtype = torch.float64) -> Scored:
-    """The scores of all ranks, in order; RewardFailure on all of them when too many clips have no total."""
+    """Gather the scores of all ranks, in order; RewardFailure on all of them when too many clips have no total."""
     rows = world.gather(sheet.rows)
     counts = world.gather(torch.tensor([sheet.failed])).sum(0).tolist()
     failed = dict(zip(reward.titles, counts))
@@ -188,7 +189,7 @@ def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.d
 
 
 def describe(scored: Scored, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the rewards; `witnesses` are those that nothing is trained on, with the weights of their parts."""
+    """Metrics of the rewards; `witnesses` are the held-out rewards, with the weights of their parts."""
     ok = scored.valid
     spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
     metrics = {

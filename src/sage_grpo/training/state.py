@@ -24,7 +24,8 @@ from sage_grpo.training.reference import Anchor, Ema, Old, Past, Reference
 
 @dataclass
 class TrainState:
-    """Weights, optimizer with its pace, EMA, anchor, KL controller, data position, counters and the best score so far.
+    """Weights, optimizer with its learning-rate factor, EMA, reference, KL controller, data position, counters and the
+    best score.
 
     There is no random state: all noise and all choices are keyed by (seed, iteration, ...), so the counters are enough.
     """
@@ -37,9 +38,9 @@ class TrainState:
     stream: PromptStream
     reference: Reference = field(default_factory=Reference)
     old: Old | None = None
-    """The policy that samples, where it lags behind the live one."""
+    """The sampling policy, if it lags behind the live one."""
     past: Past | None = None
-    """Earlier weights, where they sample."""
+    """Earlier weights, if they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
     """Iterations completed."""
@@ -73,15 +74,15 @@ class TrainState:
 
     @property
     def size(self) -> int:
-        """How many numbers are trained, over all ranks."""
+        """Number of trained parameters, over all ranks."""
         return sum(p.numel() for p in self.params.values())
 
     def save(
         self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> Path:
-        """Write a checkpoint of this moment, with what the caller adds to it."""
+        """Write a checkpoint, with the caller's `meta` and `files`."""
         tensors, past = self._tensors(), {} if self.past is None else self.past.tensors()
-        # What state.json lists all checkpoints of a run have; how many earlier weights there are differs.
+        # The tensors listed in state.json are in every checkpoint of a run; the number of earlier weights varies.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}
         return writer.save(root, self.iteration, {**tensors, **past}, known, files)
 
@@ -100,21 +101,22 @@ class TrainState:
                 checkpoint.load_some(folder, self.past.tensors(), world)
 
     def go_back(self, folder: Path, world: World) -> None:
-        """Take weights, optimizer, average, anchor and controllers from a checkpoint; counters, prompts and what the sentinel did go on.
+        """Take weights, optimizer, average, reference and controllers from a checkpoint; counters, prompts and the
+        sentinel's record continue.
 
-        So a run that goes back still ends after its iterations, with new prompts and new noise.
+        A run that rolls back thus still ends after its iterations, with new prompts and new noise.
         """
         meta = self._restore(folder, world)
         self.sentinel.go_back(meta["sentinel"])
         self.optimizer.pace.slow_to(self.sentinel.brake)
-        if self.past is not None:  # what the run goes back from does not sample
+        if self.past is not None:  # the discarded weights must not sample
             self.past.forget()
-        if self.anchor is not None:  # the live weights are not the anchor's unless they were then
+        if self.anchor is not None:  # the live weights equal the reference only if they did in the checkpoint
             was_live = int(meta["anchor_renewed_at"]) == int(meta["updates"])
             self.anchor.renewed_at = self.updates if was_live else -1
 
     def _restore(self, folder: Path, world: World) -> dict[str, Any]:
-        """Everything that goes with the weights; returns the rest."""
+        """Restore all state that belongs to the weights; returns the checkpoint's metadata."""
         meta = checkpoint.read_meta(folder)
         self.optimizer.materialize()
         tensors = self._tensors()
@@ -151,7 +153,7 @@ class TrainState:
 
 
 def has_ema(folder: Path) -> bool:
-    """Whether a checkpoint holds a moving average of the weights."""
+    """True if a checkpoint holds a moving average of the weights."""
     return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
 
 

@@ -1,6 +1,7 @@
-"""The whole system on two screens: prompts -> rollout -> decode -> rewards -> advantages -> update -> anchor.
+"""The trainer of one iteration: prompts -> rollout -> decode -> rewards -> advantages -> update -> reference.
 
-Where clips are given (data.clips), their latents stand in place of the rollout's, and which of them is better in place of rewards."""
+Given clips (data.clips) replace the rollout by their latents, and rewards by the known preference.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ from sage_grpo.utils.clock import Clock
 
 
 class Trainer:
-    """Trains what it is handed and owns the training state. `step` is one iteration; what stands between iterations is the loop's."""
+    """Owns the training state and runs one iteration per `step`; the loop does everything between iterations."""
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class Trainer:
         keep: Sequence[Keep] | None = None,
         workers: MakeWorkers | None = None,
     ) -> None:
-        """`keep` is what each block keeps for the backward pass; `workers` makes those that sample in this process's place."""
+        """`keep` is the activation checkpointing of each block; `workers` makes workers that sample in place of this
+        process."""
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.model, self.reward, self.held_out = inputs.model, inputs.reward, inputs.held_out
         fit_memory(config, self.model, keep)
@@ -99,7 +101,7 @@ class Trainer:
         """The old policy of a loss at fresh noise levels."""
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if spec.lags else None)
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
-        """The weights that made the rollout, where its updates may be taken back."""
+        """The weights that made the rollout, if its updates may be scaled back."""
         self.studio = Studio(
             config,
             self.model,
@@ -123,16 +125,17 @@ class Trainer:
             check_differentiable(self.model, self.reward, spec.frames)
         self.examples, self.opened = inputs.examples, inputs.opened
         self.encoded: dict[Prompt, Conditioning] = {}
-        """Held-out prompts and those of the iterations before `encoded_until`: the model itself keeps none in memory."""
+        """Conditionings of held-out prompts and of the iterations before `encoded_until`: the model itself keeps none
+        in memory."""
         self.encoded_until = 0
         self.shows: Callable[[int], bool] = lambda number: True
-        """Whether, after so many iterations, somebody else than rewards and sentinel looks at the clips of the next: else only their frames are
-        decoded."""
+        """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames
+        for rewards and sentinel are decoded."""
         self.sound: Sound | None = None
-        """Of the last iteration's clips."""
+        """Sound of the last iteration's clips."""
         clip = clip_range(dims, config.surrogate.clip_scale) if spec.fresh else self.objective.clip
         self.crew = None if workers is None else workers(config, self.studio, params, self.state.past, clip)
-        """Workers that sample in this process's place, where there are any."""
+        """Workers that sample in place of this process, if any."""
         if self.crew is None and (config.rollout.on != "here" or self.state.past is not None):
             raise ConfigError(
                 "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
@@ -141,7 +144,7 @@ class Trainer:
         """The plan of the last iteration, with the clips that it trained."""
 
     def _check_groups(self) -> None:
-        """Rewards that compare clips get whole groups, or are refused before anything is sampled."""
+        """Refuse rewards that compare clips but would not get whole groups, before anything is sampled."""
         config, planner = self.config, self.planner
         remedy = f"Set batch.prompts times rollout.window.branches to a multiple of the {self.world.size} data-parallel ranks."
         check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
@@ -149,7 +152,7 @@ class Trainer:
             check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
 
     def step(self) -> dict[str, float]:
-        """One iteration: the straight line."""
+        """Run one iteration; returns its metrics."""
         if self.encoded_until < min(self.config.iterations, self.state.iteration + 1 + self.config.rollout.staleness):
             self.encode_prompts()
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
@@ -186,15 +189,16 @@ class Trainer:
         return {**rewards, **metrics, **seen, **crew, **times}
 
     def judge(self, rollout: Rollout, plan: Plan) -> Judged:
-        """This process's clips as they were seen: here, or by those who sampled them."""
+        """This process's scored clips, from here or from the workers that sampled them."""
         return rollout.judged or self.studio.judge(rollout, plan, whole=self.shows(plan.iteration))
 
     def score(self, judged: Judged) -> Scored:
-        """The scores of all ranks' clips, which then all decide alike."""
+        """The scores of all ranks' clips, equal on every rank."""
         return gathered(self.reward, judged.sheet, self.world, torch.float32)
 
     def encode_prompts(self) -> None:
-        """Encode what this rank samples in the coming iterations, up to `data.encode_ahead` prompts, and drop the text encoders."""
+        """Encode this rank's prompts of the coming iterations, up to `data.encode_ahead`, and drop the text
+        encoders."""
         config, state = self.config, self.state
         coming = PromptStream(state.stream.prompts, config.seed)
         coming.position = state.stream.position
@@ -215,21 +219,21 @@ class Trainer:
         self.encoded_until = state.iteration + len(near)
 
     def roll_out(self, plan: Plan) -> Rollout:
-        """Sample this rank's clips, with the old policy where that lags behind and samples."""
+        """Sample this rank's clips, with the old policy if it lags behind and samples."""
         with self.state.old.applied() if self.state.old is not None and self.state.old.samples else nullcontext():
             if self.crew is None:
                 return self.studio.sampler(plan).run()
             return self.crew.roll_out(plan, self._coming(), self.shows)
 
     def _coming(self) -> list[Plan]:
-        """The iterations after the one that is due that are sampled with the weights of now."""
+        """Plans of the later iterations that are sampled with the current weights."""
         first, size = self.state.iteration + 1, self.config.batch.prompts
         numbers = range(first, min(first + self.config.rollout.staleness, self.config.iterations))
         prompts = self.state.stream.peek(len(numbers) * size)
         return [self.planner.plan(n, prompts[at * size : (at + 1) * size]) for at, n in enumerate(numbers)]
 
     def advantages(self, scored: Scored) -> Tensor:
-        """Group-relative advantages of all rollouts; with a column for each part where rewards judge parts."""
+        """Group-relative advantages of all rollouts; one column per part if rewards judge parts."""
         if not any(spec.judges for spec in self.config.rewards):
             return self._advantage(scored, self.reward.weights, scored.total)
         columns = []
@@ -253,8 +257,8 @@ class Trainer:
         return group_advantage(total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Push]:
-        """The gradient of the reward at the latents of every clip, by micro-batch. One clip at a time, because a decoder's graph is large; where clips
-        are decoded together, together."""
+        """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a
+        decoder's graph is large, unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
         found, seed, fps, frames = {}, self.config.seed, self.model.video.fps, self.config.objective.frames
         together = self.config.batch.micro_batch if not self.config.model.vae_slicing and frames is None else 1
@@ -281,7 +285,8 @@ class Trainer:
         advantages: Tensor,
         pushes: Mapping[tuple[Member, ...], Push],
     ) -> dict[str, float]:
-        """The optimizer updates of one rollout, where the reward is differentiated by its gradients; returns their mean metrics."""
+        """Run the optimizer updates of one rollout, with the reward's gradients (`pushes`) if it is differentiated;
+        returns their mean metrics."""
         state, device = self.state, self.model.device
         needs = state.reference.needs(state.anchor, state.updates, plan.updates, state.kl.value)
         old_passes = self.config.objective.old_passes(plan.updates)
@@ -324,7 +329,7 @@ class Trainer:
         if self.old is not None:
             self.old.end(self.config.objective.decay(plan.iteration + 1))
         metrics = mean_of([state.reference.note(log, need) for log, need in zip(logs, needs)])
-        if self.config.rollout.staleness:  # weights have moved on since the rollout: 0 would be wrong
+        if self.config.rollout.staleness:  # the weights have changed since the rollout, so it is not 0
             metrics.pop("ratio/first_log", None)
         return {**metrics, "preference/skipped": float(plan.skipped)} if self.config.objective.by_choice else metrics
 
@@ -337,7 +342,7 @@ class Trainer:
         update: int,
         pushes: Mapping[tuple[Member, ...], Push] | None = None,
     ) -> list[Item]:
-        """What this rank replays in an update; as many items as on any other rank, those over have weight 0."""
+        """This rank's replays in an update; every rank has the same number, padded with weight 0."""
         counts = scored.valid.clone()
         if plan.chosen is not None:
             counts &= torch.tensor(
@@ -356,7 +361,7 @@ class Trainer:
                     step=step,
                     label=label,
                     advantage=advantages[rows],
-                    # Losses of steps are averaged; parts of one gradient are not.
+                    # Losses of steps are averaged; parts of one gradient are summed.
                     weight=share[rows] / (1 if pushes else len(group.trained[update])) * turn.counts,
                     equalizer=plan.equalizer[label],
                     network=turn.network,
@@ -368,7 +373,7 @@ class Trainer:
         return items
 
     def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
-        """Where the members of a replay stand in the plan's pairs."""
+        """The preference pairs of a replay's members."""
         found = [plan.rivals.get(member, (0, member)) for member in members]
         rivals = torch.tensor([rival.group * plan.group_size + rival.index for _, rival in found])
         return Duel(rows, rivals, torch.tensor([float(side) for side, _ in found]), torch.zeros(len(members)))
@@ -384,7 +389,7 @@ class Trainer:
                 "Lower optimizer.lr or kernel.eta, or set surrogate.equalize_cap."
             )
         metrics["gradient/norm"] = norm
-        # AdamW divides by (root mean square + eps): near 1 or below, eps holds every step back.
+        # AdamW divides by (root mean square + eps): near 1 or below, eps shortens every step.
         metrics["gradient/rms_over_eps"] = norm / math.sqrt(self.state.size) / config.eps
         metrics["kl/lambda"] = state.kl.value
         metrics["optimizer/lr"] = state.optimizer.step(state.updates)
@@ -393,7 +398,7 @@ class Trainer:
         return metrics
 
     def _measure(self, plan: Plan, rollout: Rollout, progress: Callable[[], None]) -> dict[str, float]:
-        """How far the updates moved the policy: take back what is too far, and let the learning rate follow."""
+        """Measure the KL of the updates, scale them back if it is too large, and adapt the learning rate."""
         pace = self.state.optimizer.pace
 
         def measure(tick: Callable[[], None] = lambda: None) -> float:
@@ -412,8 +417,8 @@ class Trainer:
         return metrics
 
     def _scale_back(self, before: Snapshot, kl: float, measure: Callable[[], float]) -> float:
-        """Take the updates back to `optimizer.max_kl` where they went further, and return the share of them that is kept. The KL is the same
-        number on all ranks, so that they try the same shares."""
+        """Scale the updates back to `optimizer.max_kl` if they exceed it; returns the share that is kept. The KL is the
+        same number on all ranks, so they try the same shares."""
         most, kept = self.config.optimizer.max_kl, 1.0
         assert most is not None
 
@@ -427,7 +432,7 @@ class Trainer:
             return measure()
 
         share = share_kept(kl, most, kl_at)
-        if share != kept:  # none that was tried is near the limit
+        if share != kept:  # no share that was tried is near the limit
             keep(share)
             if self.world.is_main:
                 warnings.warn(
@@ -438,7 +443,7 @@ class Trainer:
         return share
 
     def _advance(self, metrics: dict[str, float]) -> None:
-        """What counts in updates: EMA, KL coefficient, anchor."""
+        """Advance EMA, KL coefficient and reference by one update."""
         state = self.state
         if state.ema is not None:
             state.ema.advance()
@@ -447,7 +452,7 @@ class Trainer:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
-        """Score the held-out prompts with the ODE; with EMA weights when there are some.
+        """Score the held-out prompts with the ODE; with EMA weights if there are some.
 
         `after_batch` is called after every micro-batch, by all ranks equally often; it may raise.
         """
@@ -471,17 +476,17 @@ class Trainer:
     def save(
         self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
     ) -> Path:
-        """Write a checkpoint, with what the caller adds to its state and its files."""
+        """Write a checkpoint, with the caller's `meta` and `files`."""
         return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def close(self) -> None:
-        """Let go of workers and of rewards' processes, where there are any."""
+        """Stop workers and the rewards' processes."""
         if self.crew is not None:
             self.crew.close()
         self.opened.close()
 
     def export(self, folder: Path) -> None:
-        """Write weights that load into diffusers: the EMA's when there is one. Called by all ranks."""
+        """Write weights that load into diffusers: the EMA's if there is one. Called by all ranks."""
         weights = self.engine.whole(self.state.params if self.state.ema is None else self.state.ema.copies)
         if self.world.is_main:
             self.model.save(folder, weights=weights)

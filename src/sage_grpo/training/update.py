@@ -1,4 +1,4 @@
-"""Updates: replay the trajectories of a rollout and move the policy."""
+"""Updates: replay the trajectories of a rollout and train the policy."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ KINDS = ("raw", "equalized", "sent")
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient is not finite; the weights were not touched."""
+    """The loss or the gradient is not finite; the weights are unchanged."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of one (micro-batch, step): surrogate + lambda KL, or in the surrogate's place DiffusionNFT's loss, a preference or flow matching.
+    """The loss of one (micro-batch, step): surrogate + lambda KL, or DiffusionNFT's loss, a preference loss or flow
+    matching in place of the surrogate.
 
-    Advantage-weighted matching is the surrogate, too: on the law of the velocity at a fresh noise level (objectives/matching_law.py).
+    Advantage-weighted matching is a surrogate, too, on the distribution of the velocity at a fresh noise level
+    (objectives/matching_law.py).
     """
 
     surrogate: SurrogateConfig
@@ -56,11 +58,12 @@ class Objective:
 
     @property
     def scale(self) -> float:
-        """sqrt(D), by which the loss is multiplied.
+        """sqrt(D), the factor on the loss.
 
-        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's
-        epsilon and the clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and
-        clipping mean the same at any resolution. A reward's own gradient has no such factor: a reward is of order 1 whatever the size.
+        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size
+        AdamW's epsilon and the clipping norm would be of another order than in a small run; with this factor learning
+        rate, epsilon and clipping mean the same at any resolution. A reward's own gradient has no such factor: a reward
+        is of order 1 at any size.
         """
         return 1.0 if self.spec.by_gradient else math.sqrt(self.dims)
 
@@ -72,12 +75,13 @@ class Objective:
 
     @property
     def needs_v_old(self) -> bool:
-        """Whether the rollout must keep its velocities."""
+        """True if the rollout must keep its velocities."""
         stepwise = self.trust_region.uses_stepwise and self.trust_region.estimator == "closed_form"
         return stepwise or bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
 
     def log_prob(self, step: Step, x_next: Tensor, sigma: float) -> Tensor:
-        """What the ratio is made of, one value per sample: the log-probability of x_next, unless errors are weighted otherwise."""
+        """Log-probability of x_next for the ratio, one value per sample; with weight ghuber, that of another error
+        weighting."""
         if self.spec.weight == "ghuber":
             return ghuber_log_prob(step.velocity, x_next, sigma=sigma)
         return step.gaussian.expand(len(x_next)).log_prob(x_next)
@@ -85,7 +89,7 @@ class Objective:
     def surrogate_terms(
         self, log_ratio: Tensor, advantage: Tensor, kl_old: Tensor | None, std: Tensor
     ) -> SurrogateTerms:
-        """The policy loss per sample; `kl_old` is the exact KL to the rollout's policy where it is needed, `std` the step's."""
+        """The policy loss per sample; `kl_old` is the exact KL to the rollout's policy if needed, `std` the step's."""
         if self.surrogate.centred == "scaled" and kl_old is not None:
             return scaled_surrogate(log_ratio, advantage, kl_old, std=std, clip=self.clip)
         if self.surrogate.centred and kl_old is not None:
@@ -104,11 +108,11 @@ class Objective:
         return nft_loss(v, v_old, target, r, beta=beta, sigma=sigma, weight=weight, saturation=saturation)
 
     def excess(self, v: Tensor, v_ref: Tensor, target: Tensor, sigma: float) -> Tensor:
-        """How much worse than the reference the policy predicts each clip, weighted by its noise level."""
+        """Excess of the policy's prediction error over the reference's for each clip, weighted by its noise level."""
         return self._weight(sigma) * excess_error(v, v_ref, target)
 
     def chosen_terms(self, v: Tensor, target: Tensor, sigma: float) -> SurrogateTerms:
-        """Flow matching of clips that were chosen."""
+        """Flow-matching loss of chosen clips."""
         return matching_loss(v, target, weight=self._weight(sigma))
 
     def _weight(self, sigma: float) -> float:
@@ -116,85 +120,88 @@ class Objective:
 
 
 class Tally:
-    """Sums over the items of one update, in float64 where the losses are; read once, and added up over ranks in one go."""
+    """Sums over the items of one update, in float64 on the losses' device; read once, and summed over ranks
+    together."""
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a constant
         zero = partial(torch.zeros, (), dtype=torch.float64, device=device)
         self.sums: defaultdict[str, Tensor] = defaultdict(zero)
-        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the surrogate (raw), after equalising (equalized), and of all
-        that went into the network, with the KL (sent); `bad/STEP` counts items whose loss is not finite."""
+        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the surrogate (raw), after equalising
+        (equalized), and of the whole loss with the KL (sent); `bad/STEP` counts items whose loss is not finite."""
         self.largest_log_ratio = zero()
 
 
 @dataclass
 class Push:
-    """The gradient of the reward at the states after a step, one row per member; it is carried back from step to step."""
+    """The gradient of the reward at the states after a step, one row per member; it is propagated back from step to
+    step."""
 
     gradient: Tensor
 
     def carry(self, more: Tensor) -> None:
-        """Back over a step: what reached its states through the network comes on top."""
+        """Add the part of the gradient that reached the step's states through the network."""
         self.gradient = self.gradient + more
 
 
 @dataclass(frozen=True)
 class Duel:
-    """The pairs that the members of an item are clips of, by member."""
+    """The preference pairs of an item's members, by member."""
 
     rows: Tensor
-    """Which clips they are: places among all clips of the iteration."""
+    """Indices of the members among all clips of the iteration."""
     rivals: Tensor
-    """The other clips of their pairs; a clip that is in none is its own."""
+    """Index of the other clip of each pair; a clip without a pair has its own."""
     side: Tensor
-    """1 for the better clip of a pair, -1 for the worse, 0 in none."""
+    """1 for the better clip of a pair, -1 for the worse, 0 without a pair."""
     rival_excess: Tensor
-    """How much worse than the reference the policy predicts those other clips."""
+    """Excess error over the reference of each rival."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One replay with what the loss needs besides its record. Values go by member."""
+    """One replay with the loss inputs besides its record. Values are by member."""
 
     record: Record
     step: int
     """Index in the record's schedule."""
     label: int
-    """The step's index in the run's own grid, by which it is logged."""
+    """The step's index in the run's own grid, under which it is logged."""
     advantage: Tensor
     weight: Tensor
-    """Share of each member in the update's mean; 0 for masked members, and for passes that only keep ranks in step."""
+    """Share of each member in the update's mean; 0 for masked members and for padding passes that keep ranks
+    synchronized."""
     equalizer: float
     network: int = 0
-    """Which of the model's networks runs."""
+    """The network of the model that runs."""
     v_anchor: Tensor | None = None
     at_anchor: bool = False
-    """The live velocities stand for the anchor's: the KL to it is 0 and has no gradient."""
+    """True if the policy equals the reference, so that the KL and its gradient are 0."""
     push: Push | None = None
-    """Where the reward is differentiated: its gradient at the state after the step."""
+    """Gradient of a differentiated reward at the state after the step."""
     reach: float = 0.0
-    """How far the step goes: the state after it is x + reach v."""
+    """Length of the step: the state after it is x + reach v."""
     duel: Duel | None = None
-    """Where clips are preferred to others."""
+    """Preference pairs of its members."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a clip's state that is learned for itself: it explores, or a reward judges it alone."""
+    """A part of a clip's state with a ratio of its own: it explores, or a reward judges it alone."""
 
     name: str
     place: slice
     column: int
-    """Of log-probabilities, and of advantages where there is one for each part."""
+    """Column in log-probabilities, and in advantages with one column per part."""
     share: float
-    """In the loss: the losses of parts are averaged."""
+    """Share in the loss: the losses of parts are averaged."""
 
     @property
     def dims(self) -> int:
-        """Numbers of it in a sample."""
+        """Dimensions of the part in a sample."""
         return int(self.place.stop - self.place.start)
 
     def of(self, item: Item, step: Step) -> tuple[Item, Step]:
-        """An item and its step as if this part were all that there is."""
+        """Restrict an item and its step to this part."""
         record = item.record
 
         def own(rows: Tensor | None) -> Tensor | None:
@@ -217,7 +224,7 @@ class Part:
 
 
 def joined(gradients: Sequence[Tensor], parts: Sequence[Part], whole: Tensor) -> Tensor:
-    """Gradients at the parts as one at the whole velocity, which has none elsewhere."""
+    """Combine the gradients at the parts into one at the whole velocity, 0 elsewhere."""
     if not parts:
         (gradient,) = gradients
         return gradient
@@ -229,9 +236,9 @@ def joined(gradients: Sequence[Tensor], parts: Sequence[Part], whole: Tensor) ->
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one item with its gradient at the velocity, the only way by which it reaches the network.
+    """The loss of one item with its gradient at the velocity, its only path to the network.
 
-    `total` is what is sent backward, and what the metrics are made of.
+    `total` is propagated backward; the metrics are computed from all fields.
     """
 
     terms: SurrogateTerms
@@ -248,8 +255,8 @@ class Loss:
     squares: tuple[Tensor, Tensor]
     """Squared norms of `policy` and `trust` with a row for every member: their ratio depends on neither sharing nor ranks."""
     matching: dict[str, Tensor]
-    """At a fresh noise level: weighted means of the squared error of the velocity, of its squared way from the old policy's, and of how far the
-    better clips of pairs are ahead."""
+    """Metrics at a fresh noise level: weighted means of the squared error of the velocity, of its squared distance from
+    the old policy's, and of the lead of the better clips of pairs."""
 
     @property
     def total(self) -> Tensor:
@@ -260,9 +267,9 @@ class Loss:
 def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -> Loss:
     """Surrogate + lambda KL of one item at the velocities of `step`, which have a graph, and its gradients there.
 
-    They are taken at the velocity first: the shares of surrogate and KL and the norms per step then cost nothing, and the
-    network's backward pass runs once. Members that share their state share the velocity, too: its gradient is then the sum over
-    them, and one pass serves the whole group.
+    They are taken at the velocity first: the shares of surrogate and KL and the norms per step then cost nothing, and
+    the network's backward pass runs once. Members with a shared state share the velocity, too: its gradient is the sum
+    over them, and one pass serves the whole group.
     """
     record, v = item.record, step.velocity
     x_next = to_device(record.x_next, v.device, torch.float32)
@@ -313,33 +320,37 @@ def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -
 
 
 def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, moved: Tensor | None) -> Tensor:
-    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D).
+    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next -
+    mean) / (std D).
 
-    Where the KL to the rollout's policy has a gradient beside it, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v - v_old).
+    If the KL to the rollout's policy has a gradient too, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v -
+    v_old).
     """
     law = step.gaussian.expand(len(x_next))
     noise = ((x_next - law.mean.detach()) / law.std.to(x_next.device)).flatten(1)
     if moved is not None:
-        noise = noise - expanded(moved, len(x_next)).flatten(1)  # b is negative: the two point against one another
+        noise = noise - expanded(moved, len(x_next)).flatten(1)  # b is negative: the two have opposite signs
     return (slope * sensitivity / noise.shape[1]).square().dot(noise.square().sum(1))
 
 
 def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
-    """Sum of the squared norms of the members' parts of a gradient that is the same for all of a row but for their weights."""
+    """Sum of the squared norms of the members' parts of a gradient that is equal for all members of a row except for
+    their weights."""
     own = weight.unflatten(0, (len(trust), -1))
     spread = own.square().sum(1) / own.sum(1).square().clamp(min=1e-30)
     return trust.square().flatten(1).sum(1).dot(spread)
 
 
 def replay(item: Item, device: torch.device, x: Tensor | None = None) -> Step:
-    """Run an item's step again, with the weights that are in the model now; `x` is its state where the caller wants a gradient there."""
+    """Run an item's step again with the model's current weights; `x` is its state if the caller needs a gradient
+    there."""
     record = item.record
     x = to_device(record.x, device, torch.float32) if x is None else x
     return record.policy.step(item.step, x, record.conditions)
 
 
 def gradient_terms(v: Tensor, push: Tensor, reach: float) -> SurrogateTerms:
-    """Minus the reward to first order, as far as a step's velocity moves it: -reach <dR/dx_next, v>."""
+    """Minus the first-order reward of a step's velocity: -reach <dR/dx_next, v>."""
     loss = -reach * (push.to(v.device) * v).flatten(1).sum(1)
     return SurrogateTerms(loss=loss, ratio=None, inactive=torch.zeros_like(loss, dtype=torch.bool))
 
@@ -359,7 +370,7 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
     for name, term in loss.matching.items():
         sums[name] += term
     if terms.ratio is not None:
-        # Ratios differ from 1 in the fifth digit and beyond: their spread is lost in float32, and in E[r^2] - E[r]^2.
+        # Ratios differ from 1 in the fifth digit and beyond: float32, and E[r^2] - E[r]^2, would lose their spread.
         excess, share = terms.ratio.double() - 1.0, w.double()
         sums["ratio/mean"] += (share * excess).sum()
         sums["ratio/square"] += (share * excess.square()).sum()
@@ -376,7 +387,7 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
 def with_anchor(
     items: Sequence[Item], need: Need, anchor: Anchor, device: torch.device, progress: Callable[[], None] = lambda: None
 ) -> list[Item]:
-    """The reference pass: items with the anchor's velocities, or marked `at_anchor` where the live velocities stand for them."""
+    """Run the reference pass: items with the reference's velocities, or marked `at_anchor` without a pass."""
     if need != "pass":
         return [dataclasses.replace(item, at_anchor=True) for item in items]
     result = []
@@ -399,8 +410,9 @@ def with_rivals(
     device: torch.device,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Item]:
-    """Items of pairs with how well the policy predicts each clip's rival, which may be in another item or on another rank: one pass of each
-    without gradient, and a table of all `clips` that ranks fill together. A policy at its reference exceeds nowhere, and needs none."""
+    """Add the excess error of each clip's rival, which may be in another item or on another rank, to items of pairs:
+    one pass of each without gradient, and a table of all `clips` that ranks fill together. A policy at its reference
+    has no excess and needs no pass."""
     if need != "pass":
         return list(items)
     table = torch.zeros((clips, objective.spec.levels), dtype=torch.float64)
@@ -410,7 +422,7 @@ def with_rivals(
         record, v = item.record, replay(item, device).velocity
         target, v_anchor = (to_device(x, device, torch.float32) for x in (record.x_next, item.v_anchor))
         excess = objective.excess(v, v_anchor, target, record.policy.sigma(item.step)).double().cpu()
-        counts = item.weight > 0  # what only keeps ranks in step would count twice
+        counts = item.weight > 0  # padding passes would count twice
         table[item.duel.rows[counts], item.step] = excess[counts]
         progress()
     table = world.sum(table)
@@ -430,9 +442,10 @@ def with_old(
     progress: Callable[[], None] = lambda: None,
     parts: Sequence[Part] = (),
 ) -> list[Item]:
-    """Items at fresh noise levels with what the weights that are in the model now, the old policy's, say there.
+    """Add the old policy's velocities and log-probabilities to items at fresh noise levels; the model has the old
+    weights.
 
-    Where the newest weights sampled, the ratio is theirs: the old policy's log-probability is nobody's.
+    If the newest weights sampled, the ratio is to those, and the old policy's log-probability is not used.
     """
     result = []
     for item in items:
@@ -446,7 +459,7 @@ def with_old(
 
 
 def _log_probs(objective: Objective, item: Item, step: Step, parts: Sequence[Part]) -> Tensor:
-    """Of a step's end, by member; with parts a column for each."""
+    """Log-probabilities of a step's end by member, with one column per part."""
     columns = []
     for seen, law in [part.of(item, step) for part in parts] or [(item, step)]:
         x_next = to_device(seen.record.x_next, law.velocity.device, torch.float32)
@@ -467,10 +480,11 @@ def accumulate(
     progress: Callable[[], None] = lambda: None,
     parts: Sequence[Part] = (),
 ) -> Tally:
-    """Replay the items of one optimizer update and add up their gradients; `parts` have each a loss of their own.
+    """Replay the items of one optimizer update and add up their gradients; every part in `parts` has a loss of its own.
 
-    `scale` makes up for an engine that averages gradients over ranks. `before_first` and `before_last` are called before the first and the
-    last backward pass of every network: engines that synchronise gradients do so only at the last.
+    `scale` compensates for an engine that averages gradients over ranks. `before_first` and `before_last` are called
+    before the first and the last backward pass of every network: engines that synchronize gradients do so only at the
+    last.
     """
     tally = Tally(device)
     networks = [item.network for item in items]
@@ -488,7 +502,7 @@ def accumulate(
         exact = placed.push is not None and objective.spec.credit == "exact"
         x = to_device(placed.record.x, device, torch.float32).requires_grad_() if exact else None
         step = replay(placed, device, x)
-        # Each part by its own dimensions, which set the scale of its loss and of its clip range.
+        # Each part has its own dimensions, which set the scale of its loss and of its clip range.
         views = [(dataclasses.replace(objective, dims=part.dims), *part.of(placed, step)) for part in parts]
         views = views or [(objective, placed, step)]
         losses = [loss_of(its, seen, law, kl_lambda=kl_lambda) for its, seen, law in views]
@@ -503,10 +517,10 @@ def accumulate(
 
 
 def _carry(item: Item, x: Tensor, scale: float) -> None:
-    """Take the reward's gradient back over the item's step: dR/dx = dR/dx_next + reach (dv/dx)^T dR/dx_next.
+    """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + reach (dv/dx)^T dR/dx_next.
 
-    The backward pass has that second term, times what the loss was multiplied by; a KL beside it would go the same way, and is refused
-    with an exact gradient.
+    The backward pass yields the second term times the factors on the loss; a KL would be included, and is refused with
+    an exact gradient.
     """
     assert item.push is not None
     assert x.grad is not None
@@ -515,12 +529,12 @@ def _carry(item: Item, x: Tensor, scale: float) -> None:
 
 
 def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, float]:
-    """Metrics of one update over all ranks; raises Diverged, on every rank alike, when a loss was not finite."""
+    """Metrics of one update over all ranks; raises Diverged on every rank if a loss was not finite."""
     norms = [f"gradient/{kind}/{step:03d}" for kind in KINDS for step in steps]
     bad = [f"bad/{step:03d}" for step in steps]
     names = [*sorted({*tally.sums} - {*norms, *bad}), *norms, *bad]
     rows = [tally.sums[name] for name in names]
-    read = torch.stack([*rows, tally.largest_log_ratio]).cpu()  # the only time that this process waits for the device
+    read = torch.stack([*rows, tally.largest_log_ratio]).cpu()  # the only synchronization with the device
     metrics = dict(zip(names, world.sum(read[:-1]).tolist()))
     broken = [step for step, name in zip(steps, bad) if metrics.pop(name)]
     metrics |= {name: math.sqrt(metrics[name]) for name in norms}
@@ -531,7 +545,7 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
         )
     policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))
     metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
-    if "ratio/mean" in metrics:  # a loss may have none
+    if "ratio/mean" in metrics:  # a loss may have no ratio
         metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
         metrics["ratio/mean"] += 1.0
         metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
@@ -539,8 +553,8 @@ def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, flo
 
 
 def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates in which a metric appears; ratio/first_log, the largest |log ratio| of the first update, is 0
-    where the replay repeats the rollout exactly."""
+    """Mean over the updates that have a metric; ratio/first_log, the largest |log ratio| of the first update, is 0 if
+    the replay repeats the rollout exactly."""
     names = sorted({name for log in logs for name in log})
     mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
     if "ratio/largest_log" in mean:
@@ -553,10 +567,11 @@ def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
 def path_kl(
     plan: Plan, rollout: Rollout, world: World, device: torch.device, progress: Callable[[], None] = lambda: None
 ) -> float:
-    """KL(policy of the rollout, policy now) of a whole path, per latent dimension, over all ranks: the same number on each.
+    """KL(policy of the rollout, current policy) of a whole path, per latent dimension, over all ranks: the same number
+    on each.
 
-    By the chain rule the KL of two laws of a path is the sum of the KLs of its steps, at states of the first law, which is where
-    the rollout has been. Each group measures it at the step that its gauge names. One pass forward per group.
+    By the chain rule the KL of two distributions of paths is the sum of the KLs of their steps, at states of the first,
+    which are those of the rollout. Each group measures it at the step of its gauge. One forward pass per group.
     """
     gauged = plan.gauged(world.rank)
     total = 0.0
@@ -568,7 +583,7 @@ def path_kl(
         if rows and record.v_old is not None:
             sensitivity = record.policy.transition(replay.step).sensitivity.expand(len(v))
             v_old, places = record.v_old.to(v.device), record.policy.places
-            if places:  # what does not explore has no law
+            if places:  # parts that do not explore have no distribution
                 v, v_old = (torch.cat([rows[:, place] for place in places], dim=1) for rows in (v, v_old))
             kl = closed_form_kl(v, v_old, sensitivity)
             total += sum(weight * float(kl[row]) for row, weight in rows)

@@ -1,1 +1,1 @@
-"""Who makes the clips of an iteration: this process, or workers that take parts of its plan."""
+"""Workers: sampling of an iteration's clips in other processes."""

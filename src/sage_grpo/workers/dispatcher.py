@@ -1,6 +1,8 @@
-"""Hands the tasks of iterations to workers, and makes one rollout of what comes back. It does not know where workers are.
+"""Distributes the tasks of iterations to workers, and assembles their results into one rollout. It is independent of
+the workers' transport.
 
-Workers may come and go: a task that is lost is done by another, with the same noise and the same weights, so that nothing depends on who did it.
+Workers may join and leave: another worker repeats a lost task with the same noise and the same weights, so results do
+not depend on the worker.
 """
 
 from __future__ import annotations
@@ -26,39 +28,39 @@ from sage_grpo.workers.messages import CrewError, Job, Result, checked, log_prob
 from sage_grpo.workers.pool import Hands, Told
 
 ATTEMPTS = 3
-"""How often a job may fail before the run does; a worker that dies does not count."""
+"""Failures of a job at which the run fails; lost workers do not count."""
 WAIT = 0.5
-"""Seconds that one round of handing out and taking in waits at most."""
+"""Longest wait in seconds in one round of starting jobs and collecting results."""
 LARGEST = ("crew/staleness", "crew/waited_s", "crew/gap")
-"""Metrics of which the largest of all training processes is told; the others are added up."""
+"""Metrics that are a maximum over all training processes; the others are summed."""
 
 
 @dataclass
 class Order:
-    """An iteration that is being made: this process's part of it."""
+    """This process's part of an iteration that is being sampled."""
 
     plan: Plan
     jobs: list[Job]
     conditions: Conditions
-    """Where the trainer computes."""
+    """Conditionings on the trainer's device."""
     since: int
-    """The iteration before which its weights were the newest."""
+    """The iteration in which its weights were the newest."""
     weights: Snapshot | None
-    """These weights, where they may be old by the time that the iteration is due."""
+    """These weights, if they may be old when the iteration is due."""
     results: dict[int, tuple[str, Result]] = field(default_factory=dict)
-    """By part, with the worker."""
+    """Results by part, with the worker."""
     failed: Counter[int] = field(default_factory=Counter)
-    """How often, by part."""
+    """Number of failures by part."""
 
     @property
     def done(self) -> bool:
-        """Whether every part is there."""
+        """True if every part is done."""
         return len(self.results) == len(self.jobs)
 
 
 class Foreman:
-    """Lets workers make the rollouts of a trainer. Of several training processes each has a foreman, with workers of its own; what they decide about a
-    run they decide together."""
+    """Makes the rollouts of a trainer with workers. Each training process has its own, with its own workers; decisions
+    about the run are common to all."""
 
     def __init__(
         self,
@@ -69,19 +71,19 @@ class Foreman:
         clip: float,
         past: Past | None = None,
     ) -> None:
-        """clip: the clip range; past: where iterations are made before they are due, the weights that make them."""
+        """clip: the clip range; past: old weights, if iterations are sampled before they are due."""
         self.studio, self.params, self.hands, self.spec, self.past = studio, dict(params), hands, spec, past
         self.limit = spec.limit * clip
         self.row: dict[str, float] = {}
         """Metrics of the last iteration."""
         self.gaps: dict[str, float] = {}
-        """Of every worker so far, how far its log-probability was from the trainer's when last seen."""
+        """Difference of every worker's log-probability from the trainer's when last measured."""
         self._orders: dict[int, Order] = {}
-        """By iteration."""
+        """Orders by iteration."""
         self._queue: deque[Job] = deque()
         self._running: dict[str, Job] = {}
         self._free: dict[str, float] = {}
-        """Since when workers have nothing to do."""
+        """Time since which a worker has been idle."""
         self._version, self._idle, self._lost, self._refused = -1, 0.0, 0, 0
         self._alive = time.monotonic()
         self._lock, self._closed, self._error = RLock(), Event(), ""
@@ -90,12 +92,12 @@ class Foreman:
             self._thread.start()
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
-        """The rollout of an iteration that is due; those that are `coming` are begun with the weights of now."""
+        """The rollout of the due iteration; the `coming` ones are started with the current weights."""
         promised: dict[int, tuple[int, Snapshot | None]] = {due.iteration: (due.iteration, None)}
         if self.past is not None:
             promised = dict(self.past.promise(due.iteration, [plan.iteration for plan in coming]))
         with self._lock:
-            # What was made by weights that are given up (the run went back) is given up as well.
+            # Results of discarded weights (after a rollback) are discarded as well.
             self._orders = {n: one for n, one in self._orders.items() if promised.get(n) == (one.since, one.weights)}
             self._queue = deque(job for job in self._queue if self._wanted(job))
             versions = {order.since: order.jobs[0].version for order in self._orders.values()}
@@ -121,7 +123,7 @@ class Foreman:
         return rollout_of(due, self.studio.world.rank, results, law, self.studio.model.device)
 
     def close(self) -> None:
-        """Send the workers away."""
+        """Stop all workers."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -138,18 +140,18 @@ class Foreman:
         self._queue.extend(jobs)
 
     def _wanted(self, job: Job) -> bool:
-        """Whether a job was not given up meanwhile."""
+        """True if a job has not been discarded."""
         order = self._orders.get(job.iteration)
         return order is not None and order.jobs[job.part] is job
 
     def _between(self) -> None:
-        """While the trainer does something else, its workers go on."""
+        """Keep the workers busy while the trainer does something else."""
         while not self._closed.is_set() and not self._error:
             self._work(WAIT / 10)
             time.sleep(WAIT / 100 if self._running else WAIT / 5)
 
     def _until(self, order: Order) -> None:
-        """Wait for all parts; what ends the run for one training process ends it for all."""
+        """Wait for all parts; an error in one training process ends the run in all."""
         tick, told = self.studio.clock.ticker(len(order.jobs)), 0
         while not order.done and not self._error:
             self._work(WAIT)
@@ -168,7 +170,7 @@ class Foreman:
                 self._error = str(error)
 
     def _round(self, seconds: float) -> None:
-        """Give jobs to those who have none, and take in what is done."""
+        """Start jobs on idle workers, and collect results."""
         ready, now = list(self.hands.ready()), time.monotonic()
         self._free = {worker: self._free.get(worker, now) for worker in ready if worker not in self._running}
         if ready or not self._queue:
@@ -202,7 +204,8 @@ class Foreman:
             )
 
     def _refuse(self, order: Order) -> bool:
-        """Do without workers whose log-probabilities are not the trainer's; whether there are any, here or in another training process."""
+        """Dismiss workers whose log-probabilities differ from the trainer's; returns True if there are any, here or in
+        another training process."""
         gaps = self._measure(order)
         self.gaps |= gaps
         wrong = [worker for worker, gap in gaps.items() if not gap <= self.limit]
@@ -223,8 +226,9 @@ class Foreman:
         return self.studio.world.any(bool(wrong))
 
     def _measure(self, order: Order) -> dict[str, float]:
-        """Replay one step of every worker, with the weights that sampled: how far log-probabilities are apart. Sharded networks take all training
-        processes to run one pass: those with fewer workers repeat their last one."""
+        """Replay one step of every worker with the weights that sampled it; returns the differences of
+        log-probabilities. A sharded network needs all training processes for a pass: those with fewer workers repeat
+        their last one."""
         last = {worker: part for part, (worker, _) in sorted(order.results.items())}
         most = int(self.studio.world.gather(torch.tensor([len(last)])).max())
         parts, found = list(last.items()), {}
@@ -239,7 +243,7 @@ class Foreman:
         return found
 
     def _dismiss(self, worker: str) -> None:
-        """Send a worker away; others do its jobs again."""
+        """Dismiss a worker; others repeat its jobs."""
         self._refused += 1
         self.hands.dismiss(worker)
         running = self._running.pop(worker, None)
@@ -272,5 +276,5 @@ class Foreman:
 
 
 def _applied(weights: Snapshot | None) -> AbstractContextManager[None]:
-    """Inside, the model has these weights, or its own."""
+    """Context in which the model has these weights; None keeps its own."""
     return nullcontext() if weights is None else weights.applied()

@@ -1,4 +1,4 @@
-"""What travels between a trainer and its workers."""
+"""Messages between a trainer and its workers: jobs, results and weights."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ Law = Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]
 
 
 class CrewError(ValueError):
-    """Workers cannot do what is asked; the message says why, and what to do."""
+    """A request that workers cannot fulfill; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One task of an iteration's plan (`Plan.tasks`): whoever does it makes the plan itself, so that little travels."""
+    """One task of an iteration's plan (`Plan.tasks`): the worker makes the plan itself, so that messages are small."""
 
     iteration: int
     rank: int
-    """Whose part of the plan it belongs to."""
+    """Rank that the task belongs to."""
     part: int
-    """Among the tasks of that rank."""
+    """Index among the tasks of that rank."""
     version: int
-    """Of the weights that sample."""
+    """Version of the weights that sample."""
     prompts: tuple[Prompt, ...]
-    """Of the whole iteration."""
+    """Prompts of the whole iteration."""
     conditions: Mapping[int, Conditioning] = field(repr=False)
-    """Of the groups of this part: text encoders run at the trainer alone."""
+    """Conditionings of this part's groups: text encoders run in the trainer alone."""
     whole: bool
-    """Somebody looks at the clips."""
+    """True if an observer needs full clips."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A job that is done."""
+    """A finished job."""
 
     records: dict[Replay, Kept]
     proof: Tensor | None
-    """The log-probability of the step by which it is checked (`checked`), under the worker's weights, where its record has none."""
+    """The log-probability of the checked step (`checked`) under the worker's weights, if its record has none."""
     latents: list[tuple[MicroBatch, Tensor]]
-    """Where the trainer scores, or differentiates."""
+    """Latents, if the trainer scores or differentiates."""
     judged: Judged | None
-    """Where the worker scores."""
+    """Scored clips, if the worker scores."""
     seconds: float
 
     @property
     def bytes(self) -> int:
-        """What travels."""
+        """Size of the message's tensors."""
         tensors = [one for kept in self.records.values() for one in (kept.x, kept.x_next, kept.v_old)]
         tensors += [latents for _, latents in self.latents]
         tensors += [] if self.judged is None else [self.judged.videos]
@@ -68,7 +68,7 @@ class Result:
 
 
 def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[int, Conditioning]:
-    """Conditions on another device. What was one object stays one: models recognise equal conditions by it."""
+    """Conditionings on another device. Shared objects stay shared: models recognize equal conditionings by identity."""
     tensors: dict[int, Tensor] = {}
     objects: dict[int, Conditioning] = {}
 
@@ -84,13 +84,14 @@ def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[
 
 
 def checked(plan: Plan, records: Mapping[Replay, object]) -> Replay:
-    """The step of a part by which who made it is checked: another one in every iteration."""
+    """The step of a part that is replayed to check its worker: another one in every iteration."""
     return list(records)[plan.iteration % len(records)]
 
 
 @torch.no_grad()
 def log_prob(record: Record, step: int) -> Tensor:
-    """Of a step that is recorded, under the weights that are in the model now; at a fresh noise level, of what is learned there."""
+    """Log-probability of a recorded step under the model's current weights; at a fresh noise level, of the learned
+    target."""
     device = record.policy.model.device
     law = record.policy.step(step, to_device(record.x, device, torch.float32), record.conditions).gaussian
     x_next = to_device(record.x_next, device, torch.float32)
@@ -104,7 +105,7 @@ def packed(params: Mapping[str, Tensor]) -> bytes:
 
 @torch.no_grad()
 def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
-    """Put packed weights into parameters of the same names."""
+    """Load packed weights into parameters of the same names."""
     found = load(weights)
     if different := sorted(found.keys() ^ params.keys()):
         raise CrewError(
@@ -116,8 +117,8 @@ def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
 
 
 def rollout_of(plan: Plan, rank: int, results: Sequence[Result], replayed: Law, device: torch.device) -> Rollout:
-    """A rank's rollout of the results of its parts, in the order in which it would have made it itself; `replayed` gives the policy of a replay and
-    what its rows are conditioned on."""
+    """Assemble a rank's rollout from the results of its parts, in the order of its own sampling; `replayed` returns the
+    policy of a replay and the conditionings of its rows."""
     records = {replay: kept.record(*replayed(replay)) for result in results for replay, kept in result.records.items()}
     latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
     sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
@@ -132,7 +133,7 @@ def rollout_of(plan: Plan, rank: int, results: Sequence[Result], replayed: Law, 
 
 
 def _joined(judged: Sequence[Judged], order: Sequence[int]) -> Judged:
-    """What workers saw of their clips as one; `order` has the rows of the whole."""
+    """Concatenate the workers' scored clips; `order` has the rows of the whole."""
 
     def together(pieces: Sequence[Tensor | None]) -> Tensor | None:
         there = [piece for piece in pieces if piece is not None and len(piece)]

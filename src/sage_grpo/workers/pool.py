@@ -1,4 +1,4 @@
-"""What a foreman asks of workers, wherever they are: `on_ray.py` has them on a cluster."""
+"""Protocol of a worker pool for the dispatcher; ray_pool.py implements it on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from sage_grpo.workers.messages import Job, Result
 
 @dataclass(frozen=True)
 class Told:
-    """What became of a worker's job."""
+    """Outcome of a worker's job."""
 
     worker: str
     result: Result | None = None
     error: str = ""
-    """Why there is none."""
+    """Reason for a missing result."""
     lost: bool = False
-    """The worker is gone."""
+    """The worker no longer exists."""
 
 
 class Hands(Protocol):
-    """The workers, wherever they are."""
+    """A pool of workers."""
 
     def ready(self) -> Sequence[str]:
-        """Those who can work, also those who do."""
+        """Workers that are ready or busy."""
         ...
 
     def publish(self, version: int, weights: bytes, oldest: int) -> None:
-        """Weights for the jobs that name this version; those before the `oldest` are not needed any more."""
+        """Publish weights for jobs with this version; versions before the `oldest` are no longer needed."""
         ...
 
     def start(self, worker: str, job: Job) -> None:
-        """Give a worker a job."""
+        """Start a job on a worker."""
         ...
 
     def wait(self, seconds: float) -> Sequence[Told]:
-        """What became of jobs since the last call; waits for so long where there is nothing yet."""
+        """Outcomes of jobs since the last call; waits up to `seconds` for the first."""
         ...
 
     def dismiss(self, worker: str) -> None:
-        """Send a worker away for good."""
+        """Remove a worker for good."""
         ...
 
     def hope(self) -> str:
-        """Empty while more workers may come, else why none will."""
+        """The reason why no worker can join, or an empty string."""
         ...
 
     def close(self) -> None:
-        """Send all away."""
+        """Stop all workers."""
         ...

@@ -29,7 +29,8 @@ from sage_grpo.workers.worker import Worker, title
 def crew_of(
     config: TrainConfig, studio: Studio, params: Mapping[str, nn.Parameter], past: Past | None, clip: float
 ) -> Foreman | Lagging | None:
-    """Who makes a trainer's rollouts in its place; None is nobody. `past` are old weights, where they sample; `clip` is the clip range."""
+    """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample; `clip` is the clip
+    range."""
     rollout, world = config.rollout, studio.world
     if rollout.on == "here":
         return None if past is None else Lagging(studio, past)
@@ -44,7 +45,8 @@ def crew_of(
 
 
 def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> None:
-    """Refuse what workers cannot do, before anything is loaded; `given` names what a program hands over as objects."""
+    """Refuse configurations that workers do not support, before anything is loaded; `given` names the objects that a
+    program passes."""
     spec = config.rollout.ray
     if config.rollout.on != "ray":
         return
@@ -68,14 +70,14 @@ def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> Non
 
 
 def chosen_by(model: VelocityModel) -> tuple[str, str] | None:
-    """What the trainer's model computes on, and the attention that it chose for itself, where it did."""
+    """The trainer's device and the attention that its model chose by itself, or None."""
     if not isinstance(model, FamilyModel) or model.spec.attention != "auto":
         return None
     return title(model.device), model.attention
 
 
 class RayHands:
-    """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each where there is room for it, now or later."""
+    """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each when resources are free."""
 
     def __init__(self, config: TrainConfig, studio: Studio, rank: int = 0, ranks: int = 1) -> None:
         """studio: the trainer's."""
@@ -90,7 +92,7 @@ class RayHands:
         self._numbers = count(rank + 1, ranks)
         self._actors: dict[str, Any] = {}
         self._ready: dict[str, str] = {}
-        """Of those who are there, what they compute on."""
+        """Device of every ready worker."""
         self._coming: dict[Any, str] = {}
         self._running: dict[Any, str] = {}
         self._weights: dict[int, Any] = {}
@@ -104,20 +106,20 @@ class RayHands:
         self._coming[self._actors[name].ready.remote()] = name
 
     def ready(self) -> Sequence[str]:
-        """Those who can work, also those who do."""
+        """Workers that are ready or busy."""
         return list(self._ready)
 
     def publish(self, version: int, weights: bytes, oldest: int) -> None:
-        """New weights, once for the cluster; jobs that wait may still name older ones."""
+        """Publish new weights once for the cluster; waiting jobs may still name older ones."""
         self._weights = {number: one for number, one in self._weights.items() if number >= oldest}
         self._weights[version] = self._ray.put(weights)
 
     def start(self, worker: str, job: Job) -> None:
-        """Give a worker a job."""
+        """Start a job on a worker."""
         self._running[self._actors[worker].make.remote(job, self._weights[job.version])] = worker
 
     def wait(self, seconds: float) -> Sequence[Told]:
-        """What became of jobs, and who has come."""
+        """Outcomes of jobs; also registers new workers."""
         waiting = [*self._running, *self._coming]
         if not waiting:
             return []
@@ -128,7 +130,7 @@ class RayHands:
             found = self._became(one, worker)
             if isinstance(found, Told):
                 told.append(found)
-            elif worker in self._actors:  # else it was refused meanwhile
+            elif worker in self._actors:  # else it was dismissed meanwhile
                 self._ready[worker] = found
         return told
 
@@ -136,9 +138,9 @@ class RayHands:
         errors = self._ray.exceptions
         try:
             found = self._ray.get(one)
-        except errors.RayTaskError as error:  # what the worker raised
+        except errors.RayTaskError as error:  # raised by the worker
             return Told(worker, error=str(error))
-        except errors.RayError as error:  # it is gone, or its node with what it made
+        except errors.RayError as error:  # the worker is gone, or its node with the result
             if worker in self._actors:
                 self.dismiss(worker)
                 if "creation task" in str(error):
@@ -150,17 +152,17 @@ class RayHands:
         return found if isinstance(found, str) else Told(worker, result=found)
 
     def dismiss(self, worker: str) -> None:
-        """Send a worker away; nobody comes in its place."""
+        """Remove a worker without a replacement."""
         self._ready.pop(worker, None)
         self._ray.kill(self._actors.pop(worker))
         self._why = self._why or "all were refused"
 
     def hope(self) -> str:
-        """Empty while more workers may come, else why none will."""
+        """The reason why no worker can join, or an empty string."""
         return "" if self._actors else self._why
 
     def close(self) -> None:
-        """Send all away, and end the cluster if it is ours."""
+        """Stop all workers, and the cluster if this run started it."""
         for worker in list(self._actors):
             self.dismiss(worker)
         self._open.close()

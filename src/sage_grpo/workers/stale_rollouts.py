@@ -1,4 +1,4 @@
-"""What staleness does, without workers: it can be measured where there is one process."""
+"""Simulates stale rollouts in one process, without workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Lagging:
         self.row: dict[str, float] = {}
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
-        """As a foreman's."""
+        """The rollout of the due iteration, with its old weights."""
         promised = self.past.promise(due.iteration, [plan.iteration for plan in coming])
         since, weights = promised[due.iteration]
         self.row = {"crew/staleness": float(due.iteration - since)}
@@ -26,4 +26,4 @@ class Lagging:
             return self.studio.sampler(due).run()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No resources to release."""

@@ -1,4 +1,4 @@
-"""A worker: a studio of its own, with the trainer's weights of the version that a job asks for."""
+"""A worker process: samples jobs with the trainer's weights of the requested version."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ CPU = torch.device("cpu")
 
 
 def title(device: torch.device) -> str:
-    """What kind of device it is."""
+    """Name of a device's type."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 class Worker:
-    """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer are the trainer's."""
+    """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer stay in the
+    trainer."""
 
     def __init__(
         self,
@@ -40,13 +41,14 @@ class Worker:
         away: Mapping[str, Asked],
         chosen: tuple[str, str] | None = None,
     ) -> None:
-        """ranks: training processes, among which plans divide clips. threads: of PyTorch on the CPU, as at the trainer: sums over other numbers of them
-        differ in the last bits. paths: where the trainer finds code of the user's own. away: rewards with actors of their own, by title. chosen: what the
-        trainer computes on, and the attention that it measured to be the fastest. On a card of this kind it is taken as it is: measured again, beside
-        other processes, it could be another, which gives other last bits."""
+        """ranks: training processes, among which plans divide clips. threads: PyTorch's CPU threads, as in the trainer:
+        other numbers change the last bits of sums. paths: import paths of the trainer. away: rewards with actors of
+        their own, by title. chosen: the trainer's device, and the attention that it measured to be the fastest. The
+        same kind of card uses it without measuring: beside other processes another one could win, with other last
+        bits."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
-        if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker its own
+        if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker only its own GPU
             config = replace(config, model=replace(config.model, device="cuda"))
         if chosen is not None and chosen[0] == title(choose_device(config.model.device)):
             config = replace(config, model=replace(config.model, attention=chosen[1]))
@@ -59,11 +61,11 @@ class Worker:
         self.scores, self.version = scores, -1
 
     def ready(self) -> str:
-        """What it computes on."""
+        """Name of its device."""
         return title(self.studio.model.device)
 
     def make(self, job: Job, weights: bytes) -> Result:
-        """Do a job."""
+        """Run a job."""
         began, studio = time.perf_counter(), self.studio
         if job.version != self.version:
             unpack(weights, studio.model.trainable())
@@ -86,6 +88,6 @@ class Worker:
         return result
 
     def _shown(self, judged: Judged, job: Job) -> Judged:
-        """Clips travel where somebody looks at them."""
+        """Send clips only if an observer needs them."""
         videos = judged.videos.to(CPU) if job.whole else no_clips(self.studio.model.video)
         return replace(judged, videos=videos, sound=judged.sound if job.whole else None)
