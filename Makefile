@@ -31,7 +31,7 @@ test-slow: install ## The tests that start many processes, browsers, builds and 
 	@$(PYTEST) -m slow
 
 test-core: install ## Only the mathematics (seconds)
-	@$(PY) -m pytest -q tests/flow tests/rl tests/samplers/test_gaussian.py tests/test_known_errors.py tests/test_house.py
+	@$(PY) -m pytest -q tests/samplers tests/objectives tests/test_known_errors.py tests/test_house.py
 
 docs: install ## The documentation as a site, in build/site; a warning is an error
 	@$(PY) scripts/docs_site.py

@@ -28,7 +28,7 @@ if settings.get_current_profile_name() != "planted":  # mutants/plant.py has its
 
 FIRST = ("e2e", "typed", "test_blocks.py", "test_study.py", "test_release.py", "test_pretrain.py")
 """Folders and files with few tests that take long."""
-TOGETHER = "parallel"
+TOGETHER = "distributed"
 """A folder whose tests start several processes each: side by side they take a quarter more of the CPU's time than one after the other."""
 
 
