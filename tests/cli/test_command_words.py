@@ -287,7 +287,7 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
 
 
 def test_a_worlds_ceiling_and_renders_are_of_its_own_scenes(tmp_path: Path, calls, capsys) -> None:
-    making = "sage_grpo.worlds.making.score"
+    making = "research.pretraining.score"
     clips = {"clean": torch.full((4, 3, 8, 8, 3), 100, dtype=torch.uint8)}
     seen = calls(f"{making}.clean_clips", clips)
     judged = calls(f"{making}.judge_clips", {"TA": 0.5, "TA/size": 1.0})

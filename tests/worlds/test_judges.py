@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.worlds.scenes.render import COLOURS, scroll_of
-from sage_grpo.worlds.scenes.render import backdrop as place_of
+from research.scenes.render import COLOURS, scroll_of
+from research.scenes.render import backdrop as place_of
 from sage_grpo.worlds.shapes.judge import NaiveProxy
 from sage_grpo.worlds.shapes.render import backdrop, coverage, palette, to_uint8, trajectory
 from sage_grpo.worlds.shapes.scene import random_scenes

@@ -12,7 +12,7 @@ import torch
 from spoiling import spoil
 from torch import Tensor
 
-from sage_grpo.worlds.scenes.render import layout_of
+from research.scenes.render import layout_of
 from sage_grpo.worlds.shapes.judge import NaiveProxy
 from sage_grpo.worlds.shapes.render import trajectory
 from sage_grpo.worlds.world import SCENES, SHAPES, WORLDS, World

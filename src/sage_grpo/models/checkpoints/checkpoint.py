@@ -72,8 +72,8 @@ TOKENIZERS: Mapping[str, str] = {
 """Which text encoder a tokenizer feeds."""
 
 ORIGINS: Mapping[str, str] = {
-    "scenes": "the model of the world scenes, which the package does not carry: the folder scenes of the project's repository, or "
-    "what `sage-grpo scenes pretrain` makes",
+    "scenes": "the model of the world scenes, which the package does not carry: the folder research/scenes/model of the project's "
+    "repository, or what `python -m research.pretraining.scenes pretrain` makes",
 }
 """Where the folder of a name that our recipes use comes from, for whoever does not have it."""
 

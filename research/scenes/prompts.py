@@ -1,0 +1,17 @@
+"""Write the world's prompts as files, one prompt a line: `python -m research.scenes.prompts`."""
+
+from __future__ import annotations
+
+from sage_grpo.utils.safe_io import replace_text
+
+from research.scenes.world import FOLDER, SCENES
+
+
+def main() -> None:
+    """Write train.txt and heldout.txt beside this file."""
+    for split in SCENES.prompts:
+        replace_text(FOLDER / f"{split}.txt", "\n".join(SCENES.texts(split)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
