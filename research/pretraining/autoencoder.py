@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sage_grpo.utils.video import contact_sheet
 from research.pretraining.imperfect import Clips
 from research.pretraining.options import StageOptions
 from research.pretraining.training import Inputs, Trainer
+from sage_grpo.utils.video import contact_sheet
 
 AT_ONCE = 2048
 """Clips that are rendered together."""

@@ -82,8 +82,8 @@ def ceiling(maker: Maker, options: WorldOptions) -> int:
     """Scores of clean clips of the held-out prompts that runs are evaluated on, as they are and after the VAE."""
     import json
 
-    from sage_grpo.rewards.built_in.video_stats import VideoStats
     from research.pretraining.score import clean_clips, judge_clips
+    from sage_grpo.rewards.built_in.video_stats import VideoStats
 
     world = maker.world
     codec = maker.codec(maker.load_vae(options.model or maker.model(), _device()))

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from sage_grpo.config.parsing import ConfigError
-from sage_grpo.models.checkpoints.checkpoint import load_component, load_pipeline, read_index
-from sage_grpo.utils.pretrained import from_pretrained
-from sage_grpo.utils.safe_io import replace_text
 from research.pretraining.autoencoder import Codec, psnr
 from research.pretraining.imperfect import Clips
 from research.pretraining.saving import command, listing, save_pipeline
 from research.pretraining.score import score
 from research.pretraining.training import OutOfTime
+from sage_grpo.config.parsing import ConfigError
+from sage_grpo.models.checkpoints.checkpoint import load_component, load_pipeline, read_index
+from sage_grpo.utils.pretrained import from_pretrained
+from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.worlds.world import World
 
 BLOCK = re.compile(r"((?:transformer_)?blocks)\.(\d+)\.")

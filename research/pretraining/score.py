@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from research.pretraining.autoencoder import Codec, reconstruct
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import contact_sheet
-from research.pretraining.autoencoder import Codec, reconstruct
 from sage_grpo.worlds.shapes.render import to_uint8
 from sage_grpo.worlds.world import World
 

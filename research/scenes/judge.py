@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.types import RewardFacts
-from sage_grpo.worlds.judging import Judge, Reader, Smallest, Verdict, pick, ramp
 from research.scenes.fit import (
     STRAY_FROM,
     STRAY_TO,
@@ -26,6 +24,8 @@ from research.scenes.fit import (
 )
 from research.scenes.objects import SLOTS, ObjectFit, find_objects
 from research.scenes.scene import ATTRIBUTES, SIDE, SceneBatch, from_text
+from sage_grpo.types import RewardFacts
+from sage_grpo.worlds.judging import Judge, Reader, Smallest, Verdict, pick, ramp
 
 WEIGHTS: dict[str, float] = {
     "place": 0.10,

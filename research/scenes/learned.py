@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from research.scenes.scene import SIDE, words
 from sage_grpo.types import FileSource, RewardFacts
 from sage_grpo.utils.json_schema import demand, read_object
 from sage_grpo.utils.pretrained import weights_fault
 from sage_grpo.utils.safe_io import replace_text, replacing
-from research.scenes.scene import SIDE, words
 
 PARTS = ("VQ", "MQ", "TA")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

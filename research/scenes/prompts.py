@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sage_grpo.utils.safe_io import replace_text
-
 from research.scenes.world import FOLDER, SCENES
+from sage_grpo.utils.safe_io import replace_text
 
 
 def main() -> None:

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.samplers.kernels import Ode
-from sage_grpo.samplers.schedule import Schedule
 from research.pretraining.scenes import networks, whole_clips
 from research.pretraining.scenes.networks import FastTransformer, prompt_ids
 from research.pretraining.scenes.options import Sizes
@@ -19,6 +15,10 @@ from research.pretraining.scenes.pretrain import MAKER
 from research.pretraining.scenes.stages import CAPTION, samples, to_flow
 from research.pretraining.scenes.whole_clips import WholeClips
 from research.scenes.scene import words
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
 
 TINY = Sizes(latent_channels=4, vae_channels=(4, 8, 12), heads=2, head_dim=12, blocks=2, text_width=16)
 TEXTS = ["two striped red balls bounce in a meadow while the camera pans left", "", "a zebra"]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sage_grpo.config.parsing import ConfigError
 from research.pretraining import autoencoder
 from research.pretraining.autoencoder import to_model, vae_loss
 from research.pretraining.flow import flow_loss
@@ -27,6 +26,7 @@ from research.pretraining.scenes.stages import object_weight
 from research.scenes.render import backdrop, render, scroll_of
 from research.scenes.scene import ATTRIBUTES, random_scenes
 from research.scenes.world import SCENES
+from sage_grpo.config.parsing import ConfigError
 
 CPU = torch.device("cpu")
 STEPS = {"vae_steps": 2, "flow_steps": 2, "vae_batch": 2, "flow_batch": 8, "vae_clips": 4, "flow_clips": 16}

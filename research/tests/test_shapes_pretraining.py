@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from research.pretraining.shapes.__main__ import Options, run
-from sage_grpo.models.spec import ModelSpec
 from research.pretraining.pretrain import pretrain
 from research.pretraining.shapes import networks
+from research.pretraining.shapes.__main__ import Options, run
 from research.pretraining.shapes.distill import fit, trajectories
 from research.pretraining.shapes.networks import build_text_encoder, build_tokenizer, build_transformer
 from research.pretraining.shapes.options import DistillOptions, PretrainOptions, Sizes
 from research.pretraining.shapes.pretrain import MAKER
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.worlds.shapes.scene import to_text, train_scenes, words
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)

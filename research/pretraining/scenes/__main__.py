@@ -9,10 +9,10 @@ from typing import Literal
 
 from research.pretraining import commands
 from research.pretraining.commands import WorldOptions
-from sage_grpo.config.ranges import checked
 from research.pretraining.scenes.options import PretrainOptions
 from research.pretraining.scenes.reward_options import RewardOptions
 from research.scenes.world import SCENES
+from sage_grpo.config.ranges import checked
 
 
 @checked

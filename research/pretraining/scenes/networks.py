@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from research.pretraining.scenes.options import Sizes
 from sage_grpo.models.families.wan import TEXT_TOKENS
 from sage_grpo.models.network.attention import PlainAttention
-from research.pretraining.scenes.options import Sizes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan, WanTransformer3DModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.config.ranges import Count, NotNegative, Positive, Share, checked
 from research.pretraining.options import StageOptions
+from sage_grpo.config.ranges import Count, NotNegative, Positive, Share, checked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.samplers.kernels import Ode
-from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.utils.json_schema import finite
-from sage_grpo.utils.safe_io import replace_text
 from research.pretraining.pretrain import say
 from research.pretraining.scenes.faults import spoilt_groups
 from research.pretraining.scenes.reward_options import RewardOptions
@@ -27,6 +21,12 @@ from research.pretraining.training import Inputs, Trainer
 from research.scenes.learned import PARTS, Scorer, ScorerConfig, looked_at, raw_scores, save_scorer
 from research.scenes.scene import Scene, Split, random_scenes, to_text
 from research.scenes.world import SCENES
+from sage_grpo.models.policy import Policy, integrate
+from sage_grpo.models.spec import ModelSpec
+from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.utils.json_schema import finite
+from sage_grpo.utils.safe_io import replace_text
 
 STEPS = (4, 6, 10, 20)
 """Steps with which a model's clips are sampled, in turn: a policy will make better and worse ones."""

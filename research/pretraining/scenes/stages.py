@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.utils.video import contact_sheet
 from research.pretraining import autoencoder
 from research.pretraining.autoencoder import decode, encode
 from research.pretraining.flow import draw_sigma, flow_loss, flow_trainer
@@ -24,6 +22,8 @@ from research.pretraining.scenes.options import PretrainOptions
 from research.pretraining.scenes.whole_clips import WholeClips
 from research.pretraining.training import Inputs
 from research.scenes.scene import FRAMES, SIDE, random_scenes, some_scenes, to_text
+from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.utils.video import contact_sheet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan, WanTransformer3DModel

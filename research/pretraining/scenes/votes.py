@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sage_grpo.types import Reward
 from research.pretraining.scenes.reward_options import Biases
 from research.scenes.judge import WEIGHTS
 from research.scenes.learned import PARTS, looked_at
 from research.scenes.scene import FPS
+from sage_grpo.types import Reward
 
 FEW = 9
 """Frames of a clip that annotators see: every other one. What happens between them they do not know."""

@@ -9,8 +9,8 @@ from typing import Literal
 
 from research.pretraining import commands
 from research.pretraining.commands import WorldOptions
-from sage_grpo.config.ranges import checked
 from research.pretraining.shapes.options import DistillOptions, PretrainOptions
+from sage_grpo.config.ranges import checked
 from sage_grpo.worlds.world import SHAPES
 
 

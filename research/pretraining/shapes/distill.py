@@ -12,6 +12,10 @@ import time
 import torch
 from torch import Tensor
 
+from research.pretraining.pretrain import say
+from research.pretraining.score import AT_ONCE, score
+from research.pretraining.shapes.options import DistillOptions
+from research.pretraining.training import Inputs, OutOfTime, Trainer
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy
 from sage_grpo.models.spec import ModelSpec
@@ -19,10 +23,6 @@ from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.utils.safe_io import replacing
-from research.pretraining.pretrain import say
-from research.pretraining.score import AT_ONCE, score
-from research.pretraining.shapes.options import DistillOptions
-from research.pretraining.training import Inputs, OutOfTime, Trainer
 from sage_grpo.worlds.world import SHAPES
 
 

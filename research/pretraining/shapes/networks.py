@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from research.pretraining.shapes.options import Sizes
 from sage_grpo.models.families.hunyuan15 import LAYERS_TO_SKIP, PackedTransformer, causal_mask, vae_attention
 from sage_grpo.models.network.attention import PackedAttention
-from research.pretraining.shapes.options import Sizes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel

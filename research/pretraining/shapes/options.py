@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed, checked
 from research.pretraining.options import StageOptions
+from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed, checked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from research.pretraining.shapes.networks import (
 )
 from research.pretraining.shapes.options import Sizes
 from research.pretraining.shapes.stages import encode_pool, train_flow, train_vae
+from sage_grpo.models.checkpoints.checkpoint import resolve
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.worlds.shapes.scene import words
 from sage_grpo.worlds.world import SHAPES
 

@@ -180,8 +180,8 @@ def _refuse_unknown(start: str) -> None:
     words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
     near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
     if near != start:
-        hint = moved_hint(start) or family_hint(start, words)
-        hint = f" Did you mean {near!r}?" if all(near.split("/")) else hint
+        hint = f" Did you mean {near!r}?" if all(near.split("/")) else family_hint(start, words)
+        hint = moved_hint(start) or hint
         raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
 
 
