@@ -62,6 +62,13 @@ def test_the_recipe_files_train_what_they_name(method: str, monkeypatch: pytest.
 @pytest.mark.slow
 def test_one_iteration_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    small = ("--iterations=1", "--batch.prompts=1", "--batch.group_size=2", "--rollout.steps=2", "--evaluate.prompts=1", "--evaluate.steps=1")
+    small = (
+        "--iterations=1",
+        "--batch.prompts=1",
+        "--batch.group_size=2",
+        "--rollout.steps=2",
+        "--evaluate.prompts=1",
+        "--evaluate.steps=1",
+    )
     assert train.run(options_of("research/scenes/branch.yaml", *small, f"--out={tmp_path / 'run'}")) == 0
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
