@@ -27,8 +27,9 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope --no-loadsc
 test: install lint ## Lint, types (tests/typed) and the tests of every part
 	@$(PYTEST) -m "not slow"
 
-test-slow: install ## The tests that start many processes, browsers, builds and whole runs
+test-slow: install ## The tests that start many processes, browsers, builds and whole runs, and those of research/
 	@$(PYTEST) -m slow
+	@$(PYTEST) research/tests
 
 test-core: install ## Only the mathematics (seconds)
 	@$(PY) -m pytest -q tests/samplers tests/objectives tests/test_known_errors.py tests/test_house.py
@@ -40,15 +41,15 @@ mutants: install ## Plant the listed errors, and drawn ones in every room; fails
 	@OMP_NUM_THREADS=1 $(PY) tests/mutants/plant.py --draw 5
 
 lint: install
-	@$(VENV)/bin/ruff check src tests benchmarks
-	@$(VENV)/bin/ruff format --check --quiet src tests benchmarks
+	@$(VENV)/bin/ruff check src tests research benchmarks
+	@$(VENV)/bin/ruff format --check --quiet src tests research benchmarks
 
 types: install
 	@$(VENV)/bin/mypy
 
 format: install ## Format and fix what can be fixed
-	@$(VENV)/bin/ruff check --fix --quiet src tests benchmarks
-	@$(VENV)/bin/ruff format --quiet src tests benchmarks
+	@$(VENV)/bin/ruff check --fix --quiet src tests research benchmarks
+	@$(VENV)/bin/ruff format --quiet src tests research benchmarks
 
 clean: ## Remove the environment and caches (never runs/)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

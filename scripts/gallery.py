@@ -4,7 +4,7 @@
     sage-grpo compare --suite scenes_hacking --arms '["branch, hot"]' --seeds 1 --first_seed 8001 --weights true --out runs/hacking
     python scripts/gallery.py docs/images/gallery.webp sage=ADAPTER branch=ADAPTER hacked=ADAPTER
 
-An adapter is a folder in runs/headline/weights or runs/hacking/weights, or what `sage-grpo export` writes, under its name in the picture. Run it where the folder `scenes` is.
+An adapter is a folder in runs/headline/weights or runs/hacking/weights, or what `sage-grpo export` writes, under its name in the picture. Run it in the repository's folder.
 Prompts are the first of the evaluation's, one clip each and none left out, so that nobody has chosen.
 """
 
@@ -19,10 +19,12 @@ import torch.nn.functional as F
 from demo_pictures import moving
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from research.scenes.world import MODEL, SCENES
+
 from sage_grpo import generate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.tools.report.picture import lettered
-from sage_grpo.worlds.world import SCENES
 
 ROWS, ZOOM, LINE, GAP = 5, 2, 17, 6
 """Prompts; pixels of the picture for one of the clip; height of a line of words; pixels between clips."""
@@ -33,7 +35,7 @@ def main(file: Path, adapters: dict[str, str]) -> None:
     prompts = SCENES.texts("heldout")[:ROWS]
     columns: dict[str, Tensor] = {}
     for name, adapter in {"base": None, **adapters}.items():
-        made = generate(prompts, model=ModelSpec(path="scenes", guidance_scale=1.0), lora=adapter, steps=20, seed=0)
+        made = generate(prompts, model=ModelSpec(path=str(MODEL), guidance_scale=1.0), lora=adapter, steps=20, seed=0)
         columns[name] = made.videos
         print(f"{name}: {len(made.videos)} clips", flush=True)
     print(moving(sheet(columns, prompts), file, made.fps))

@@ -35,9 +35,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 RANKS = {unit: rank for rank, units in enumerate(FLOORS) for unit in units}
 QUARANTINE = {
-    "diffusers": ("models/", "rewards/", "worlds/"),
-    "transformers": ("models/", "rewards/", "worlds/", "utils/pretrained.py"),
-    "peft": ("models/", "rewards/", "worlds/"),
+    "diffusers": ("models/", "rewards/"),
+    "transformers": ("models/", "rewards/", "utils/pretrained.py"),
+    "peft": ("models/", "rewards/"),
     "torch.distributed": ("distributed/",),
     "tensorboard": ("callbacks/metrics.py",),
     "torch.utils.tensorboard": ("callbacks/metrics.py",),
@@ -374,7 +374,9 @@ def test_nothing_runs_code_from_a_file() -> None:
 def test_git_ignores_no_source() -> None:
     """A pattern that is too wide keeps files out of every clone while all is well here."""
     needs.checkout(ROOT)
-    files = [str(file.relative_to(ROOT)) for folder in ("src", "tests") for file in (ROOT / folder).rglob("*.py")]
+    files = [
+        str(file.relative_to(ROOT)) for folder in ("src", "tests", "research") for file in (ROOT / folder).rglob("*.py")
+    ]
     ignored = subprocess.run(
         ["git", "check-ignore", "--stdin"],
         cwd=ROOT,
@@ -397,7 +399,7 @@ def _ours() -> list[Path]:
     """Files of the project, not what runs and tools have left beside them: those that git has or would take, or all where there is no git."""
     folders = [
         name
-        for name in ("src", "tests", "docs", "benchmarks", "examples", "scripts", ".ci", ".github")
+        for name in ("src", "tests", "research", "docs", "benchmarks", "examples", "scripts", ".ci", ".github")
         if (ROOT / name).exists()
     ]
     if shutil.which("git") is not None and (ROOT / ".git").exists():

@@ -25,7 +25,6 @@ from sage_grpo.cli import (
     rewards,
     starting,
     train,
-    worlds,
 )
 from sage_grpo.cli.compare import Options
 from sage_grpo.cli.main import main
@@ -38,8 +37,6 @@ from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.tools.compare.store import ROWS, SUITE
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.update import Diverged
-from sage_grpo.utils.video import read_image
-from sage_grpo.worlds.world import SHAPES
 
 
 def test_commands_take_recipes_runs_and_first_words() -> None:
@@ -54,7 +51,7 @@ def test_commands_take_recipes_runs_and_first_words() -> None:
     assert first == {
         **dict.fromkeys(("train", "plan", "doctor", "download", "probe"), "recipe"),
         **{"convert": "source", "compare": "recipes", "rewards": "of", "completion": "shell"},
-        **dict.fromkeys(("study", "shapes", "scenes"), "action"),
+        **{"study": "action"},
     }
 
 
@@ -284,38 +281,6 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
     for changes in ({"source": ""}, {"source": "nowhere"}, {"out": str(source)}):
         with pytest.raises((ValueError, FileNotFoundError)):
             convert.run(replace(options, **changes))
-
-
-def test_a_worlds_ceiling_and_renders_are_of_its_own_scenes(tmp_path: Path, calls, capsys) -> None:
-    making = "sage_grpo.worlds.making.score"
-    clips = {"clean": torch.full((4, 3, 8, 8, 3), 100, dtype=torch.uint8)}
-    seen = calls(f"{making}.clean_clips", clips)
-    judged = calls(f"{making}.judge_clips", {"TA": 0.5, "TA/size": 1.0})
-    maker: Any = SimpleNamespace(world=SHAPES, load_vae=lambda folder, device: folder, codec=lambda vae: ("codec", vae))
-    options = worlds.WorldOptions(out=tmp_path, prompts=2, draws=2, seed=9, model=Path("vae"))
-    assert worlds.ceiling(maker, options) == 0
-    texts = SHAPES.texts("heldout")[:2] * 2
-    assert seen == [((SHAPES, ("codec", Path("vae")), texts), {"seed": 9})]
-    assert judged[0][0] == (SHAPES, clips["clean"], texts)
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("clean     TA 0.5000  flicker ")
-    assert told[1] == f"wrote {tmp_path / 'ceiling.json'}"
-    found = json.loads((tmp_path / "ceiling.json").read_text())
-    assert {key: found[key] for key in ("prompts", "draws", "seed")} == {"prompts": 2, "draws": 2, "seed": 9}
-    assert list(found["clean"]) == ["TA", "flicker", "sharpness"]
-    assert worlds.render(maker, options) == 0
-    frames, side, _ = SHAPES.format
-    sheet, zoom = read_image(tmp_path / "renders.png"), max(1, round(96 / side))
-    assert sheet.shape == (2 * (side * zoom + 24) + 3, frames * side * zoom + (frames - 1) * 3, 3)
-    assert len((tmp_path / "renders.txt").read_text().splitlines()) == 2
-    with pytest.raises(FileNotFoundError, match="shapes score needs --model FOLDER"):
-        worlds.score(maker, replace(options, model=None))
-    (tmp_path / "model_index.json").write_text("{}")
-    asked = calls(f"{making}.score")
-    words = SimpleNamespace(action="score", out=tmp_path / "x", model=tmp_path, prompts=2, steps=3)
-    assert worlds.run(SHAPES, words) == 0
-    named = {"prompts": 2, "steps": 3, "pictures": tmp_path / "x", "device": torch.device("cpu")}
-    assert asked == [((SHAPES, tmp_path), named)]
 
 
 def test_words_are_lists_of_fields_and_values() -> None:

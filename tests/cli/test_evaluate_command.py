@@ -139,8 +139,10 @@ def test_an_estimate_is_the_time_of_its_passes_and_clips(calls, monkeypatch: pyt
 
 def test_it_times_a_pass_of_any_model(checkpoint: Callable[[str], Path]) -> None:
     """Wan's chooses its expert by the one noise level of a pass: a level for every clip, as others would take, stopped the demo."""
-    config = recipe("scenes/branch")
-    model = replace(config.model, path=str(checkpoint("wan_t2v")), frames=5, height=32, width=32, fps=8.0)
+    config = recipe("shapes/branch")
+    model = replace(
+        config.model, guidance_scale=1.0, path=str(checkpoint("wan_t2v")), frames=5, height=32, width=32, fps=8.0
+    )
     batch = replace(config.batch, micro_batch=2)
     assert demo.estimate(replace(config, model=model, batch=batch)) > 0
 

@@ -42,8 +42,8 @@ def assert_same(given: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.fixture(scope="module")
 def wide_vae() -> Any:
     """HunyuanVideo-1.5's VAE with a width per level, as its checkpoint and the miniature have: upsampling changes the width too."""
-    from sage_grpo.worlds.making.shapes.networks import build_vae
-    from sage_grpo.worlds.making.shapes.options import Sizes
+    from research.pretraining.shapes.networks import build_vae
+    from research.pretraining.shapes.options import Sizes
 
     torch.manual_seed(0)
     return build_vae(Sizes(latent_channels=4, vae_channels=(4, 4, 8, 8))).eval()

@@ -664,7 +664,7 @@ def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:
     checkpoint.resolve(ModelSpec(path="owner/name"))
     assert fetched == ["owner/scenes", "owner/name"]
     none = "is not a folder"
-    for path, says in (("scenes", "it is the model of the world scenes"), ("./name", none), ("a/b/c", none)):
+    for path, says in (("scenes", "the folder research/scenes/model"), ("./name", none), ("a/b/c", none)):
         with pytest.raises(ModelError, match=says):
             checkpoint.resolve(ModelSpec(path=path))
     paths = ["/cache/models--a--b/snapshots/1a/transformer", "owner/name", "/x/name/transformer/", ""]

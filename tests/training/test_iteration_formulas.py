@@ -661,6 +661,6 @@ def test_evaluations_stand_at_their_beat_early_and_at_both_ends() -> None:
     assert EvalConfig(every=0).points(7) == [0, 7]
     assert EvalConfig(every=3, early=[1, 3, 7, 8]).points(7) == [0, 1, 3, 6, 7]
     assert [EvalConfig(steps=steps).steps_for(ModelSpec(path="a/b")) for steps in (5, None)] == [5, 40]
-    held = {"shapes": "shapes", "scenes": "scenes", "starter": "starter_eval", "rows.txt": None}
+    held = {"shapes": "shapes", "starter": "starter_eval", "rows.txt": None}
     assert {name: DataConfig(prompts=name).held_out for name in held} == held
     assert DataConfig(prompts="shapes", eval_prompts="rows.txt").held_out == "rows.txt"

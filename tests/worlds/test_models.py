@@ -1,4 +1,4 @@
-"""The models of the worlds: small pieces and safe files; the first one is an ordinary HunyuanVideo-1.5 folder."""
+"""The model of the embedded world: small pieces and safe files; it is an ordinary HunyuanVideo-1.5 folder."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import torch
 
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.training.inputs import prompts_from
+from world_laws import is_a_small_folder
 
 FOLDER = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
-SCENES = Path(__file__).parents[2] / "scenes"
 
 
-@pytest.mark.parametrize(("folder", "most"), [(FOLDER, 25e6), (SCENES, 40e6)])
-def test_folders_are_small_and_hold_safetensors_only(folder: Path, most: float) -> None:
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    sizes = [file.stat().st_size for file in files]
-    assert 1e6 < sum(sizes) <= most
-    assert max(sizes) <= 10e6
-    assert {file.suffix for file in files} <= {".safetensors", ".json", ".md", ".jinja", ".txt"}
+def test_the_folder_is_small_and_holds_safetensors_only() -> None:
+    is_a_small_folder(FOLDER, 25e6)
 
 
 @pytest.mark.slow

@@ -67,11 +67,7 @@ COMMANDS = {
     "study": Command(
         "study", "a blind study in the browser: which of two videos do people prefer?", positional="action"
     ),
-    "shapes": Command(
-        "shapes", "the embedded world: pretrain, score and render it, measure its ceiling", positional="action"
-    ),
-    "scenes": Command(
-        "scenes", "the second world: pretrain, score and render it, measure its ceiling", positional="action"
-    ),
     "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
 }
+SCRIPTS = {name: f"python -m research.pretraining.{name}" for name in ("shapes", "scenes")}
+"""Commands of earlier versions that are scripts of the project's repository now."""

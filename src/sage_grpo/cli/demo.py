@@ -26,7 +26,7 @@ class Options:
     out: Folder = "runs/demo"
     """Folder of the run."""
     recipe: str = "shapes/sage"
-    """Which recipe to run; try shapes/branch, or shapes/flow_grpo to compare; scenes/branch, in the repository's folder, is the second world."""
+    """Which recipe to run; try shapes/branch, or shapes/flow_grpo to compare."""
     seed: Seed = 0
     """Seed of the run."""
     iterations: Count = 30

@@ -14,8 +14,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sage_grpo.cli import COMMANDS
-from sage_grpo.config.errors import family_hint
+from sage_grpo.cli import COMMANDS, SCRIPTS
+from sage_grpo.config.errors import family_hint, moved_hint
 from sage_grpo.utils.redact import hide
 from sage_grpo.utils.safe_io import printable
 from sage_grpo.utils.suggest import did_you_mean, nearest
@@ -55,6 +55,8 @@ def _main(argv: list[str]) -> int:
         print(f"sage-grpo {__version__}")
         return 0
     name, rest = argv[0], argv[1:]
+    if name in SCRIPTS:
+        return _fail(f"{name} is a script of the project's repository now: {SCRIPTS[name]} (research/README.md).")
     if name not in COMMANDS:
         return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
     told = warnings.formatwarning
@@ -179,6 +181,7 @@ def _refuse_unknown(start: str) -> None:
     near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
     if near != start:
         hint = f" Did you mean {near!r}?" if all(near.split("/")) else family_hint(start, words)
+        hint = moved_hint(start) or hint
         raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
 
 

@@ -67,6 +67,13 @@ def _by_tail(tail: str, keys: Sequence[str]) -> str:
     return tails[near] if near else ""
 
 
+def moved_hint(name: str) -> str:
+    """The file that has taken the place of the recipes scenes/METHOD; empty for other names."""
+    if name.split("/")[0] != "scenes":
+        return ""
+    return " The second world is a file of the project's repository now: sage-grpo train research/scenes/branch.yaml (research/README.md)."
+
+
 def family_hint(name: str, targets: Collection[str]) -> str:
     """Advice for a model family in place of one of a recipe's `targets`; empty where a target is nearer, or neither is near."""
     families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]

@@ -46,7 +46,7 @@ class EvaluateSpec(Choice):
     model: ModelSpec = ModelSpec(train=False)
     """The model; without a run or a path, the small checkpoint that the package carries."""
     prompts: str | None = "shapes"
-    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" or "scenes" for the held-out split of a world, "starter_eval" (or "starter") for those of
+    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" for the held-out split of the embedded world, "starter_eval" (or "starter") for those of
     the package, or "train" for a run's training prompts."""
     rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
     """Rewards with their weights."""

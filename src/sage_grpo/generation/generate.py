@@ -37,8 +37,8 @@ class GenerateSpec(Choice):
     model: ModelSpec = ModelSpec(train=False)
     """The video model; without a run or a path, the small checkpoint that the package carries."""
     prompts: list[str] | str = ""
-    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), "starter" or "starter_eval", or "shapes" or "scenes" for the training
-    prompts of a world."""
+    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), "starter" or "starter_eval", or "shapes" for the training
+    prompts of the embedded world."""
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
     bench: BenchName | None = None

@@ -46,28 +46,6 @@ def shapes() -> TrainConfig:
     )
 
 
-def scenes() -> TrainConfig:
-    """The second world, a LoRA of a small Wan at 64 x 64.
-
-    The model is a folder of its own, which the package does not carry. Guidance is off: it was trained to do without.
-    """
-    return TrainConfig(
-        iterations=45,
-        model=ModelSpec(path="scenes", lora=LoraSpec(rank=16), guidance_scale=1.0, deterministic=True),
-        rewards=[RewardSpec(name="scenes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5}, batch_size=0)],
-        data=DataConfig(prompts="scenes"),
-        batch=BatchConfig(prompts=2, group_size=6, micro_batch=6),
-        kernel=KernelSpec(name="sage", eta=0.5),
-        rollout=RolloutConfig(steps=8),
-        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5),
-        surrogate=SurrogateConfig(clip_scale=0.3),
-        kl=KlCoefficient(kind="two_stage"),
-        optimizer=OptimizerConfig(lr=3e-4, weight_decay=0.0, betas=(0.9, 0.99), max_grad_norm=10.0),
-        evaluate=EvalConfig(every=25, prompts=32, steps=10),
-        keep=KeepConfig(checkpoint_every=10, videos_every=25),
-    )
-
-
 def hunyuan15() -> TrainConfig:
     """SAGE-GRPO on the paper's model: HunyuanVideo-1.5 480p text-to-video, VideoAlign; full fine-tuning on many GPUs.
 
@@ -190,7 +168,7 @@ SETTINGS: dict[str, dict[str, float]] = {
 }
 """The paper's two ways to weigh VideoAlign: averaged (A) and alignment-focused (B)."""
 TARGETS: dict[str, Callable[[], TrainConfig]] = {
-    target.__name__: target for target in (shapes, scenes, hunyuan15, hunyuan15_lora, wan, wan22, ltx2)
+    target.__name__: target for target in (shapes, hunyuan15, hunyuan15_lora, wan, wan22, ltx2)
 }
 WHOLE: dict[str, Callable[[], TrainConfig]] = {"hunyuan15/official": hunyuan15_official}
 """Recipes that are not a target with a method."""

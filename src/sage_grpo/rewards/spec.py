@@ -43,10 +43,13 @@ BUILT_IN: Mapping[str, str] = {
     "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",
     "shapes": "sage_grpo.worlds.shapes.judge:ShapesJudge",
     "shapes_proxy": "sage_grpo.worlds.shapes.judge:NaiveProxy",
-    "scenes": "sage_grpo.worlds.scenes.judge:ScenesJudge",
-    "scenes_learned": "sage_grpo.worlds.scenes.learned:LearnedReward",
 }
 """Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
+MOVED: Mapping[str, str] = {
+    "scenes": "research.scenes.judge:ScenesJudge",
+    "scenes_learned": "research.scenes.learned:LearnedReward",
+}
+"""Import paths of rewards that earlier versions knew by a name; they lie in the project's repository."""
 
 
 @checked
@@ -150,6 +153,11 @@ def find_reward(spec: RewardSpec) -> Any:
     """The function or class that a spec names, not called yet."""
     refuse_object(spec.name, "a reward", "Give other rewards (--rewards)")
     path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
+    if spec.name in MOVED:
+        raise RewardConfigError(
+            f"The reward {spec.name!r} is not in the package any more: name it {MOVED[spec.name]!r}, in the folder of the project's "
+            "repository (research/README.md)."
+        )
     if path is None:
         raise RewardConfigError(
             f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own reward is written module:function."

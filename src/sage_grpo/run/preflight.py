@@ -20,7 +20,7 @@ from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
 from sage_grpo.run.identity import stable
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import NAMES, Given, load_sources
+from sage_grpo.training.inputs import MOVED, NAMES, Given, load_sources
 from sage_grpo.training.planner import Planner
 from sage_grpo.utils.imports import refuse_object
 from sage_grpo.utils.suggest import did_you_mean
@@ -177,6 +177,10 @@ def check_files(config: TrainConfig, given: Given | None = None) -> None:
     raise FileNotFoundError(f"{many} missing:\n" + "\n".join(lines))
 
 
+def _moved(source: str) -> str:
+    return f" {source!r} is {MOVED[source]} of the project's repository." if source in MOVED else ""
+
+
 def needs(config: TrainConfig) -> Iterator[Need]:
     """Every file that a configuration names."""
     data, model = config.data, config.model
@@ -186,7 +190,7 @@ def needs(config: TrainConfig) -> Iterator[Need]:
             "data.clips", data.clips, "your clips: a .jsonl or .csv with prompt, win and lose, or prompt and clip"
         )
     elif data.prompts not in NAMES:
-        hint = did_you_mean(data.prompts, NAMES)
+        hint = did_you_mean(data.prompts, NAMES) or _moved(data.prompts)
         yield Need(
             "data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}"
         )
@@ -195,7 +199,7 @@ def needs(config: TrainConfig) -> Iterator[Need]:
             "data.eval_prompts",
             str(data.held_out),
             f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing."
-            + did_you_mean(str(data.held_out), NAMES),
+            + (did_you_mean(str(data.held_out), NAMES) or _moved(str(data.held_out))),
         )
     if model.path not in (None, "shapes"):
         yield Need(

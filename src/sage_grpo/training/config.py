@@ -246,7 +246,7 @@ class DataConfig:
     """Sources of prompts."""
 
     prompts: Content[str] = "shapes"
-    """"shapes" or "scenes" (the training split of a world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
+    """"shapes" (the training split of the embedded world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
     .jsonl file. A prompt has at most 20,000 characters."""
     clips: Content[str | None] = None
     """Clips to learn from in place of rollouts (objective.kind dpo, sft): a .jsonl or .csv with prompt, win and lose, or prompt and clip, or its
@@ -255,7 +255,7 @@ class DataConfig:
     """Further formats of data.clips beside the model's own, as FRAMESxHEIGHTxWIDTH ("81x832x480"), none of them larger: every row is learned in the one
     that shows most of its clips. Evaluation keeps the model's own."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, "shapes", "scenes" or "starter_eval". None is the held-out part of a world or of "starter", or for files
+    """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or of "starter", or for files
     no evaluation."""
     encode_ahead: Speed[Count] = 1024
     """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again

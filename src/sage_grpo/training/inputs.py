@@ -36,6 +36,8 @@ from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
 """Prompts that need no file."""
+MOVED = {"scenes": "research/scenes/train.txt (held out: heldout.txt beside it)"}
+"""Files that have taken the place of prompts that earlier versions knew by a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +258,10 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
     refuse_object(source, "its prompts", "Give a file (--prompts, --data.prompts)")
     if source in WORLDS:
         return [Prompt(text) for text in WORLDS[source].texts(split)]
+    if source in MOVED and not Path(source).is_file():
+        raise ConfigError(
+            f"The prompts {source!r} are not in the package any more: {MOVED[source]} of the project's repository has them."
+        )
     return load_prompts(source, NAMES)
 
 

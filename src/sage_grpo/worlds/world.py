@@ -1,8 +1,9 @@
-"""What a world is, and the worlds that the package knows.
+"""A world by the names of its modules, and the worlds that the package carries.
 
 A world is a package of three modules: `scene` (what can be shown, to and from text, and which combinations are held out), `render` (how a clean
 clip looks) and `judge` (how well a clip shows its prompt). A `World` names them; they are imported when they are asked for, so that a
-configuration can name a world at no cost. docs/benchmark.md says what a further world takes.
+configuration can name a world at no cost. A world outside the package needs no entry here: its judge is a reward by import path, its prompts
+are files and its model is a folder (research/scenes is one).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 if TYPE_CHECKING:
@@ -70,10 +70,6 @@ class World:
     """The class in `judge` that scores clips: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
     prompts: Mapping[Listed, int]
     """How many prompts of each split are used; a split with fewer combinations gives them all."""
-    model: str
-    """`model.path` of its model: a name, or the folder's name where the package does not carry it."""
-    carried: bool = False
-    """Whether the package carries the model."""
     ceiling: Mapping[str, float] = field(default_factory=dict)
     """What the judge gives perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
 
@@ -125,33 +121,17 @@ SHAPES = World(
     package="sage_grpo.worlds.shapes",
     judge_class="ShapesJudge",
     prompts={"train": 4096, "heldout": 4096},  # all of them
-    model="shapes",
-    carried=True,
     ceiling={"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154},
 )
-"""One shape that moves on a plain background, 9 frames of 32 x 32. Its ceiling: `sage-grpo shapes ceiling --prompts 128`
+"""One shape that moves on a plain background, 9 frames of 32 x 32. Its ceiling: `python -m research.pretraining.shapes ceiling --prompts 128`
 (benchmarks/results/ceiling.json)."""
-SCENES = World(
-    name="scenes",
-    package="sage_grpo.worlds.scenes",
-    judge_class="ScenesJudge",
-    prompts={"train": 2048, "heldout": 512},
-    model="scenes",
-    ceiling={"TA": 0.97547, "MQ": 0.90365, "VQ": 0.94906},
-)
-"""Textured objects with shadows before a background that scrolls, 17 frames of 64 x 64. Its ceiling: `sage-grpo scenes ceiling --model scenes --prompts 128`
-(benchmarks/results/scenes_ceiling.json)."""
-WORLDS: Mapping[str, World] = {world.name: world for world in (SHAPES, SCENES)}
+WORLDS: Mapping[str, World] = {world.name: world for world in (SHAPES,)}
 """The worlds by name."""
 
 
 def world_of_model(path: str | None) -> World | None:
-    """The world whose model a `model.path` names; None for any other checkpoint."""
-    for world in WORLDS.values():
-        named = path if path is None or world.carried else PurePath(path).name  # a folder may lie anywhere
-        if named == world.model:
-            return world
-    return SHAPES if path is None else None
+    """The world whose model a `model.path` names; None for any other checkpoint, a user's folder of a world's name among them."""
+    return SHAPES if path is None else WORLDS.get(path)
 
 
 def world_of_prompts(prompts: Sequence[str]) -> World | None:

@@ -72,8 +72,8 @@ TOKENIZERS: Mapping[str, str] = {
 """Text encoders by tokenizer."""
 
 ORIGINS: Mapping[str, str] = {
-    "scenes": "the model of the world scenes, which the package does not carry: the folder scenes of the project's repository, or "
-    "what `sage-grpo scenes pretrain` makes",
+    "scenes": "the model of the world scenes, which the package does not carry: the folder research/scenes/model of the project's "
+    "repository, or what `python -m research.pretraining.scenes pretrain` makes",
 }
 """Origins of the folders that our recipes name, for the error where one is missing."""
 

@@ -1,0 +1,1 @@
+"""The making of the model of the scenes world: `python -m research.pretraining.scenes pretrain`. Read pretrain.py first: options, networks, imperfect data and stages serve it, each with what is this world's own; the modules of research.pretraining serve both worlds."""

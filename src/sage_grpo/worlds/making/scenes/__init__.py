@@ -1,1 +1,0 @@
-"""How the model of the scenes world is made: `sage-grpo scenes pretrain`. Read pretrain.py first: options, networks, imperfect data and stages serve it, each with what is this world's own; what worlds have alike is a floor up."""

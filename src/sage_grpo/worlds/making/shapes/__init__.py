@@ -1,1 +1,0 @@
-"""How the checkpoint under worlds/shapes/assets was made: `sage-grpo shapes pretrain`. Read pretrain.py first: options, networks, imperfect data and stages serve it, each with what is this world's own; what worlds have alike is a floor up."""
