@@ -10,11 +10,11 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sage_grpo.cli import COMMANDS
+from sage_grpo.cli import COMMANDS, GONE, GROUPS
 from sage_grpo.config.errors import family_hint
 from sage_grpo.utils.redact import hide
 from sage_grpo.utils.safe_io import printable
@@ -55,6 +55,8 @@ def _main(argv: list[str]) -> int:
         print(f"sage-grpo {__version__}")
         return 0
     name, rest = argv[0], argv[1:]
+    if name in GONE:
+        return _fail(f"There is no command {name!r} any more: {GONE[name]}")
     if name not in COMMANDS:
         return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
     told = warnings.formatwarning
@@ -103,19 +105,16 @@ def _say_no_more() -> None:
 
 def _run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
-    topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
+    topic, argv = _asked(argv)
     if command.first and argv and not argv[0].startswith("-"):
         argv = [f"--{command.first}", *argv]
-    if command.positional != "command":
-        _refuse_missing(name, argv)
+    _refuse_missing(name, argv)
     if command.slow and topic is None and "--print_config" not in argv and _is_first():
         # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
         _say(f"sage-grpo {__version__} {name}: starting ...")
     module = importlib.import_module(f"sage_grpo.cli.{command.module}")
     defaults, unnamed = None, False
-    if command.positional == "command":
-        argv = module.arguments(argv, COMMANDS)
-    elif command.many:
+    if command.many:
         from sage_grpo.config.parsing import loose_words
 
         argv = loose_words(argv, command.positional, module.Options)
@@ -198,11 +197,9 @@ def _say(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[str]]:
-    """What the words ask help on (None: nothing), and the words without that; words from one of `before` on are another's."""
+def _asked(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The group of options that the words ask help on (empty: all groups, None: no help asked), and the words without that."""
     for place, word in enumerate(argv):
-        if word in before:
-            break
         if word in ("-h", "--help"):
             topic = "".join(one for one in argv[place + 1 : place + 2] if not one.startswith("-"))
             return topic, argv[:place] + argv[place + 1 + bool(topic) :]
@@ -219,7 +216,7 @@ def _is_first() -> bool:
 
 def _fail(message: str, status: int = 2) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # what all processes refuse is told once
-        from sage_grpo.distributed.elastic import is_first_to_say
+        from sage_grpo.distributed.heartbeat import is_first_to_say
 
         if not is_first_to_say(message):
             return status
@@ -229,7 +226,11 @@ def _fail(message: str, status: int = 2) -> int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    rows = "\n".join(
+        line
+        for group, commands in GROUPS.items()
+        for line in (f"{group}:", *(f"  {name:<{width}}  {command.summary}" for name, command in commands.items()))
+    )
     return f"""sage-grpo {__version__}: reinforcement-learning post-training of flow-matching
 video generators
 
@@ -237,8 +238,9 @@ usage: sage-grpo COMMAND [--config FILE.yaml] [--option value ...]
 
 {rows}
 
-`sage-grpo COMMAND --help` says what a command takes, `--help GROUP` lists a group
-of its options; `--print_config` prints them as YAML to start from."""
+`sage-grpo COMMAND --help` lists the groups of a command's options, `--help GROUP` the
+options of one; `--print_config` prints them as YAML to start from. Several GPUs:
+torchrun --nproc-per-node N -m sage_grpo COMMAND ..."""
 
 
 if __name__ == "__main__":
