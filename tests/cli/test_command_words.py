@@ -65,7 +65,7 @@ def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
         assert starting.from_recipe(TrainConfig, words) == (None, left)
         said = capsys.readouterr().err
         assert f"what {words[1] if words[0] == '--config' else 'the options'} leaves out has the paper's" in said
-    with pytest.raises(ConfigError, match="is the folder of a run, no recipe"):
+    with pytest.raises(ConfigError, match="is the folder of a run, not a recipe"):
         starting.from_recipe(TrainConfig, ["--recipe", str(run)])
     with pytest.raises(ValueError, match="no recipe 'nope'"):
         starting.from_recipe(TrainConfig, ["--recipe", "nope", "--recipe", "cps"])
