@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -71,28 +72,27 @@ def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
         starting.from_recipe(TrainConfig, ["--recipe", "nope", "--recipe", "cps"])
 
 
-def test_a_whole_file_leaves_nothing_to_defaults_and_other_ranks_are_silent(tmp_path, capsys, monkeypatch) -> None:
+def test_remarks_on_defaults_and_on_the_miniature_are_made_once_and_where_they_hold(
+    tmp_path, capsys, monkeypatch
+) -> None:
     file, whole = tmp_path / "whole.yaml", dict.fromkeys(TrainConfig.__dataclass_fields__, 1)
     file.write_text(yaml.safe_dump(whole))
     starting._say_what_it_stands_on([str(file)])
-    monkeypatch.setenv("RANK", "1")
-    starting._say_what_it_stands_on([])
-    assert capsys.readouterr().err == ""
-    monkeypatch.delenv("RANK")
-    whole.popitem()
-    file.write_text(yaml.safe_dump(whole))
-    starting._say_what_it_stands_on(["other", str(file)])
-    assert f"what {file} leaves out" in capsys.readouterr().err
-    extended = starting.extended(doctor.Options, recipe("shapes/cps"), json=True)
-    assert (extended.json, starting.plain(extended)) == (True, recipe("shapes/cps"))
-
-
-def test_the_miniature_is_told_where_nobody_named_a_model(capsys) -> None:
+    with monkeypatch.context() as other:
+        other.setenv("RANK", "1")
+        starting._say_what_it_stands_on([])
     for run, model in (("x", ModelSpec()), (None, ModelSpec(path="x")), (None, ModelSpec(family="wan"))):
         starting.say_whose_model(SimpleNamespace(run=run, model=model))  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
+    whole.popitem()
+    file.write_text(yaml.safe_dump(whole))
+    starting._say_what_it_stands_on(["other", str(file)])
     starting.say_whose_model(SimpleNamespace(run=None, model=ModelSpec()))  # type: ignore[arg-type]
-    assert "this is the miniature" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"what {file} leaves out" in told
+    assert "this is the miniature" in told
+    extended = starting.extended(doctor.Options, recipe("shapes/cps"), json=True)
+    assert (extended.json, starting.plain(extended)) == (True, recipe("shapes/cps"))
 
 
 def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
@@ -180,24 +180,14 @@ def test_a_report_of_one_run_lies_in_its_folder_and_of_several_here(tmp_path, ca
     for runs, out, page in (*ways, ([a], b, b / "report.html"), ([a], b / "x", b / "x")):
         assert report.run(report.Options(runs=[str(one) for one in runs], out=out, embed_megabytes=3.0)) == 0
         assert asked[-1] == ((runs, page), {"embed_megabytes": 3.0})
-    assert capsys.readouterr().out.endswith("Report: the page\n")
     with pytest.raises(ValueError, match="Name the folder of a run"):
         report.run(report.Options())
-
-    class Stopped:
-        """A server that Ctrl-C ends at once."""
-
-        address = "http://here"
-
-        def __init__(self, folders: list[Path], **named: Any) -> None:
-            asked.append((folders, named))
-
-        __enter__ = serve_forever = lambda self: self
-        __exit__ = lambda self, *error: None  # noqa: E731
-
-    monkeypatch.setattr("sage_grpo.tools.report.watch.Server", Stopped)
+    server = MagicMock(address="http://here")  # ends at once
+    server.return_value = server.__enter__.return_value = server
+    monkeypatch.setattr("sage_grpo.tools.report.watch.Server", server)
     assert report.run(report.Options(runs=[str(a)], watch=True, port=7, every=2.0)) == 0
-    assert asked[-1] == ([a], {"port": 7, "every": 2.0})
+    server.assert_called_once_with([a], port=7, every=2.0)
+    server.serve_forever.assert_called_once_with()
     assert "Watching on http://here " in capsys.readouterr().out
 
 
