@@ -20,20 +20,12 @@ from sage_grpo.cli import main as cli
 from sage_grpo.cli.main import main
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (b"", "it is empty"),
-        (b"recipe: shapes/sage\nseed: 1\n  lr: 2\n", r"it is no YAML: .* in \"bad\.yaml\", line 3"),
-        (b"out: r\xe9sum\xe9\n", "byte 0xe9 at 6 is no UTF-8"),
-    ],
-)
-def test_a_file_that_is_no_configuration(content: bytes, fault: str, tmp_path: Path, capsys) -> None:
+def test_a_file_that_is_no_configuration(tmp_path: Path, capsys) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_bytes(content)
+    file.write_bytes(b"out: r\xe9sum\xe9\n")
     assert main(["train", "--config", str(file)]) == 2
     said = capsys.readouterr().err
-    assert re.search(rf"sage-grpo: {re.escape(str(file))} is no configuration: {fault}", said)
+    assert f"sage-grpo: {file} is no configuration: byte 0xe9 at 6 is no UTF-8" in said
     assert "no recipe is named" not in said
 
 

@@ -18,7 +18,7 @@ import tiny
 from sage_grpo.cli import main, probe
 from sage_grpo.cli.inspect import Options, _noise_to_data, run
 from sage_grpo.models.schedulers import own_sigmas
-from sage_grpo.samplers.kernels import KERNELS, KernelSpec
+from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
 from sage_grpo.tools.probe.probe import ProbeResult
@@ -29,7 +29,7 @@ from sage_grpo.training.config import CheapSpec
 GOLDEN = Path(__file__).with_name("inspect.txt")
 """The text of the tables and of everything in the figure, for four steps; that is not there is written."""
 NUMBER = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?!\w)")
-SHOWN = {"kernels": [*KERNELS], "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
+SHOWN = {"kernels": ["flow", "sage", "sage_exact"], "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
 ASKED = (
     "title", "xlabel", "ylabel", "xlim", "ylim", "xscale", "yscale", "text", "position", "fontsize", "weight", "ha", "va", "color",
     "facecolor", "alpha", "zorder", "marker", "markersize", "linestyle", "linewidth", "xdata", "ydata", "xy", "width", "height", "frame_on",
