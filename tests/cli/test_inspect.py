@@ -29,7 +29,8 @@ from sage_grpo.training.config import CheapSpec
 GOLDEN = Path(__file__).with_name("inspect.txt")
 """The text of the tables and of everything in the figure, for four steps; that is not there is written."""
 NUMBER = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?!\w)")
-SHOWN = {"kernels": ["flow", "sage", "sage_exact"], "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
+KERNELS = ["flow", "sage", "sage_exact"]
+SHOWN = {"kernels": KERNELS, "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
 ASKED = (
     "title", "xlabel", "ylabel", "xlim", "ylim", "xscale", "yscale", "text", "position", "fontsize", "weight", "ha", "va", "color",
     "facecolor", "alpha", "zorder", "marker", "markersize", "linestyle", "linewidth", "xdata", "ydata", "xy", "width", "height", "frame_on",
