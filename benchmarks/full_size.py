@@ -257,7 +257,8 @@ def train(options: argparse.Namespace) -> int:
         *("--rewards", '[{"name": "video_stats", "weights": {"sharpness": 1.0, "flicker": -1.0}}]'),
         *("--keep.videos_every", "0", "--log.tensorboard", "false", "--log.progress", "false"),
     ]
-    for name, start in (("plain", ["-m", "sage_grpo"]), ("fsdp", ["-m", "sage_grpo", "launch", "--nproc", "1"])):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    for name, start in (("plain", ["-m", "sage_grpo"]), ("fsdp", [*torchrun, "-m", "sage_grpo"])):
         out = options.folder / f"run-{name}"
         begin = time.perf_counter()
         subprocess.run([sys.executable, *start, *arguments, "--out", str(out)], check=True)

@@ -18,14 +18,13 @@ import pytest
 
 HOW = {
     "chromium": "`tests/browser/install.sh` as root, `python -m playwright install chromium` as anybody, or name one in SAGE_GRPO_CHROMIUM",
+    "shtab": "pip install -e '.[dev]'",
     "playwright": "pip install -e '.[dev]'",
     "wandb": "pip install -e '.[wandb]'",
     "trackio": "pip install -e '.[trackio]'",
     "ray": "pip install -e '.[ray]'",
     "git": "install git, and test a clone of the repository",
     "bash": "install bash",
-    "zsh": "install zsh",
-    "fish": "install fish",
     "a GPU": "a machine with CUDA",
 }
 """Every thing that tests ask for, and how to get it."""

@@ -8,18 +8,16 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import yaml
 
 from sage_grpo.cli import (
-    COMMANDS,
     compare,
-    convert,
     doctor,
     export,
-    launch,
     plan,
     report,
     rewards,
@@ -37,22 +35,6 @@ from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.tools.compare.store import ROWS, SUITE
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.update import Diverged
-
-
-def test_commands_take_recipes_runs_and_first_words() -> None:
-    def those(flag: str) -> str:
-        return " ".join(name for name, command in COMMANDS.items() if getattr(command, flag) is True)
-
-    assert those("recipes") == "train plan doctor download probe"
-    assert those("runs") == "generate evaluate compare"
-    assert those("many") == "report"
-    assert those("slow") == "demo train plan doctor generate evaluate convert probe compare"
-    first = {name: command.first for name, command in COMMANDS.items() if command.first}
-    assert first == {
-        **dict.fromkeys(("train", "plan", "doctor", "download", "probe"), "recipe"),
-        **{"convert": "source", "compare": "recipes", "rewards": "of", "completion": "shell"},
-        **{"study": "action"},
-    }
 
 
 def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
@@ -81,53 +63,33 @@ def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
         assert starting.from_recipe(TrainConfig, words) == (None, left)
         said = capsys.readouterr().err
         assert f"what {words[1] if words[0] == '--config' else 'the options'} leaves out has the paper's" in said
-    with pytest.raises(ConfigError, match="is the folder of a run, no recipe"):
+    with pytest.raises(ConfigError, match="is the folder of a run, not a recipe"):
         starting.from_recipe(TrainConfig, ["--recipe", str(run)])
     with pytest.raises(ValueError, match="no recipe 'nope'"):
         starting.from_recipe(TrainConfig, ["--recipe", "nope", "--recipe", "cps"])
 
 
-def test_a_whole_file_leaves_nothing_to_defaults_and_other_ranks_are_silent(tmp_path, capsys, monkeypatch) -> None:
+def test_remarks_on_defaults_and_on_the_miniature_are_made_once_and_where_they_hold(
+    tmp_path, capsys, monkeypatch
+) -> None:
     file, whole = tmp_path / "whole.yaml", dict.fromkeys(TrainConfig.__dataclass_fields__, 1)
     file.write_text(yaml.safe_dump(whole))
     starting._say_what_it_stands_on([str(file)])
-    monkeypatch.setenv("RANK", "1")
-    starting._say_what_it_stands_on([])
-    assert capsys.readouterr().err == ""
-    monkeypatch.delenv("RANK")
-    whole.popitem()
-    file.write_text(yaml.safe_dump(whole))
-    starting._say_what_it_stands_on(["other", str(file)])
-    assert f"what {file} leaves out" in capsys.readouterr().err
-    extended = starting.extended(doctor.Options, recipe("shapes/cps"), json=True)
-    assert (extended.json, starting.plain(extended)) == (True, recipe("shapes/cps"))
-
-
-def test_the_miniature_is_told_where_nobody_named_a_model(capsys) -> None:
+    with monkeypatch.context() as other:
+        other.setenv("RANK", "1")
+        starting._say_what_it_stands_on([])
     for run, model in (("x", ModelSpec()), (None, ModelSpec(path="x")), (None, ModelSpec(family="wan"))):
         starting.say_whose_model(SimpleNamespace(run=run, model=model))  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
+    whole.popitem()
+    file.write_text(yaml.safe_dump(whole))
+    starting._say_what_it_stands_on(["other", str(file)])
     starting.say_whose_model(SimpleNamespace(run=None, model=ModelSpec()))  # type: ignore[arg-type]
-    assert "this is the miniature" in capsys.readouterr().err
-
-
-def test_a_launch_takes_the_command_with_its_own_words(calls, monkeypatch) -> None:
-    names, command = ("train", "plan"), '["train", "--x", "plan"]'
-    found = launch.arguments(["--nproc", "2", "train", "--x", "plan"], names)
-    assert found == ["--nproc", "2", "--command", command]
-    assert launch.arguments(["--nproc", "2"], names) == ["--nproc", "2"]
-    for words in (["--nproc=2", "tran"], ["--nproc", "2", "tran"], ["tran"]):
-        with pytest.raises(ValueError, match=r"'tran' to launch\. Did you mean 'train'"):
-            launch.arguments(words, names)
-    asked = calls("sage_grpo.distributed.elastic.run_module", 7)
-    options = launch.Options(nproc=2, command=["train"], max_restarts=3, grace=4)
-    assert launch.run(options) == 7
-    assert asked == [(("sage_grpo", ["train"]), {"processes": 2, "max_restarts": 3, "grace": 4})]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="There is no GPU to count"):
-        launch.run(replace(options, nproc=0))
-    with pytest.raises(ValueError, match="launch needs a command"):
-        launch.run(launch.Options())
+    told = capsys.readouterr().err
+    assert f"what {file} leaves out" in told
+    assert "this is the miniature" in told
+    extended = starting.extended(doctor.Options, recipe("shapes/cps"), json=True)
+    assert (extended.json, starting.plain(extended)) == (True, recipe("shapes/cps"))
 
 
 def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
@@ -135,23 +97,15 @@ def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
     monkeypatch.setattr(rewards, "_gpu", lambda: gpu)
     monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(notes=("not looked at",)))
     mine = RewardSpec(name="mine:one", label="L", weights={"a": 1.0, "b": 2.0})
-    rows = [rewards._entry("hpsv3"), rewards._entry("mine:one", mine)]
-    rewards._show(rows, "some.yaml")
-    told = capsys.readouterr().out.splitlines()
-    assert told[:3] == ["GPU: card, 8.0 GB", "Rewards of some.yaml:", ""]
-    own = told.index("mine:one (L): your own")
-    assert told[own : own + 3] == ["mine:one (L): your own", "  returns   a, b", "  here      not looked at"]
-    big = "\n".join(told[3 : own - 1])
-    assert f"\n  memory    about {rows[0]['gigabytes']:g} GB for the weights\n" in big
-    assert f"GB of weights, the GPU has 8.0" in big  # noqa: F541
-    assert "\n  licence   " in big
-    assert rows[1] == {
-        "name": "mine:one", "label": "L", "weights": {"a": 1.0, "b": 2.0}, "files": {}, "what": "your own", "parts": "a, b",
-        "needed_options": [], "ready": True, "state": "not looked at", "missing": [], "downloads": [],
-    }  # fmt: skip
-    gpu["gigabytes"] = rows[0]["gigabytes"]
+    large = rewards._entry("hpsv3")
+    rewards._show([large, rewards._entry("mine:one", mine)], "some.yaml")
+    told = capsys.readouterr().out
+    assert told.startswith("GPU: card, 8.0 GB\nRewards of some.yaml:\n\n")
+    assert told.endswith("\nmine:one (L): your own\n  returns   a, b\n  here      not looked at\n")
+    assert f"\n  memory    about {large['gigabytes']:g} GB for the weights\n" in told
+    assert "GB of weights, the GPU has 8.0" in told
+    gpu["gigabytes"] = large["gigabytes"]
     assert "GB of weights" not in rewards._entry("hpsv3")["state"]
-    monkeypatch.setattr(rewards, "_gpu", lambda: None)
     options = {"files": {"x": "from there", "y": "from here"}, "needed_options": ["x", "z"]}
     row = {"name": "r", "what": "w", "parts": "p", "state": "s", "extra": "e", "network": "n"}
     rewards._show([{**row, **options}], None)
@@ -164,36 +118,32 @@ def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
 
 
 def test_a_plan_that_does_not_fit_is_1_and_is_of_the_machine_that_was_named(calls, capsys, monkeypatch) -> None:
-    found = SimpleNamespace(fits=True, phases=[1], held_out=3)
+    found = SimpleNamespace(fits=True, phases=[], held_out=3)
     asked = calls("sage_grpo.plan.costs.forecast", found)
     calls("sage_grpo.plan.changes.changes", "changes")
     calls("sage_grpo.plan.changes.way_to_fit", "way")
     documents = calls("sage_grpo.plan.show.document", {})
-    shown = calls("sage_grpo.plan.show.show")
+    calls("sage_grpo.plan.show.show")
     measured = calls("sage_grpo.plan.measure.measured", SimpleNamespace(is_cpu=True))
     config = starting.extended(plan.Options, recipe("shapes/sage"), json=True, gpu="h200", gpus=4)
     assert plan.run(config) == 0
     assert json.loads(capsys.readouterr().out) == {}
     assert documents[0][0][1:4] == ("changes", "way", None)
-    ((plain, device), named), *_ = asked
-    assert (plain, device, named["gpus"], named["held_out"]) == (recipe("shapes/sage"), find("h200", 4), 4, 286)
+    ((config_alone, device), named), *_ = asked
+    assert (config_alone, device, named["gpus"]) == (recipe("shapes/sage"), find("h200", 4), 4)
     parallel = replace(config.parallel, dp_replicate=2, dp_shard=3, sp=5)
     wan = starting.extended(plan.Options, replace(recipe("wan/branch"), parallel=parallel))
-    found.fits = False
-    assert plan.run(wan) == 1
+    assert plan.run(replace(wan, json=True)) == 0
     assert (asked[-1][0][1], asked[-1][1]["gpus"], asked[-1][1]["held_out"]) == (find("h200", 30), 30, None)
-    assert shown[0][0][:3] == (found, "changes", "way")
-    found.phases = []
     more = {"rollout": replace(config.rollout, on="ray"), "model": replace(config.model, lora=LoraSpec(rank=2))}
     assert plan.run(replace(config, gpus=None, worker_gpu="h100", **more)) == 0
-    assert documents[-1][0][3] is not None
     last = [(one[0][1], one[1]["gpus"], one[1]["held_out"]) for one in asked[-2:]]
     assert last == [(find("h200"), 1, 286), (find("h100"), 1, 3)]
-    assert plan.run(replace(config, gpu=None)) == 0
-    assert asked[-1][0][1].is_cpu
     assert plan.run(replace(config, gpu=None, measure=True)) == 0
     assert measured[0][0][0] == recipe("shapes/sage")
     assert asked[-1][0][1].is_cpu
+    found.fits, found.phases = False, [1]
+    assert plan.run(wan) == 1
     for changes, said in (({"measure": True}, "give one of them"), ({"worker_gpu": "h100"}, "set --rollout.on ray")):
         with pytest.raises(ConfigError, match=said):
             plan.run(replace(config, **changes))
@@ -227,24 +177,14 @@ def test_a_report_of_one_run_lies_in_its_folder_and_of_several_here(tmp_path, ca
     for runs, out, page in (*ways, ([a], b, b / "report.html"), ([a], b / "x", b / "x")):
         assert report.run(report.Options(runs=[str(one) for one in runs], out=out, embed_megabytes=3.0)) == 0
         assert asked[-1] == ((runs, page), {"embed_megabytes": 3.0})
-    assert capsys.readouterr().out.endswith("Report: the page\n")
     with pytest.raises(ValueError, match="Name the folder of a run"):
         report.run(report.Options())
-
-    class Stopped:
-        """A server that Ctrl-C ends at once."""
-
-        address = "http://here"
-
-        def __init__(self, folders: list[Path], **named: Any) -> None:
-            asked.append((folders, named))
-
-        __enter__ = serve_forever = lambda self: self
-        __exit__ = lambda self, *error: None  # noqa: E731
-
-    monkeypatch.setattr("sage_grpo.tools.report.watch.Server", Stopped)
+    server = MagicMock(address="http://here")  # ends at once
+    server.return_value = server.__enter__.return_value = server
+    monkeypatch.setattr("sage_grpo.tools.report.watch.Server", server)
     assert report.run(report.Options(runs=[str(a)], watch=True, port=7, every=2.0)) == 0
-    assert asked[-1] == ([a], {"port": 7, "every": 2.0})
+    server.assert_called_once_with([a], port=7, every=2.0)
+    server.serve_forever.assert_called_once_with()
     assert "Watching on http://here " in capsys.readouterr().out
 
 
@@ -273,14 +213,23 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
         monkeypatch.setattr(f"sage_grpo.models.checkpoints.convert.{name}", lambda *words: asked.append(words) or 5)
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
-    options = convert.Options(source=str(source), base="base", out=str(out), dtype="bfloat16")
-    assert convert.run(options) == 0
-    assert convert.run(replace(options, to="original", source="hub/name", dtype=None)) == 0
-    assert asked == [(source, "base", out, torch.bfloat16), ("hub/name", out, None)]
+    words = ["export", str(source), "--base", "base", "--out", str(out), "--dtype", "bfloat16"]
+    assert main(words) == 0
     assert "with 5 tensors of" in capsys.readouterr().out
-    for changes in ({"source": ""}, {"source": "nowhere"}, {"out": str(source)}):
-        with pytest.raises((ValueError, FileNotFoundError)):
-            convert.run(replace(options, **changes))
+    assert main(["export", "hub/name", "--to", "original", "--out", str(out)]) == 0
+    assert asked == [(source, "base", out, torch.bfloat16), ("hub/name", out, None)]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    capsys.readouterr()
+    for wrong, said in (
+        ([str(tmp_path / "nowhere")], "no file or folder"),
+        ([str(source), "--out", str(source)], "exists already"),
+        ([str(tmp_path / "run")], "sage-grpo export --run"),
+        ([str(source), "--merged", "true"], "leave out --merged"),
+        (["--to", "original"], "--to needs weights to convert"),
+    ):
+        assert main(["export", *wrong]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_words_are_lists_of_fields_and_values() -> None:

@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore
 
+from sage_grpo.cli import main
 from sage_grpo.distributed import heartbeat
 from sage_grpo.distributed.heartbeat import GONE, Beat, Heartbeat, condition_of, own_place
 
@@ -173,3 +175,15 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen within a minute"
         time.sleep(0.05)
+
+
+def test_processes_of_one_run_say_the_same_once(monkeypatch, capsys) -> None:
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", str(store.port)), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert [main.main(["trian"]) for _ in range(2)] == [2, 2]
+    assert capsys.readouterr().err.count("There is no command 'trian'.") == 1
+    assert main.main(["evaluat"]) == 2
+    assert "There is no command 'evaluat'." in capsys.readouterr().err
+    monkeypatch.delenv("MASTER_PORT")
+    assert heartbeat.is_first_to_say("nobody to ask")

@@ -1,4 +1,4 @@
-"""Train the miniature video model on this machine, evaluate it on held-out prompts and show what changed."""
+"""Train the miniature video model on this machine, evaluate it on held-out prompts and show the change of its scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @checked
 class Options:
-    """The demo."""
+    """Options of the demo."""
 
     out: Folder = "runs/demo"
     """Folder of the run."""
@@ -30,12 +30,12 @@ class Options:
     seed: Seed = 0
     """Seed of the run."""
     iterations: Count = 30
-    """Iterations. After 30 of them shapes/sage has 95% of what it gains in 45 (1.441 and 1.449 from 1.283, 8 seeds,
+    """Iterations. After 30 of them shapes/sage has 95% of its gain in 45 (1.441 and 1.449 from 1.283, 8 seeds,
     benchmarks/results/methods_h200.jsonl)."""
 
 
 def run(options: Options) -> int:
-    """Train, draw, and say what was reached and what to try next."""
+    """Train, draw, and print the scores before and after and the next commands."""
     from sage_grpo.recipes import recipe
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
@@ -45,7 +45,7 @@ def run(options: Options) -> int:
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed, iterations=options.iterations)
-    # Scored before and after, not on the way: an evaluation takes as long as one and a half iterations.
+    # Scored before and after only: an evaluation takes as long as one and a half iterations.
     config = replace(config, evaluate=replace(config.evaluate, every=options.iterations))
     with session.session(config, remark=lambda text: print(f"sage-grpo: {text}", file=sys.stderr)) as world:
         if world.is_main:
@@ -65,7 +65,7 @@ def run(options: Options) -> int:
 
 
 def estimate(config: TrainConfig) -> float:
-    """Seconds that a run in a world takes here: the passes and clips that it needs, times one of each, timed on this machine."""
+    """Seconds that the run takes on this machine: its network evaluations and clips, times the measured time of one of each."""
     import torch
 
     from sage_grpo.plan.architecture import find_architecture
@@ -82,7 +82,7 @@ def estimate(config: TrainConfig) -> float:
     x, sigma = torch.randn(batch, *model.latent_shape(), device=model.device), torch.tensor(0.5, device=model.device)
 
     def seconds(work: Callable[[], Tensor], clips: int) -> float:
-        """The quickest of a few calls, for one clip: others may be using the machine, and the first call pays for what is done once."""
+        """The shortest of a few calls, per clip: other programs may use the machine, and the first call includes one-time work."""
         times = []
         for _ in range(5):
             clock = time.perf_counter()
@@ -102,7 +102,7 @@ def estimate(config: TrainConfig) -> float:
 
 
 JUDGED = 1.1
-"""Judging a clip takes a tenth of what decoding it does."""
+"""Decoding and scoring a clip, in units of decoding it."""
 
 
 def _minutes(seconds: float) -> str:
@@ -110,7 +110,7 @@ def _minutes(seconds: float) -> str:
 
 
 def summary(run: RunData) -> str:
-    """A small table of held-out scores before and after, what its rows mean, and in sentences what was reached and what fell."""
+    """A table of held-out scores before and after, the meaning of its rows, and the verdict in sentences."""
     from sage_grpo.tools.report.summary import MEANINGS, verdict
 
     before, after = run.evaluations[0], run.evaluations[-1]

@@ -1,7 +1,7 @@
 """A check-up of this machine, model, reward and configuration: `sage-grpo doctor RECIPE` (or FILE.yaml).
 
 Takes every option of `train`. Samples a few clips, makes one update in memory and writes nothing. Every check is a line with pass,
-warn, fail or skip and the measured value; a warning or a failure also says why it matters and what to do. The exit status is 1
+warn, fail or skip and the measured value; a warning or a failure also has its reason and its remedy. The exit status is 1
 where a check fails.
 """
 
@@ -19,16 +19,16 @@ from sage_grpo.training.config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Options(TrainConfig):
-    """What to check."""
+    """A training configuration to check."""
 
     json: bool = False
     """Print JSON only."""
     doctor: DoctorSpec = DoctorSpec()
-    """How much to sample."""
+    """Amount to sample."""
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What `train` starts from."""
+    """The defaults of `train`, and the remaining words."""
     return starting.from_recipe(Options, argv)
 
 
@@ -49,7 +49,7 @@ def run(options: Options) -> int:
             elsewhere = over_ranks(found, world)
     except RankLost as lost:
         print(f"sage-grpo doctor stopped: {lost}", file=sys.stderr, flush=True)
-        os._exit(1)  # an orderly exit would wait for the rank that is gone
+        os._exit(1)  # an orderly exit would wait for the lost rank
     for check in elsewhere:
         show(check, console)
     found += elsewhere

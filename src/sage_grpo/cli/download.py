@@ -1,7 +1,7 @@
 """Fetch and check everything that a recipe needs: `sage-grpo download RECIPE` (or FILE.yaml). Lists it with sizes first.
 
 Takes every option of `train`. Names on the hub go to the hub's cache, where `train` finds them also without a network; a folder that a reward wants is made where
-its option says. What only you can give (prompts, files from elsewhere) is listed with where it comes from, and the exit status is 1 while any of it is missing.
+its option says. Files that the hub does not have (prompts, files of other sites) are listed with their source, and the exit status is 1 while any of them is missing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(TrainConfig):
-    """What to fetch."""
+    """A training configuration whose files are fetched."""
 
     dry_run: bool = False
-    """Only list what would be fetched."""
+    """Only list the files that would be fetched."""
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What `train` starts from."""
+    """The defaults of `train`, and the remaining words."""
     return starting.from_recipe(Options, argv)
 
 
@@ -50,13 +50,13 @@ def run(options: Options) -> int:
     absent = [need for need in every if not need.is_here and need not in [one for one, _, _ in wanted]]
     total = sum(found.size for _, found, _ in wanted)
     if wanted:
-        print(f"{in_words(total)} in all, less what is here already.")
+        print(f"{in_words(total)} in all, less the files that are here already.")
     if not options.dry_run:
         _fetch_all(wanted)
     for need in absent:
-        print(f"missing, and not to be fetched: {need.key} {need.value}\n    {need.source}")
+        print(f"missing, and not on the hub: {need.key} {need.value}\n    {need.source}")
     if not every:
-        print("This recipe needs nothing that the package does not carry.")
+        print("This recipe needs no files besides the package.")
     return 1 if absent else 0
 
 
@@ -74,19 +74,19 @@ def _origin(need: Need, options: Options) -> tuple[str, dict[str, Any]]:
 
 
 def _is_needed(name: str) -> bool:
-    """Files of a model: its safetensors, not the same weights pickled, and all that is text."""
+    """True for files of a model: safetensors and text, not pickled copies of the weights."""
     return name.endswith((".safetensors", ".json", ".txt", ".model", ".jinja", ".py.txt")) or name.startswith(
         ("LICENSE", "NOTICE")
     )
 
 
 def _is_component(name: str) -> bool:
-    """Of a diffusers checkpoint: weights beside its folders are the same once more for other programs (LTX-2's repository has eight such files)."""
+    """True for files of a diffusers checkpoint. Weights beside its folders are copies for other programs (LTX-2's repository has eight)."""
     return _is_needed(name) and ("/" in name or not name.endswith(".safetensors"))
 
 
 def _is_data(name: str) -> bool:
-    """Of a reward's release: its weights in the authors' own format, which are read without running code, and no program."""
+    """True for files of a reward's release: weights in the authors' format, which are read without running code, and no programs."""
     return not name.endswith((".py", ".sh", ".ipynb", ".gitattributes"))
 
 

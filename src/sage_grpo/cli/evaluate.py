@@ -1,7 +1,7 @@
 """Score a model on held-out prompts with the ODE and fixed seeds, or score existing video files, with any rewards.
 
-`--run DIR` starts from a run: its model, trained weights, rewards, held-out prompts and evaluation settings, so that the figures are
-those of its own evaluations; any option that you give wins. `--pairs` evaluates the base as well and compares clip by clip.
+`--run DIR` takes a run's model, trained weights, rewards, held-out prompts and evaluation settings as defaults, so that the scores equal
+those of its own evaluations; options on the command line win. `--pairs` evaluates the base as well and compares clip by clip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EvaluateSpec):
-    """What to evaluate, and how to tell it."""
+    """Model or clips to evaluate, and the output."""
 
     pairs: bool = False
     """Evaluate the base model too, on the same prompts and noises, and give the differences with their intervals."""
@@ -43,7 +43,7 @@ class Options(EvaluateSpec):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from: a run's own settings where the words name one."""
+    """The defaults of the options (the settings of a `--run`), and the words."""
     run = given(argv, "run")
     if run is None:
         return None, argv
@@ -69,8 +69,8 @@ def run(options: Options) -> int:
 
 
 def _say(text: str) -> None:
-    """Print how far it is beside the scores, which may be JSON."""
-    with suppress(OSError, ValueError):  # nobody may be reading
+    """Print progress to stderr, since stdout may be JSON."""
+    with suppress(OSError, ValueError):  # stderr may be closed
         print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
 
 
@@ -136,7 +136,7 @@ def _score_files(options: Options) -> int:
 
 
 def pairs_table(found: Mapping[str, Difference]) -> str:
-    """The differences, a line for each score."""
+    """The differences between base and tuned, a line for each score."""
     width = max(map(len, [*found, "score"]))
     lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
     for name, one in found.items():
@@ -156,7 +156,7 @@ def pairs_table(found: Mapping[str, Difference]) -> str:
 
 
 def print_scores(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
-    """The scores of files as a table, with their means, and why some have none."""
+    """Print the scores of files as a table, with their means, and the reasons of missing ones."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,8 +1,13 @@
-"""Write a checkpoint of a run as weights that load into diffusers: a LoRA, a merged model or full weights, with a model card."""
+"""Write a checkpoint of a run as weights that load into diffusers: a LoRA, a merged model or full weights, with a model card.
+
+`sage-grpo export SOURCE --base DIFFUSERS_CHECKPOINT --out FOLDER` writes HunyuanVideo-1.5 weights of the original layout, which the paper's
+released code trains, as a diffusers checkpoint (for `--model.path`); `--to original` writes a diffusers checkpoint's transformer under its
+authors' names.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,10 +19,17 @@ if TYPE_CHECKING:
 
 @checked
 class Options:
-    """What to export."""
+    """A checkpoint to export, or weights to convert, and the format."""
 
     run: str = ""
     """Folder of a run."""
+    source: str = ""
+    """In place of `run`, weights to convert: a .safetensors file or a folder of them; with `to: original` a diffusers checkpoint, a folder or a hub
+    name."""
+    to: Literal["diffusers", "original"] = "diffusers"
+    """With `source`: the layout to write."""
+    base: str = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    """With `source`: the diffusers checkpoint of the same kind, a folder or a hub name; it gives the VAE, the text encoders and the configuration."""
     checkpoint: Natural | None = None
     """Iteration of the checkpoint; None is the newest good one."""
     ema: bool = False
@@ -26,10 +38,10 @@ class Options:
     """Fold a LoRA into the base model and write the whole model. Prefer the LoRA where it can be loaded: merging rounds small updates away
     (the command says how much of them) unless `dtype` is float32."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """What to store weights in. None: the run's `model.dtype` for a whole model, float32 for a LoRA. Modules that the family
-    keeps in float32 (Wan's norms and time embedding) stay so."""
+    """Number format of the weights. None: the run's `model.dtype` for a whole model, float32 for a LoRA, the source's own for `source`. Modules that
+    the family keeps in float32 (Wan's norms and time embedding) stay so."""
     out: Folder = "export"
-    """Folder to write."""
+    """Folder to write; with `source` it must not exist."""
     push_to: str = ""
     """OWNER/NAME of a repository on the Hugging Face hub that gets the export, with a card of metrics, recipe and held-out clips. Every file is listed
     first. The login is the hub's own (`hf auth login`, or the variable HF_TOKEN)."""
@@ -38,11 +50,56 @@ class Options:
     dry_run: bool = False
     """With `push_to`: write the export and list what would be sent, and send nothing."""
     trust_run: bool = False
-    """Also load Python code that the run's config.yaml names (a model family of somebody's own). It runs with all your rights."""
+    """Also load Python code that the run's config.yaml names (a custom model family). It runs with all your rights."""
+
+    def __post_init__(self) -> None:
+        default = {field.name: field.default for field in fields(self)}
+        other = OF_A_RUN if self.source else OF_A_SOURCE
+        given = [f"--{name}" for name in other if getattr(self, name) != default[name]]
+        if given and self.source:
+            raise ValueError(
+                f"SOURCE is converted, not exported from a run: leave out {', '.join(given)}, or the source."
+            )
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} needs weights to convert: sage-grpo export FILE_OR_FOLDER --out FOLDER."
+            )
+
+
+OF_A_RUN = ("run", "checkpoint", "ema", "merged", "push_to", "public", "dry_run", "trust_run")
+OF_A_SOURCE = ("to", "base")
 
 
 def run(options: Options) -> int:
-    """Export."""
+    """Export a run's checkpoint, or convert a source."""
+    return _convert(options) if options.source else _export(options)
+
+
+def _convert(options: Options) -> int:
+    out, source = Path(options.out), Path(options.source).expanduser()
+    if (source / "config.yaml").is_file():
+        raise ValueError(f"{source} is the folder of a run: sage-grpo export --run {source}.")
+    if options.to == "diffusers" and not source.exists():  # before the base is asked for at the hub
+        raise FileNotFoundError(f"There is no file or folder {options.source} to convert.")
+    if out.exists():
+        raise ValueError(f"{out} exists already: choose another --out, or remove it.")
+    import torch
+
+    from sage_grpo.models.checkpoints.convert import diffusers_to_original, original_to_diffusers
+
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    if options.to == "diffusers":
+        count = original_to_diffusers(source, options.base, out, dtype)
+        print(
+            f"Wrote {out}: a diffusers checkpoint with {count} tensors of {options.source}. Use it as --model.path {out}."
+        )
+        return 0
+    count = diffusers_to_original(options.source, out, dtype)
+    print(f"Wrote {out}: {count} tensors under the original names. Its config.json is that of the authors' release.")
+    return 0
+
+
+def _export(options: Options) -> int:
     from sage_grpo.models.base import Explains
     from sage_grpo.models.checkpoints.export import check_space
     from sage_grpo.models.checkpoints.from_configs import adapter_alone
@@ -72,7 +129,7 @@ def run(options: Options) -> int:
 
 
 def _check_push(options: Options) -> None:
-    """Before the model is loaded."""
+    """Refuse a repository or files that cannot be sent, before the model is loaded."""
     from sage_grpo.utils.hub import check_name, check_upload, uploads
 
     if not options.push_to:
@@ -81,7 +138,7 @@ def _check_push(options: Options) -> None:
         return
     (check_name if options.dry_run else check_upload)(options.push_to)
     if Path(options.out).is_dir():
-        uploads(Path(options.out))  # what lies there already would be sent too
+        uploads(Path(options.out))  # its present files would be sent too
 
 
 def _push(options: Options, config: TrainConfig, iteration: int) -> None:

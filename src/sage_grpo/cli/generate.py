@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GenerateSpec):
-    """What to generate, and where to."""
+    """Clips to generate, and their folder."""
 
     out: Folder = "outputs"
     """Folder for the files."""
@@ -53,7 +53,7 @@ class Options(GenerateSpec):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from: a run's model where the words name a run."""
+    """The defaults of the options (the model of a `--run`), and the words."""
     run = given(argv, "run")
     return None if run is None else Options.of_run(run, trust=trusted(argv)), argv
 
@@ -91,7 +91,7 @@ def run(options: Options) -> int:
 
 
 def _judged(options: Options, clips: Sequence[Clip]) -> tuple[CompositeReward, list[ScoredVideo]]:
-    """The rewards, tried out before anything is sampled, and a row for each clip."""
+    """The rewards, tried out before sampling, and a row for each clip."""
     from sage_grpo.generation.files import ScoredVideo, judge
     from sage_grpo.models.devices import choose_device
 
@@ -106,7 +106,7 @@ def _pairs(
     batches: Sequence[tuple[torch.Tensor, Sound | None]],
     fps: float,
 ) -> str:
-    """Score the clips as they were sampled, without the codec's loss; write which are best and worst; a sentence for people."""
+    """Score the sampled clips, without the codec's loss, write the best and the worst of each prompt, and return a summary."""
     from sage_grpo.data.examples import LISTS
     from sage_grpo.generation.files import best_and_worst, refuse_unscored, score_clips, write_scores
 

@@ -1,4 +1,4 @@
-"""Tables and a figure of what samplers and a schedule will do, before any network runs."""
+"""Tables and a figure of samplers and a schedule, without a network."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ STYLE = {
 
 @checked
 class Options:
-    """What to inspect, and where to write it."""
+    """Kernels and schedule to inspect, and the output."""
 
     kernels: list[str] = field(default_factory=lambda: list(KERNELS))
     """Kernels to compare: ode, flow, linear, dance, sage, cps, sage_exact, or your own as module:Class."""
@@ -88,17 +88,17 @@ class Options:
     sigma_max: OfGrid | None = None
     """Clamp of sage and sage_exact near pure noise; null takes each kernel's default."""
     deterministic_last: bool | None = None
-    """Whether the last step is an ODE step; null asks the kernel, as rollout.deterministic_last of a run does."""
+    """Make the last step an ODE step; null takes the kernel's default, as rollout.deterministic_last of a run does."""
     window: Window = field(default_factory=Window)
-    """Which steps explore (a random or sliding window is shown as in the first iteration)."""
+    """Steps that explore (a random or sliding window is shown as in the first iteration)."""
     json: bool = False
-    """Print JSON to stdout, and nothing else."""
+    """Print JSON only."""
     figure: Path | None = Path("inspect.png")
-    """Where to write the figure (.png, .pdf, .svg or .jpg); null for none."""
+    """File of the figure (.png, .pdf, .svg or .jpg); null for none."""
 
 
 EVEN_SHIFT = 5.0
-"""Shift of the grid where no model says one: HunyuanVideo-1.5's."""
+"""Shift of the grid without a model: HunyuanVideo-1.5's."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class Grid:
     shift: float
     eta: float
     make: Callable[[int], Schedule]
-    """The grid of so many steps: a model's own, or a shifted even one."""
+    """The grid with a number of steps: a model's own, or a shifted even one."""
 
 
 def grid_for(options: Options) -> Grid:
-    """Where the grid comes from."""
+    """The source of the grid."""
     if options.model is None:
         shift = options.shift or EVEN_SHIFT
         return Grid(options.steps, shift, options.eta, lambda steps: Schedule.shifted(steps, shift))
@@ -126,7 +126,7 @@ def grid_for(options: Options) -> Grid:
 
 
 def report_on(kernel: Kernel, grid: Schedule, options: Options) -> KernelReport:
-    """What a rollout with this kernel would do; with a remark on steps that were left deterministic."""
+    """The report of a rollout with this kernel, with a remark on steps that are left deterministic."""
     wanted = options.window.steps(options.steps)
     report = inspect_kernel(kernel, explore(grid, wanted, kernel, options.deterministic_last))
     left = left_out(grid, wanted, kernel, options.deterministic_last)
@@ -168,7 +168,7 @@ def run(options: Options) -> int:
 
 
 def _check_figure(file: Path) -> None:
-    """Refuse a kind of figure that is not drawn, before anything is: the name would promise what the file is not."""
+    """Refuse an unknown file format before the kernels are inspected."""
     if file.suffix.lower() not in FIGURES:
         raise ValueError(
             f"--figure {file} must end in one of {', '.join(FIGURES)}, got {file.suffix or 'no ending'!r}."
@@ -282,7 +282,7 @@ def _look(name: str) -> dict[str, Any]:
 
 
 def _noise_to_data(axis: Any, report: KernelReport) -> None:
-    """One place per step, named by its sigma: an axis in sigma would crowd the steps of a large shift at 1."""
+    """Set one tick per step, labeled by its sigma: an axis in sigma would crowd the steps of a large shift at 1."""
     every = max(1, round(len(report.rows) / 7))
     ticks = [row.step for row in report.rows[::every]]
     axis.set_xticks(ticks, [f"{report.rows[step].sigma:.3g}" for step in ticks])
@@ -346,7 +346,7 @@ def _draw_against_flow(axis: Any, grid: Grid) -> None:
     flow = Flow(eta=grid.eta, first=float(sigmas[0]))(sigmas[:-1], sigmas[1:]).std
     kernels: list[Kernel] = [Sage(eta=grid.eta), SageExact(eta=grid.eta)]
     differences = [(kernel(sigmas[:-1], sigmas[1:]).std - flow).tolist() for kernel in kernels]
-    # The first step is special (sage_exact renews all noise, sage may be clamped): to scale it would flatten the rest.
+    # The first step is special (sage_exact renews all noise, sage may be clamped): a scale that includes it would flatten the rest.
     limit = 1.35 * max([1e-6, *(abs(value) for row in differences for value in row[1:])])
     width = 0.42
     for offset, kernel, difference in zip((-0.5, 0.5), kernels, differences):
@@ -402,7 +402,7 @@ def _dashed(colour: str, label: str, pattern: tuple[int, tuple[float, float]] | 
 
 
 def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: Grid, c: float) -> dict[str, list[float]]:
-    """The final variance of every kernel for each number of steps, every step stochastic; the axis is made ready for it."""
+    """The final variance of every kernel for each number of steps, every step stochastic; also sets up the axis."""
     axis.axvline(grid.steps, color="#555555", lw=1, ls=(0, (4, 3)), zorder=0)
     axis.set_xscale("log")
     axis.set_xticks(STEP_COUNTS, [str(n) for n in STEP_COUNTS])

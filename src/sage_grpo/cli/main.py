@@ -1,4 +1,4 @@
-"""The command `sage-grpo`: of the subcommands only the one that is called is imported."""
+"""The command `sage-grpo`. Only the module of the subcommand that is called is imported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sage_grpo.cli import COMMANDS, SCRIPTS
+from sage_grpo.cli import COMMANDS, GONE, GROUPS
 from sage_grpo.config.errors import family_hint, moved_hint
 from sage_grpo.utils.redact import hide
 from sage_grpo.utils.safe_io import printable
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _main(list(sys.argv[1:] if argv is None else argv))
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where it can be told that nobody reads
+            sys.stdout.flush()  # here, where a closed pipe can be handled
         return status
     except BrokenPipeError:
         if not _unread():
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        return UNREAD  # rich has noticed it and ends the program itself, with a status that means something else here
+        return UNREAD  # rich noticed the closed pipe and ends the program, with a status that has another meaning here
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -55,17 +55,17 @@ def _main(argv: list[str]) -> int:
         print(f"sage-grpo {__version__}")
         return 0
     name, rest = argv[0], argv[1:]
-    if name in SCRIPTS:
-        return _fail(f"{name} is a script of the project's repository now: {SCRIPTS[name]} (research/README.md).")
+    if name in GONE:
+        return _fail(f"There is no command {name!r} any more: {GONE[name]}")
     if name not in COMMANDS:
         return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
     told = warnings.formatwarning
-    # They name files and values of folders that others made.
+    # Warnings name files and values of untrusted folders.
     warnings.formatwarning = lambda *words: printable(told(*words))
     try:
         return _run(name, rest)
     except (ValueError, FileNotFoundError) as error:
-        # What a user can mend is said in one message; anything else keeps its traceback.
+        # A user's mistake is one message; any other error keeps its traceback.
         return _fail(str(error))
     except OSError as error:
         if error.filename is None:
@@ -78,16 +78,16 @@ def _main(argv: list[str]) -> int:
 
 
 UNREAD = 141
-"""The status of a program whose reader has gone, as `... | head` does: what a shell makes of the signal SIGPIPE."""
+"""Exit status when the reader of the output is gone (`... | head`), as a shell reports SIGPIPE."""
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _unread() -> bool:
-    """Whether it is the reader of our output who has gone, and not somebody on a network."""
+    """True if the reader of stdout is gone, and not a peer on a network."""
     try:
-        sys.stdout.flush()  # what could not be written is still there, unless nothing is kept (python -u)
+        sys.stdout.flush()  # unwritten output is still in the buffer, unless there is none (python -u)
         watch = select.poll()
         watch.register(sys.stdout.fileno(), select.POLLERR)
         return bool(watch.poll(0))
@@ -98,26 +98,23 @@ def _unread() -> bool:
 
 
 def _say_no_more() -> None:
-    """Nothing is written to a reader who has gone, also not by the interpreter when it ends."""
+    """Redirect stdout to /dev/null, so that the interpreter writes nothing to a closed pipe when it ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
-    topic, argv = _asked(argv, before=COMMANDS if command.positional == "command" else ())
+    topic, argv = _asked(argv)
     if command.first and argv and not argv[0].startswith("-"):
         argv = [f"--{command.first}", *argv]
-    if command.positional != "command":
-        _refuse_missing(name, argv)
+    _refuse_missing(name, argv)
     if command.slow and topic is None and "--print_config" not in argv and _is_first():
         # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
         _say(f"sage-grpo {__version__} {name}: starting ...")
     module = importlib.import_module(f"sage_grpo.cli.{command.module}")
     defaults, unnamed = None, False
-    if command.positional == "command":
-        argv = module.arguments(argv, COMMANDS)
-    elif command.many:
+    if command.many:
         from sage_grpo.config.parsing import loose_words
 
         argv = loose_words(argv, command.positional, module.Options)
@@ -151,8 +148,8 @@ def _run(name: str, argv: list[str]) -> int:
 
 
 def _refuse_missing(name: str, argv: list[str]) -> None:
-    """Refuse a recipe, a file or a run that is not there before anything is imported: the libraries take seconds. What this does not know
-    is refused later, by whoever needs it."""
+    """Refuse a recipe, a file or a run that does not exist before the libraries are imported, which takes seconds. Other mistakes are
+    refused later."""
     from sage_grpo.config.parsing import given
 
     config = given(argv, "config")
@@ -164,18 +161,18 @@ def _refuse_missing(name: str, argv: list[str]) -> None:
     run = given(argv, "run")
     if run and not (Path(run) / "config.yaml").is_file():
         raise FileNotFoundError(f"{run} is not the folder of a run: it has no config.yaml. Give --run runs/NAME.")
-    prompts = given(argv, "prompts") or ""  # of those of `train` is told with all else that a run lacks
+    prompts = given(argv, "prompts") or ""  # the preflight lists those of `train` with all other missing files
     if prompts.endswith((".txt", ".csv", ".json", ".jsonl")) and not Path(prompts).expanduser().is_file():
         raise FileNotFoundError(f"There is no prompt file {prompts}.")
 
 
 def _refuse_unknown(start: str) -> None:
-    """Refuse what is neither a file or folder nor the name of a recipe."""
+    """Refuse a word that is neither a file, a folder nor the name of a recipe."""
     if start in ("None", "null") or Path(start).exists():
         return
     if start.endswith((".yaml", ".yml")):
         raise FileNotFoundError(f"There is no file {start}.")
-    # The words that names of recipes are made of, as their sources define them.
+    # The parts of recipe names, read from their sources.
     texts = [(ROOT / "recipes" / file).read_text(encoding="utf-8") for file in ("targets.py", "methods.py")]
     words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
     near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
@@ -196,16 +193,14 @@ STARTED = ("rewards", "compare", *(name for name, command in COMMANDS.items() if
 
 
 def _say(text: str) -> None:
-    """Tell the person at the terminal, if there is one: a run must not die because nobody reads."""
+    """Print to stderr; a closed terminal does not end a run."""
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[str]]:
-    """What the words ask help on (None: nothing), and the words without that; words from one of `before` on are another's."""
+def _asked(argv: list[str]) -> tuple[str | None, list[str]]:
+    """The group of options that the words ask help on (empty: all groups, None: no help asked), and the words without that."""
     for place, word in enumerate(argv):
-        if word in before:
-            break
         if word in ("-h", "--help"):
             topic = "".join(one for one in argv[place + 1 : place + 2] if not one.startswith("-"))
             return topic, argv[:place] + argv[place + 1 + bool(topic) :]
@@ -216,13 +211,13 @@ def _asked(argv: list[str], before: Collection[str]) -> tuple[str | None, list[s
 
 
 def _is_first() -> bool:
-    """Of several processes, one speaks."""
+    """True for the one process of several that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _fail(message: str, status: int = 2) -> int:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # what all processes refuse is told once
-        from sage_grpo.distributed.elastic import is_first_to_say
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a refusal of all processes is printed once
+        from sage_grpo.distributed.heartbeat import is_first_to_say
 
         if not is_first_to_say(message):
             return status
@@ -232,7 +227,11 @@ def _fail(message: str, status: int = 2) -> int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    rows = "\n".join(
+        line
+        for group, commands in GROUPS.items()
+        for line in (f"{group}:", *(f"  {name:<{width}}  {command.summary}" for name, command in commands.items()))
+    )
     return f"""sage-grpo {__version__}: reinforcement-learning post-training of flow-matching
 video generators
 
@@ -240,8 +239,9 @@ usage: sage-grpo COMMAND [--config FILE.yaml] [--option value ...]
 
 {rows}
 
-`sage-grpo COMMAND --help` says what a command takes, `--help GROUP` lists a group
-of its options; `--print_config` prints them as YAML to start from."""
+`sage-grpo COMMAND --help` lists the groups of a command's options, `--help GROUP` the
+options of one; `--print_config` prints them as YAML to start from. Several GPUs:
+torchrun --nproc-per-node N -m sage_grpo COMMAND ..."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a run will do and cost, before any weights are loaded or downloaded: `sage-grpo plan RECIPE` (or FILE.yaml, or a run's folder).
+"""Network evaluations, memory and time of a run, before any weights are loaded or downloaded: `sage-grpo plan RECIPE` (or FILE.yaml, or a run's folder).
 
-Takes every option of `train`. Says how prompts, groups, ranks and micro-batches divide, how often the network runs and in which phase, how much
-memory and time every phase takes on a GPU of your choice, whether that fits, and what to change first when it does not.
+Takes every option of `train`. Prints the division of prompts, groups, ranks and micro-batches, the network evaluations of every phase, its
+memory and time on a GPU of your choice, and the changes to make first where the run does not fit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sage_grpo.training.config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Options(TrainConfig):
-    """What to plan, and for which machine."""
+    """A training configuration and a machine."""
 
     gpus: Count | None = None
-    """Processes of the run, one a GPU; None is what the `parallel` options multiply to."""
+    """Processes of the run, one a GPU; None is the product of the `parallel` options."""
     gpu: str | None = None
     """Their kind: h200, h100, a100-80, a100-40, l40s, rtx4090, ...; "cpu"; None is this machine's, or an h200 where it has none."""
     worker_gpu: str | None = None
@@ -34,7 +34,7 @@ class Options(TrainConfig):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What `train` starts from, or the settings of a run."""
+    """The defaults of `train` or the settings of a run, and the remaining words."""
     return starting.from_recipe(Options, argv, runs=True)
 
 
@@ -77,7 +77,7 @@ def run(options: Options) -> int:
 
 
 def _held_out(config: TrainConfig) -> int | None:
-    """How many held-out prompts there are; None where their file is not on this machine."""
+    """Number of held-out prompts; None where their file is not on this machine."""
     from sage_grpo.training.inputs import NAMES, prompts_from
 
     source = config.held_out

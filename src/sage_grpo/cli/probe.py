@@ -1,7 +1,7 @@
-"""Where the variance of a reward comes from, without any gradient: which steps to branch at, how often, and with how much noise.
+"""The variance of a reward by the steps that cause it, without a gradient: steps to branch at, their weights, and the noise level.
 
-Takes every option of `train`, so that a recipe, a configuration file or a run's folder says which model, reward and prompts are
-meant; what is about updates changes nothing here. Runs in one process.
+Takes every option of `train`, so that a recipe, a configuration file or a run's folder gives model, reward and prompts; options of updates
+have no effect. Runs in one process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sage_grpo.utils.text import narrow_table, progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class Options(TrainConfig):
-    """What to probe."""
+    """A training configuration, or a run, to probe."""
 
     run: str | None = None
     """Folder of a run: its configuration becomes the defaults of all options, and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
-    """Which weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    """Weights of the run: after training (the default), of its best evaluation, or those it started from."""
     checkpoint: Natural | None = None
     """Weights of the run's checkpoint of this iteration."""
     ema: bool | None = None
@@ -42,14 +42,14 @@ class Options(TrainConfig):
     trust_run: bool = False
     """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
     probe: ProbeSpec = ProbeSpec()
-    """How much to sample."""
+    """Amount to sample."""
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from, and the words without `--recipe NAME`: a run's configuration, or what `train` starts from."""
+    """The configuration of a `--run` or the defaults of `train`, and the words without `--recipe NAME`."""
     run = given(argv, "run")
     if run is not None and "--recipe" in argv:
-        raise ValueError(f"--run {run} and --recipe both say what to start from: give one of them.")
+        raise ValueError(f"--run {run} and --recipe both give a configuration: choose one of them.")
     if run is not None:
         config = read_config(Path(run), trust=starting.trusted(argv), rewards=given(argv, "rewards") is None)
         return starting.extended(Options, config, run=run), argv

@@ -16,7 +16,7 @@ from sage_grpo.config.ranges import NotNegative, Range, Seconds, checked
 
 @checked
 class Options:
-    """Which runs, and where the page goes."""
+    """Runs, and the place of the page."""
 
     runs: list[str] = field(default_factory=list)
     """Folders of runs; words without an option before them are such folders."""
@@ -29,7 +29,7 @@ class Options:
     port: Annotated[int, Range(0, 65535)] = 0
     """Port to serve on; 0 takes any that is free."""
     every: Seconds = 3.0
-    """How often a page that is watched asks for news."""
+    """Seconds between updates of a watched page."""
 
 
 def run(options: Options) -> int:

@@ -1,4 +1,4 @@
-"""Every reward with what it needs: files, extras, GPU memory, licence; and which are ready here.
+"""Every reward with its requirements (files, extras, GPU memory, license), and those that are ready on this machine.
 
 `sage-grpo rewards` lists all; `sage-grpo rewards RECIPE` (or FILE.yaml, or a run's folder) looks at those of a configuration, and exits with 1
 where something is missing. Nothing is loaded, downloaded or sent.
@@ -18,10 +18,10 @@ from sage_grpo.utils.text import fixed
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Which rewards, and how they are shown."""
+    """Rewards to list, and the output."""
 
     of: str | None = None
-    """A recipe, a YAML file or the folder of a run: look at its rewards. None lists all that there are."""
+    """A recipe, a YAML file or the folder of a run: look at its rewards. None lists all rewards."""
     json: bool = False
     """Print JSON only."""
 
@@ -60,7 +60,7 @@ def configured(name: str) -> list[RewardSpec]:
 
 
 def _entry(name: str, spec: RewardSpec | None = None) -> dict[str, Any]:
-    """One reward as plain data; the options' values stay out, they may be anything."""
+    """One reward as plain data, without the values of its options, which may be anything."""
     facts = facts_of(name)
     about: dict[str, Any] = {"what": "your own", "parts": ", ".join(spec.weights if spec is not None else ())}
     if facts is not None:

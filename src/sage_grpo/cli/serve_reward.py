@@ -15,12 +15,12 @@ from sage_grpo.utils.http_server import check_installed, check_port, serve
 
 @checked
 class Options:
-    """What to serve, and where."""
+    """Rewards to serve, and the address."""
 
     rewards: list[RewardSpec]
-    """The rewards; all their parts are returned, weights are the client's business."""
+    """The rewards; all their parts are returned, the client applies the weights."""
     host: str = "127.0.0.1"
-    """Address to listen on. Other than this machine only with a token."""
+    """Address to listen on; an address that other machines reach requires a token."""
     port: Annotated[int, Range(0, 65535)] = 8765
     """Port to listen on."""
     token_env: str = "SAGE_GRPO_REWARD_TOKEN"
@@ -30,7 +30,7 @@ class Options:
     limits: ServerLimits = field(default_factory=ServerLimits)
     """Batching, queue and sizes."""
     log_level: Literal["critical", "error", "warning", "info"] = "warning"
-    """How much the HTTP server logs."""
+    """Log level of the HTTP server."""
 
 
 def run(options: Options) -> int:

@@ -1,4 +1,4 @@
-"""What the options of a command start from: a recipe, a YAML file or the folder of a run that its words name."""
+"""Defaults of a command's options: a recipe, a YAML file or the folder of a run that its words name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Options = TypeVar("Options", bound=TrainConfig)
 
 
 def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> tuple[Options | None, list[str]]:
-    """What the options of `train`, or of a command that has more of them, start from, and the words with the recipe, if there is one, at
-    their end; a YAML file in its place (with `runs`, also the folder of a run) stands for --config.
+    """The defaults of `train`'s options, or of a command that has more of them, and the words with the recipe, if there is one, at
+    their end. A YAML file in place of the recipe (with `runs`, also the folder of a run) is taken as --config.
 
     A recipe on the command line wins over that of a file. Without a recipe, a file or a model it is the embedded world's, which
     runs on any machine; with a model or a file, the options' own defaults, which are the paper's.
@@ -36,7 +36,7 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
     named = names[-1] if names else in_files
     for other in (*names[:-1], in_files):
         if other not in (None, "None", "null", named):
-            recipe(str(other))  # one that is overruled must be one all the same
+            recipe(str(other))  # an overruled name must be valid too
     files = [value for value in (given(words, "config"),) if value]
     chosen = any(word.split("=")[0] in ("--model", "--model.path", "--model.family") for word in words)
     if named is None and not files and not chosen:
@@ -45,7 +45,9 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
         _say_what_it_stands_on(files)
         return None, words
     if os.path.isfile(f"{named}/config.yaml"):
-        raise ConfigError(f"{named} is the folder of a run, no recipe: --config {named}/config.yaml has its settings.")
+        raise ConfigError(
+            f"{named} is the folder of a run, not a recipe: --config {named}/config.yaml has its settings."
+        )
     return extended(kind, recipe(str(named), given(words, "rollout.steps"))), [*words, f"--recipe={named}"]
 
 
@@ -60,7 +62,7 @@ def plain(options: TrainConfig) -> TrainConfig:
 
 
 def _with_files(argv: list[str], *, runs: bool) -> list[str]:
-    """The words with --config where the word for a recipe is a YAML file or, with `runs`, the folder of a run."""
+    """The words with --config in place of --recipe where its value is a YAML file or, with `runs`, the folder of a run."""
     words = list(argv)
     for place, word in enumerate(words[:-1]):
         file = Path(words[place + 1])
@@ -86,11 +88,11 @@ def _without_recipe(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _say_what_it_stands_on(files: list[str]) -> None:
-    """Without a recipe most options have defaults that nobody chose; a whole file, as a run writes it, leaves none."""
+    """Print a remark where options have the defaults of the paper: without a recipe and without a whole file, as a run writes it."""
     if any(all(in_file(file, name) for name in TrainConfig.__dataclass_fields__) for file in files):
         return
     if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError, ValueError):  # nobody may be reading
+        with suppress(OSError, ValueError):  # stderr may be closed
             print(
                 f"sage-grpo: no recipe is named: what {files[-1] if files else 'the options'} leaves out has the paper's defaults "
                 "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe.",
@@ -100,14 +102,14 @@ def _say_what_it_stands_on(files: list[str]) -> None:
 
 
 def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
-    """Where nobody named a run or a model, it is the miniature's: said, because its clips are not what people expect of theirs."""
+    """Print that the miniature is used, where neither a run nor a model is named."""
     if options.run is None and options.model.path is None and options.model.family is None:
-        with suppress(OSError, ValueError):  # nobody may be reading
+        with suppress(OSError, ValueError):  # stderr may be closed
             text = "neither --run nor --model.path is given: this is the miniature that the package carries."
             print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
 
 
 def trusted(argv: Sequence[str]) -> bool:
-    """Whether the words say --trust_run, for commands that read a run before their options."""
+    """True if the words have --trust_run, for commands that read a run before their options."""
     value = given(argv, "trust_run")
     return value is not None and (value.lower() == "true" or value == "" or value.startswith("--"))

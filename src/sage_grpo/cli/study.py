@@ -1,6 +1,6 @@
 """A blind study in the browser: people compare videos of two methods, side by side.
 
-`create` checks and copies the videos, `links` invites raters, `serve` runs the server, `results` prints what was found, `export` writes every
+`create` checks and copies the videos, `links` invites raters, `serve` runs the server, `results` prints win rates and agreement, `export` writes every
 vote as CSV, or the preferred and the other clip of every pair for training (docs/preferences.md).
 """
 
@@ -26,10 +26,10 @@ PORT = 8770
 
 @checked
 class Options:
-    """What to do with which study."""
+    """An action and its study."""
 
     action: Literal["create", "links", "serve", "results", "export"]
-    """What to do."""
+    """Action."""
     study: Path = Path("study")
     """Folder of the study."""
     methods: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Options:
     preset: Literal["paper"] | None = None
     """create: "paper" is the user study of the paper: 32 prompts, three dimensions, the first method against each other one."""
     title: str = "Which video is better?"
-    """create: what raters read at the top."""
+    """create: the title that raters read."""
     dimensions: dict[str, str] = field(default_factory=lambda: dict(DIMENSIONS))
     """create: name and question of every dimension."""
     against: str | None = None
@@ -54,11 +54,11 @@ class Options:
     seed: Seed | None = None
     """create: seed of pairs, sides and orders; None draws one."""
     raters: Count | None = None
-    """links: how many raters to add. Their links are shown once: only hashes of the tokens are kept."""
+    """links: number of raters to add. Their links are shown once: only hashes of the tokens are kept."""
     renew: str | None = None
     """links: number of the rater, or "admin" for the results, whose link is replaced by a new one."""
     url: str = f"http://127.0.0.1:{PORT}"
-    """create, links: where raters will reach the server."""
+    """create, links: the address at which raters reach the server."""
     host: str = "127.0.0.1"
     """serve: address to listen on."""
     port: Annotated[int, Range(0, 65535)] = PORT
@@ -72,13 +72,13 @@ class Options:
     out: Path | None = None
     """export: file to write; null is votes.csv, or for training pairs.jsonl in the folder of the study."""
     for_training: bool = False
-    """export: write pairs of clips to learn from (data.clips) in place of votes: the majority of each, without those that nobody decided."""
+    """export: write pairs of clips to learn from (data.clips) in place of votes: the majority of each, without undecided ones."""
     dimension: str | None = None
     """export for training: the question whose answers count; null counts those to all questions together."""
 
 
 def run(options: Options) -> int:
-    """Do what `action` says; return the exit status."""
+    """Carry out the action; return the exit status."""
     actions = {"create": _create, "links": _links, "serve": _serve, "results": _results, "export": _export}
     actions[options.action](options)
     return 0
@@ -138,7 +138,7 @@ def _links(options: Options) -> None:
 
 
 def _say_who_reaches(options: Options) -> None:
-    """A link to this machine's own address opens nowhere else, which its looks do not tell."""
+    """Print a remark where links have a loopback address, which opens on this machine only."""
     if is_loopback(urlsplit(options.url).hostname or ""):
         print(
             f"These links open on this machine only. A colleague with a login here opens them through `ssh -L {PORT}:127.0.0.1:{PORT} NAME`. For "

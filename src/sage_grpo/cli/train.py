@@ -13,7 +13,7 @@ __all__ = ["Options", "defaults", "run"]
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """What the options start from: a recipe, or a file."""
+    """The defaults of the options (a recipe), and the remaining words."""
     return from_recipe(Options, argv)
 
 
@@ -34,13 +34,13 @@ def run(options: Options) -> int:
             with session.session(options, remark=_remark) as world:
                 try:
                     session.run(options, world)
-                except (Diverged, RewardFailure, SaveFailed, CrewError) as stopped:  # all ranks decide alike
+                except (Diverged, RewardFailure, SaveFailed, CrewError) as stopped:  # the same on all ranks
                     if world.is_main:
                         print(f"sage-grpo train stopped: {stopped}")
                     status = 1
         except RankLost as lost:
             print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
-            os._exit(1)  # an orderly exit would wait for the rank that is gone
+            os._exit(1)  # an orderly exit would wait for the lost rank
         told = leave_report(Path(options.out)) if world.is_main else ""
         if told:
             print(told)

@@ -1,7 +1,9 @@
-"""Heartbeats in the rendezvous store, so that the remaining ranks can name a lost one, and a watch on the launcher, with which its ranks end."""
+"""Signs of life in the rendezvous store: the other ranks name a rank that is lost, all ranks end with their launcher, and a message of
+all is printed once."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -9,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -225,3 +228,13 @@ def _watch_parent(parent: int, grace: float) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace)
     os._exit(1)
+
+
+def is_first_to_say(text: str) -> bool:
+    """True unless another process of this run has said the same, by the launcher's store; also where the store cannot be reached."""
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=10))
+        return store.add(f"sage_grpo/said/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1
+    except (KeyError, ValueError, RuntimeError):
+        return True

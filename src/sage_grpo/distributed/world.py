@@ -135,7 +135,7 @@ class World:
 
 
 def start(spec: ParallelSpec, device: str = "auto") -> World:
-    """Join the processes that torchrun (or `sage-grpo launch`) started; one process without them."""
+    """Join the processes that torchrun started; one process where nothing did."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     layout = lay_out(spec, processes)
     if "RANK" not in os.environ:

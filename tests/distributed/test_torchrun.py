@@ -1,4 +1,4 @@
-"""`sage-grpo launch`: starts, restarts from the last checkpoint, and leaves nothing behind."""
+"""`torchrun -m sage_grpo`: starts, restarts from the last checkpoint, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -35,20 +35,16 @@ def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(tmp_path) -> None
     reward = RewardSpec(name="dist_workers:DiesOnce", options={"marker": str(marker)}, try_out=False)
     config = workers.configure(None, tmp_path, iterations=2, rewards=[reward])
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, eval_prompts=None))
-    own = tmp_path / "temporary"
-    own.mkdir()
-
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(plain(dataclasses.asdict(config))))
-    command, environment = launching(file, max_restarts=1), {**surroundings(), "TMPDIR": str(own)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    command = launching(file, max_restarts=1)
+    done = subprocess.run(command, env=surroundings(), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert marker.exists()
     assert "Resumed from" in done.stdout
     assert "at iteration 1" in done.stdout.replace("\n", " ")
     assert re.search(r"exitcode: -9\) local_rank: 1", done.stderr), done.stderr  # the agent's line
     assert not processes_of(tmp_path)
-    assert not list(own.glob("torchelastic*"))  # the agent's folder
 
     whole = dataclasses.replace(config, out=str(tmp_path / "whole"))  # the marker is there now: nobody dies
     assert processes.run(workers.run_whole, 2, whole) == [None, None]
@@ -111,11 +107,8 @@ runpy.run_module("sage_grpo", run_name="__main__")
 
 
 def launching(file: Path, max_restarts: int = 0) -> list[str]:
-    code = (
-        "import sys; from sage_grpo.cli import launch; sys.exit(launch.run("
-        f"launch.Options(nproc=2, max_restarts={max_restarts}, command=['train', '--config', {str(file)!r}])))"
-    )
-    return [sys.executable, "-c", code]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*torchrun, "--max-restarts", str(max_restarts), "-m", "sage_grpo", "train", "--config", str(file)]
 
 
 def surroundings() -> dict[str, str]:
