@@ -27,7 +27,7 @@ MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
 """Far more than any configuration needs."""
 
 
-GONE = {"update.reuse": (0, "learning again from earlier rollouts did not help, docs/results/reuse.md")}
+GONE = {"update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md")}
 """Options that the package no longer has, the value that they were off with, and why: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """What PyYAML raises at values that are not of the kind that they are marked as: !!bool maybe, a date that there is not."""

@@ -1,7 +1,7 @@
 """What a reward is made of, over a run: a part that is being lost while the total looks harmless.
 
 Once all clips of a group are alike in something, no advantage speaks of it: what a policy has lost in that way does not come back by
-itself, and other parts may hide it in the sum (docs/results/where.md).
+itself, and other parts may hide it in the sum (research/results/where.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sage_grpo.health.checks import Row, values
 from sage_grpo.health.evidence import Column, Scores, by_prompt, change, finite
 
 FALLEN = 5.0
-"""Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this told every part that was
+"""Standard errors by which a part must be below its best. On recorded runs (research/benchmarks/results/parts_cpu.jsonl) this told every part that was
 lost and none that was not; with 4 it also told one that came back."""
 FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5
 """The same for held-out prompts: FELL is told at once, FELL_TWICE where it holds at two evaluations in a row, and from NEARLY on weights are

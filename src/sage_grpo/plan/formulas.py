@@ -25,7 +25,7 @@ IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
 
 @dataclass(frozen=True, kw_only=True)
 class Vae:
-    """What decoding needs. Working sets and speeds are fitted to measurements (benchmarks/plan_vs_measured.py)."""
+    """What decoding needs. Working sets and speeds are fitted to measurements (research/benchmarks/plan_vs_measured.py)."""
 
     parameters: int
     flops: float

@@ -84,7 +84,7 @@ def after_long(size: Size) -> Suite:
         points=tuple(range(0, 400, 40)),  # a sentinel that goes back goes to one of these
         columns=COLUMNS,
         figures=("bars", "curves"),
-        notes="Chosen with other seeds (benchmarks/long_runs.py, suite `long_cheap`).",
+        notes="Chosen with other seeds (research/benchmarks/long_runs.py, suite `long_cheap`).",
     )
     decides = [arm.name for arm in (arms[0], arms[-1])]
     return sized(suite, size, brief=decides, smoke=decides)

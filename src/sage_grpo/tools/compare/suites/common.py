@@ -58,18 +58,18 @@ LONG_AS_FIRST: Mapping[str, Any] = {
     "rollout.before_steps": None,
     "rollout.after_steps": None,
 }
-"""What `shapes/branch_long` had, for 400 iterations, before docs/results/after_long was measured. Suites that are older say it, so that they stay what was
+"""What `shapes/branch_long` had, for 400 iterations, before research/results/after_long was measured. Suites that are older say it, so that they stay what was
 measured."""
 PER_ITERATION, PER_EVALUATION, PER_RUN = 0.044, 0.05, 0.2
 """Seconds of one H200 that an iteration of sage, an evaluation and a start take when 16 processes share it (`seconds` of the rows in
-docs/results/table2 and docs/results/distance, over 16)."""
+research/results/table2 and research/results/distance, over 16)."""
 SHARES: Mapping[str, float] = {
     **{"branch": 0.45, "branch_long": 0.7, "flow_grpo": 2.0, "nft": 4.3, "awm": 3.1},
     **dict.fromkeys(("refl", "draft", "adjoint"), 2.0),
 }
-"""What an iteration of other methods takes of that (docs/results/headline); by the reward's gradient a guess, from two CPU cores."""
+"""What an iteration of other methods takes of that (research/results/headline); by the reward's gradient a guess, from two CPU cores."""
 WORLD_SHARES: Mapping[str, float] = {"scenes": 3.0}
-"""What an iteration and an evaluation take of that in another world (docs/results/scenes_headline and scenes_hacking: 2.8 and 3.5)."""
+"""What an iteration and an evaluation take of that in another world (research/results/scenes_headline and scenes_hacking: 2.8 and 3.5)."""
 
 
 def judged(weights: Mapping[str, float] = SETTING_B) -> list[Mapping[str, Any]]:
