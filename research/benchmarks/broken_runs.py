@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from shapes_rewards import SETTING_B, judged, proxied
 from torch import Tensor
 
 from sage_grpo.callbacks.journal import read_rows
@@ -26,7 +27,6 @@ from sage_grpo.health.sentinel import Sentinel, Witnesses
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
-from sage_grpo.tools.compare.suites.common import SETTING_B, judged, proxied
 from sage_grpo.training import trainer as trainer_module
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.worlds.shapes.judge import ShapesJudge

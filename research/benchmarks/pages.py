@@ -58,7 +58,10 @@ KEPT_SCORES = (
 
 def pages() -> list[Path]:
     """Every document that may have marked places."""
-    return [ROOT / "README.md", *(file for folder in ("docs", "research") for file in sorted((ROOT / folder).rglob("*.md")))]
+    return [
+        ROOT / "README.md",
+        *(file for folder in ("docs", "research") for file in sorted((ROOT / folder).rglob("*.md"))),
+    ]
 
 
 def strict() -> list[Path]:

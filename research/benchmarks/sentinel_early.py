@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from broken_runs import short
+from shapes_rewards import SETTING_B, judged, proxied
 
 from sage_grpo.callbacks.journal import read_rows
 from sage_grpo.health import sentinel as sentinel_module
@@ -32,7 +33,6 @@ from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
 from sage_grpo.tools.compare.prepare import MINIATURE
-from sage_grpo.tools.compare.suites.common import SETTING_B, judged, proxied
 from sage_grpo.training import trainer as trainer_module
 from sage_grpo.training.config import TrainConfig
 

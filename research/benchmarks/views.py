@@ -610,6 +610,9 @@ def made(folder: Path) -> str:
     suite, rows, command = loaded(folder)
     machines = sorted({row["machine"]["device"] for row in rows if "machine" in row})
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
+    # Rows are older than suites as files.
+    command = re.sub(r"python benchmarks/long_runs\.py", "sage-grpo", command)
+    command = re.sub(r"--suite (\w+)(?= |$)", r"--suite research/suites/\1.yaml", command)
     place = f"research/results/{folder.name}/runs.jsonl"
     asked = len(suite.arms) * len(suite.seeds)
     runs = f"{len(rows)} runs" if len(rows) == asked else f"{len(rows)} of {asked} runs made"

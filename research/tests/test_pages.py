@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import pages
 import pictures
+import pytest
 
 ROOT = Path(__file__).parents[2]
 

@@ -150,14 +150,12 @@ def test_prompts_tell_their_world() -> None:
 
 def test_a_ceiling_is_told_only_where_it_was_measured() -> None:
     weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
-    unknown = World(name="w", package="p", judge_class="J", prompts={}, model="w")
     assert ceiling({"TA": 2.0}) == 2 * SHAPES.ceiling["TA"]
     assert ceiling({"TA": 1.0, "drift": -1.0}) is None
-    assert ceiling(weights, unknown) is None
-    both = columns_of([recipe("shapes/sage"), recipe("scenes/sage")])  # two judges: one column says nothing of either
+    both = columns_of([recipe("shapes/sage"), recipe("wan/sage")])  # two judges: one column says nothing of either
     assert [(column.key, column.ceiling) for column in both] == [("total", None)]
-    (first, *rest) = columns_of([recipe("scenes/sage"), recipe("scenes/branch")])
-    assert (first.key, first.ceiling) == ("total", ceiling(weights, SCENES))
+    (first, *rest) = columns_of([recipe("shapes/sage"), recipe("shapes/branch")])
+    assert (first.key, first.ceiling) == ("total", ceiling(weights))
     assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]
 
 

@@ -16,7 +16,7 @@ from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.leaderboard import EVALUATION
 from sage_grpo.tools.compare.store import FORMAT
 from sage_grpo.training.config import EvalConfig, TrainConfig
-from sage_grpo.worlds.world import world_of_model
+from sage_grpo.worlds.world import SHAPES, world_of_model
 
 SET_ELSEWHERE = {
     "seed": "the seeds are the suite's (--seeds, --first_seed)",
@@ -32,18 +32,6 @@ MINIATURE = {
     "batch.micro_batch": 128,
 }
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "shapes": MINIATURE,
-    # Wan pads every prompt to the same length itself. What 32 clips keep for their gradient is up to 4 GB, and 16 runs share a GPU. What has a
-    # fixed order is not compiled (docs/speed.md).
-    "scenes": {
-        "model.vae_slicing": False,
-        "model.cache": None,
-        "model.deterministic": False,
-        "batch.micro_batch": 32,
-    },
-}
-"""By world: how its model, which is small, is run quickly."""
 BUDGETS = ("passes", "clips")
 """What a suite may limit: samples through the network, and clips that were scored."""
 
@@ -93,15 +81,14 @@ def prepare(
             how = f"\n{suite.notes}" if isinstance(error, FileNotFoundError) and suite.notes else ""
             raise ConfigError(f"Arm {arm.name!r}: {error}{how}") from error
         arms.append((arm, start, config))
-    # Runs that learn at fresh noise levels take the longest (see SHARES in suites/common.py).
+    # Runs that learn at fresh noise levels take the longest.
     arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].objective.kind == "surrogate" else 3))
     return [_job(suite, arm, start, replace(config, seed=seed)) for seed in suite.seeds for arm, start, config in arms]
 
 
 def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
     """The recipe with the suite's and the arm's settings; unknown fields and values out of range are refused by name."""
-    world = world_of_model(start.model.path)
-    options = {} if world is None else dict(SMALL[world.name])
+    options: dict[str, Any] = dict(MINIATURE) if world_of_model(start.model.path) is SHAPES else {}
     if suite.iterations is not None:
         options["iterations"] = suite.iterations
     options |= {**suite.options, **arm.options}
