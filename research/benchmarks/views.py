@@ -612,7 +612,8 @@ def made(folder: Path) -> str:
     commits = sorted({row["commit"] for row in rows if row.get("commit")})
     # Rows are older than suites as files.
     command = re.sub(r"python benchmarks/long_runs\.py", "sage-grpo", command)
-    command = re.sub(r"--suite (\w+)(?= |$)", r"--suite research/suites/\1.yaml", command)
+    if (Path(__file__).parents[1] / "suites" / f"{folder.name}.yaml").is_file():
+        command = re.sub(r"--suite (\w+)(?= |$)", r"--suite research/suites/\1.yaml", command)
     place = f"research/results/{folder.name}/runs.jsonl"
     asked = len(suite.arms) * len(suite.seeds)
     runs = f"{len(rows)} runs" if len(rows) == asked else f"{len(rows)} of {asked} runs made"
