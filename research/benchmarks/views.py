@@ -265,17 +265,6 @@ def iteration(file: Path) -> str:
     return _table(HEADS, [cells(row) for row in rows(file)])
 
 
-def iteration_speed(file: Path, method: str, digits: str = "1") -> str:
-    """Times as fast as sage at full size."""
-    from branch_iteration import rows
-
-    return fixed(next(row.times_as_fast for row in rows(file) if row.method == method), int(digits))
-
-
-# Folders of `sage-grpo compare`
-
-
-@cache
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
     """A comparison: what was asked for, the rows that count, and the command."""
     from sage_grpo.tools.compare import store
@@ -722,7 +711,6 @@ VIEWS: dict[str, Callable[..., str]] = {
             memory_and_traffic,
             peaks,
             iteration,
-            iteration_speed,
         ),
         *(
             scores,

@@ -1,6 +1,6 @@
 """Kill a training run with SIGKILL again and again, resume it each time, and compare it with one that nobody disturbed.
 
-    python research/benchmarks/kill_resume.py --kills 10
+    python tests/e2e/kill_resume.py --kills 10
 
 Metrics (all but times), final weights and the whole last checkpoint (weights, optimizer, EMA, anchor) must be equal to the
 bit. Kills fall at random moments; every third one waits until a checkpoint is being written.
@@ -154,7 +154,7 @@ def arguments(model: str, prompts: Path, out: Path, iterations: int) -> list[str
 
 def tiny_model(folder: Path) -> str:
     """A tiny random HunyuanVideo-1.5 and where it lies."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     import tiny
 
     return str(tiny.build("hunyuan15_t2v", folder / "model"))
