@@ -61,7 +61,7 @@ def test_a_suite_is_read_and_cut_to_a_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("title: Rates", "titel: Rates", "'titel', which this version does not know"),
+        ("title: Rates", "titel: Rates", '"titel", which this version does not know'),
         ("title: Rates\n", "", "lacks 'title'"),
         ("title: Rates", "name: x", "'name', which is the file's"),
         ("recipe: shapes/sage,", "", r"suite.arms\[\] lacks 'recipe'"),

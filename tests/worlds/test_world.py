@@ -17,7 +17,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.run.preflight import check_files
 from sage_grpo.tools.compare.machine import PER_GPU, cores, how_many
-from sage_grpo.tools.compare.world import ceiling, columns_of
+from sage_grpo.tools.compare.prepare import ceiling, columns_of
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
 from sage_grpo.types import PartScores

@@ -288,7 +288,7 @@ def start(name: str, steps: int | str | None = None) -> TrainConfig:
 
 
 def _grid(options: Options) -> Suite:
-    from sage_grpo.tools.compare.world import columns_of
+    from sage_grpo.tools.compare.prepare import columns_of
 
     axes = []
     for words in _fields(options.vary):
