@@ -53,7 +53,9 @@ def test_a_suite_is_what_was_asked_for(name: str) -> None:
     """The arms, seeds and columns beside the rows are those of the file, as far as its page was made of it."""
     suite, asked = load(FILES[name]), loaded(RESULTS / name)[0]
     assert {arm.name for arm in asked.arms} <= {arm.name for arm in suite.arms}
-    assert asked.columns == suite.columns
+    assert [(one.key, one.ceiling and round(one.ceiling, 9)) for one in asked.columns] == [
+        (one.key, one.ceiling and round(one.ceiling, 9)) for one in suite.columns
+    ]
     for size in ("brief", "smoke"):
         assert {arm.name for arm in load(FILES[name], size).arms} <= {arm.name for arm in suite.arms}
 
