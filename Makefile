@@ -41,15 +41,15 @@ mutants: install ## Plant the listed errors, and drawn ones in every room; fails
 	@OMP_NUM_THREADS=1 $(PY) tests/mutants/plant.py --draw 5
 
 lint: install
-	@$(VENV)/bin/ruff check src tests research benchmarks
-	@$(VENV)/bin/ruff format --check --quiet src tests research benchmarks
+	@$(VENV)/bin/ruff check src tests research
+	@$(VENV)/bin/ruff format --check --quiet src tests research
 
 types: install
 	@$(VENV)/bin/mypy
 
 format: install ## Format and fix what can be fixed
-	@$(VENV)/bin/ruff check --fix --quiet src tests research benchmarks
-	@$(VENV)/bin/ruff format --quiet src tests research benchmarks
+	@$(VENV)/bin/ruff check --fix --quiet src tests research
+	@$(VENV)/bin/ruff format --quiet src tests research
 
 clean: ## Remove the environment and caches (never runs/)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,8 +1,8 @@
 """The documentation as a site: `make docs`, or `python scripts/docs_site.py [FOLDER]`, with Sphinx. A warning is an error.
 
-The documents are written to be read in the repository, where a link to a source file works and README.md is the start. The site has only
-docs/, so links that leave it go to the repository's page, and what a reader needs from outside is brought in: the README as the first page,
-and the reference of the commands, which is written from the code.
+The documents are written to be read in the repository, where a link to a source file works and README.md is the start. The site has docs/,
+the results and the log of research/, so links that leave these go to the repository's page, and what a reader needs from outside is brought in:
+the README as the first page, and the reference of the commands, which is written from the code.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/sage-grpo/sage-grpo"
 BROUGHT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 """Files of the repository -> pages of the site."""
+PARTS = {"docs": "", "research/results": "results/", "research/log.md": "log.md"}
+"""Folders and files of the repository -> their place in the site, the whole of docs/ first."""
 CONTENTS = {
     "Start": ["README", "demo", "commands", "recipes"],
     "Guides": [
@@ -95,11 +97,15 @@ def build(out: Path) -> int:
 
 
 def write_sources(folder: Path) -> None:
-    """docs/, what is brought in and what is written from the code, with links that hold there."""
-    shutil.copytree(ROOT / "docs", folder)
-    for path in folder.rglob("*.md"):
-        page = path.relative_to(folder).as_posix()
-        path.write_text(relinked(path.read_text(encoding="utf-8"), f"docs/{page}", page), encoding="utf-8")
+    """The documents, what is brought in and what is written from the code, with links that hold there."""
+    for path in _files():
+        origin = path.relative_to(ROOT).as_posix()
+        page = str(_page_of(origin))
+        (folder / page).parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            (folder / page).write_text(relinked(path.read_text(encoding="utf-8"), origin, page), encoding="utf-8")
+        else:
+            shutil.copyfile(path, folder / page)
     for origin, page in BROUGHT.items():
         text = relinked((ROOT / origin).read_text(encoding="utf-8"), origin, page)
         (folder / page).write_text(text + (contents() if page == "index.md" else ""), encoding="utf-8")
@@ -110,12 +116,27 @@ def write_sources(folder: Path) -> None:
 def contents() -> str:
     """The sidebar, as Sphinx wants it: in the first page, unseen there."""
     named = {page for pages in CONTENTS.values() for page in pages}
-    documents = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    pages = [str(_page_of(path.relative_to(ROOT).as_posix())) for path in _files() if path.suffix == ".md"]
+    documents = {page.removesuffix(".md") for page in pages}
     return "".join(
         f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n" + "\n".join(pages) + "\n```\n"
         for heading, pages in {**CONTENTS, "More": sorted(documents - named)}.items()
         if pages
     )
+
+
+def _files() -> list[Path]:
+    """Files of the repository that the site has."""
+    found = [file for part in PARTS for file in ((ROOT / part), *(ROOT / part).rglob("*"))]
+    return sorted(file for file in found if file.is_file())
+
+
+def _page_of(path: str) -> str | None:
+    """The place in the site of a file of the repository; None for a file that is not part of it."""
+    for part, place in PARTS.items():
+        if path == part or path.startswith(f"{part}/"):
+            return place + path.removeprefix(part).removeprefix("/")
+    return None
 
 
 def relinked(text: str, origin: str, page: str) -> str:
@@ -127,8 +148,8 @@ def relinked(text: str, origin: str, page: str) -> str:
         if not (ROOT / path).exists():
             raise FileNotFoundError(f"{origin} links to {target}, and there is no {path}.")
         anchor = f"#{anchor}" if anchor else ""
-        if path in BROUGHT or (path.startswith("docs/") and (ROOT / path).is_file()):
-            inside = BROUGHT.get(path, path.removeprefix("docs/"))
+        inside = BROUGHT.get(path) or _page_of(path)
+        if inside is not None and (ROOT / path).is_file():
             return f"{match[1]}{posixpath.relpath(inside, posixpath.dirname(page) or '.')}{anchor}{match[3]}"
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"{match[1]}{REPOSITORY}/{kind}/main/{path}{anchor}{match[3]}"

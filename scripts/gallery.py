@@ -1,7 +1,7 @@
 """The gallery of the second world: held-out prompts in rows, the base and trained adapters in columns, from the same noise, moving.
 
-    sage-grpo compare --suite scenes_headline --arms '[sage, branch]' --seeds 1 --first_seed 8001 --weights true --out runs/headline
-    sage-grpo compare --suite scenes_hacking --arms '["branch, hot"]' --seeds 1 --first_seed 8001 --weights true --out runs/hacking
+    sage-grpo compare --suite research/suites/scenes_headline.yaml --arms '[sage, branch]' --seeds 1 --first_seed 8001 --weights true --out runs/headline
+    sage-grpo compare --suite research/suites/scenes_hacking.yaml --arms '["branch, hot"]' --seeds 1 --first_seed 8001 --weights true --out runs/hacking
     python scripts/gallery.py docs/images/gallery.webp sage=ADAPTER branch=ADAPTER hacked=ADAPTER
 
 An adapter is a folder in runs/headline/weights or runs/hacking/weights, or what `sage-grpo export` writes, under its name in the picture. Run it in the repository's folder.

@@ -78,11 +78,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def benchmark_module() -> Callable[[str], ModuleType]:
-    """name -> that file of benchmarks/, whose files are scripts beside one another."""
+    """name -> that file of research/benchmarks/, whose files are scripts beside one another."""
 
     def load(name: str) -> ModuleType:
         with pytest.MonkeyPatch.context() as patch:
-            patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+            patch.syspath_prepend(Path(__file__).parents[1] / "research" / "benchmarks")
             return importlib.import_module(name)
 
     return load

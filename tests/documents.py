@@ -1,4 +1,4 @@
-"""The code blocks of README.md, CONTRIBUTING.md and docs, for the tests that run them."""
+"""The code blocks of README.md, CONTRIBUTING.md, docs and research, for the tests that run them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [file for folder in ("docs", "research") for file in sorted((ROOT / folder).rglob("*.md"))]
 NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 """The line above a block that no test executes, with the reason. Its commands are parsed all the same."""
 

@@ -33,6 +33,7 @@ from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import parse
 from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
+from sage_grpo.tools.compare.suite_file import load
 from sage_grpo.training.config import TrainConfig
 
 ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
@@ -181,6 +182,9 @@ def test_files_are_configurations(page: str, folder: Path) -> None:
     write_files(page, folder)
     for block in by_page(blocks("yaml"))[page]:
         (folder / "shown.yaml").write_text(block.text)
+        if "arms:" in block.text:
+            assert load(folder / "shown.yaml", "smoke").arms
+            continue
         if "serve.yaml" in block.text:
             options = importlib.import_module("sage_grpo.cli.serve_reward").Options
             assert parse(options, ["--config", "shown.yaml"], prog="serve-reward").rewards

@@ -399,7 +399,7 @@ def _ours() -> list[Path]:
     """Files of the project, not what runs and tools have left beside them: those that git has or would take, or all where there is no git."""
     folders = [
         name
-        for name in ("src", "tests", "research", "docs", "benchmarks", "examples", "scripts", ".ci", ".github")
+        for name in ("src", "tests", "docs", "research", "examples", "scripts", ".ci", ".github")
         if (ROOT / name).exists()
     ]
     if shutil.which("git") is not None and (ROOT / ".git").exists():

@@ -39,7 +39,7 @@ MISTAKES = [
     ("generate --bench vbenhc --prompts p.txt", "Did you mean 'vbench'"),
     ("report . --watch --out x.html", "leave out --out"),
     ("compare shapes/sage --baseline shapes/sagee", "Did you mean 'shapes/sage'"),
-    ("compare --suite heat,nosuch", "There is no suite 'nosuch'"),
+    ("compare --suite nosuch.yaml", "--suite nosuch.yaml: there is no such file."),
     ("study", "--action is needed: one of create, links, serve, results, export."),
 ]
 

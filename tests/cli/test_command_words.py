@@ -269,7 +269,7 @@ def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own
     assert rules.options["evaluate.prompts"] > 16
     for wrong, said in (
         ({"benchmark": True, "seeds": 2, "recipes": ["shapes/sage"]}, "leave out --seeds"),
-        ({"suite": ["heat", "heat"]}, "'heat' twice"),
+        ({"suite": ["a/heat.yaml", "b/heat.yaml"]}, "'heat' twice"),
         ({"suite": ["heat"], "recipes": ["shapes/sage"]}, "Name recipes"),
         ({}, "Name recipes"),
         ({"suite": ["heat"], "vary": vary}, "a suite has its own"),
@@ -341,7 +341,10 @@ def test_a_comparison_ends_with_its_tables_and_says_what_is_lacking(lab, tmp_pat
 
 def test_suites_have_folders_of_their_names_and_an_interruption_is_told(lab, tmp_path: Path, capsys) -> None:
     lab["interrupted"] = True
-    assert compare.run(Options(suite=["heat", "noise"], size="smoke", out=str(tmp_path / "out"))) == 130
+    files = [str(tmp_path / f"{name}.yaml") for name in ("heat", "noise")]
+    for file in files:
+        Path(file).write_text("{title: '', question: '', baseline: a, arms: [{name: a, recipe: shapes/branch}]}\n")
+    assert compare.run(Options(suite=files, size="smoke", out=str(tmp_path / "out"))) == 130
     told, folders = capsys.readouterr(), [tmp_path / "out" / name for name in ("heat", "noise")]
     assert [part.folder for part in lab["parts"]] == folders
     assert (lab["side_by_side"], lab["weights"], lab["engine"].share) == (None, False, True)

@@ -36,9 +36,6 @@ def test_settings_arrive_in_their_order_and_are_told() -> None:
     assert (b.kernel.eta, b.iterations, b.optimizer.lr, [r.name for r in b.rewards]) == (0.3, 9, 2e-5, ["video_stats"])
     assert (a.batch.micro_batch, a.model.options, a.model.cache) == (128, {"pad_text": 20}, None)  # the model is small
     assert not a.model.vae_slicing
-    assert prepared.SMALL["scenes"] == {
-        "model.vae_slicing": False, "model.cache": None, "model.deterministic": False, "batch.micro_batch": 32
-    }  # fmt: skip
     (large,) = prepare(suite(Arm(name="a", recipe="wan/sage"), seeds=(1,)), recipe)
     assert replace(large.config, seed=0, out="x") == replace(recipe("wan/sage"), seed=0, out="x")
     told = {"kernel.eta": 0.7, "iterations": 3, "evaluate.prompts": 7, "evaluate.steps": 20}

@@ -19,7 +19,7 @@ import pytest
 
 from sage_grpo.cli.main import main
 from sage_grpo.run.identity import of_code
-from sage_grpo.tools.compare import machine, store, suites, worker
+from sage_grpo.tools.compare import machine, store, suite_file, worker
 from sage_grpo.tools.compare import run as lab
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import Job, head
@@ -198,10 +198,9 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
 def test_several_suites_share_runs_from_the_command_to_their_tables(
     here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    named = {name: lambda size, suite=suite: suite for name, suite in suites_of_two.items()}
-    monkeypatch.setattr(suites, "SUITES", named)
+    monkeypatch.setattr(suite_file, "load", lambda file, size: suites_of_two[file.stem])
     both = tmp_path / "both"
-    words = ["--suite", "one,other", "--out", str(both), "--weights", "--jobs", "1"]
+    words = ["--suite", "one.yaml,x/other.yaml", "--out", str(both), "--weights", "--jobs", "1"]
     assert (main(["compare", *words]), len(here.asked), len(set(here.asked))) == (0, 6, 6)  # and not 8
     told = capsys.readouterr()
     assert "6/6" in told.err

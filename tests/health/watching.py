@@ -12,7 +12,7 @@ from typing import Any
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Finding, Sentinel
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "research" / "benchmarks" / "results"
 
 
 def healthy_row(number: int, draw: random.Random) -> dict[str, float]:

@@ -54,7 +54,7 @@ COPIED = [
     "src",
     "tests",
     "docs",
-    "benchmarks",
+    "research",
     "examples",
     "pyproject.toml",
     "README.md",

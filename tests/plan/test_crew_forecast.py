@@ -49,8 +49,10 @@ def test_workers_share_the_sampling_and_staleness_hides_it() -> None:
 
 
 def measured(row: int, *more: str) -> tuple[TrainConfig, dict]:
-    """What benchmarks/workers.py ran and found."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[row])
+    """What research/benchmarks/workers.py ran and found."""
+    found = json.loads(
+        (ROOT / "research" / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[row]
+    )
     words = [*found["command"], *more]
     words[words.index("--model.path") + 1] = "somebody/HunyuanVideo-1.5-Diffusers-480p_t2v"
     return parse(TrainConfig, words, prog="plan", defaults=recipe("hunyuan15_lora/branch"), recipes=True), found

@@ -37,7 +37,7 @@ from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, TrainConfig
 from sage_grpo.training.plan import Plan
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "research" / "benchmarks" / "results"
 H200 = hardware.find("h200")
 LARGE = ("Wan2.2-T2V-A14B-Diffusers", "HunyuanVideo-1.5-Diffusers-480p_t2v", "FLUX.2-klein-base-4B")
 
@@ -403,7 +403,7 @@ def test_steps_that_would_hold_too_much_noise_are_named_in_the_plan_and_at_the_s
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_cpu_is_predicted_as_it_was_measured(threads: int, monkeypatch) -> None:
-    file = Path(__file__).parents[2] / "benchmarks" / "results" / "iteration_cpu.json"
+    file = Path(__file__).parents[2] / "research" / "benchmarks" / "results" / "iteration_cpu.json"
     measured_seconds = statistics.fmean(json.loads(file.read_text())["core_seconds"].values()) / threads
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     said = forecast(recipe("shapes/sage"), hardware.cpu())

@@ -17,7 +17,7 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, find_reward
 from sage_grpo.run.preflight import check_files
 from sage_grpo.tools.compare.machine import PER_GPU, cores, how_many
-from sage_grpo.tools.compare.world import ceiling, columns_of
+from sage_grpo.tools.compare.prepare import ceiling, columns_of
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
 from sage_grpo.worlds.grammar import named_in
@@ -96,12 +96,10 @@ def test_prompts_tell_their_world() -> None:
 
 def test_a_ceiling_is_told_only_where_it_was_measured() -> None:
     weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
-    unknown = World(name="w", package="p", judge_class="J", prompts={})
     assert ceiling({"TA": 2.0}) == 2 * SHAPES.ceiling["TA"]
     assert ceiling({"TA": 1.0, "drift": -1.0}) is None
-    assert ceiling(weights, unknown) is None
-    (total,) = columns_of([recipe("shapes/sage"), recipe("wan/sage")])  # two judges: one column says nothing of either
-    assert (total.key, total.ceiling) == ("total", None)
+    both = columns_of([recipe("shapes/sage"), recipe("wan/sage")])  # two judges: one column says nothing of either
+    assert [(column.key, column.ceiling) for column in both] == [("total", None)]
     (first, *rest) = columns_of([recipe("shapes/sage"), recipe("shapes/branch")])
     assert (first.key, first.ceiling) == ("total", ceiling(weights))
     assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]

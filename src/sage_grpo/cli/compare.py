@@ -1,7 +1,7 @@
 """Compare recipes and settings over seeds: many runs side by side, one file of rows, tables with intervals, figures, a report.
 
-`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite NAME,NAME` experiments
-of the package, and `--table FOLDER` draws tables and figures again. The same command continues what was interrupted (docs/compare.md).
+`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite FILE.yaml` an experiment
+that a file states, and `--table FOLDER` draws tables and figures again. The same command continues what was interrupted (docs/compare.md).
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.config.ranges import Count, Folder, Natural, Positive, Seed, checked
 from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
-from sage_grpo.tools.compare.suites import Size
+from sage_grpo.tools.compare.suite_file import Size
 from sage_grpo.utils.safe_io import check as check_links
 from sage_grpo.utils.safe_io import inside, printable
 from sage_grpo.utils.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from sage_grpo.training.config import TrainConfig
 
 
 @checked
@@ -30,17 +33,18 @@ class Options:
     """What to compare."""
 
     recipes: list[str] = field(default_factory=list)
-    """Recipes to compare; the words before all options."""
+    """Recipes or recipe files (YAML) to compare; the words before all options."""
     vary: list[str] = field(default_factory=list)
     """Fields with several values, FIELD=VALUE,VALUE: every combination of them with every recipe is an arm."""
     set: list[str] = field(default_factory=list)
     """Fields with one value for all arms, FIELD=VALUE."""
     suite: list[str] = field(default_factory=list)
-    """Experiments by name, in place of recipes. Several share the workers and the budget, and each has a folder of its name in `out`."""
+    """YAML files of experiments, in place of recipes (docs/compare.md). Several share the workers and the budget, and each has a folder of its
+    file's name in `out`."""
     arms: list[str] = field(default_factory=list)
     """Make only the runs of these arms, by name; the others stay missing. Empty is all."""
     size: Size = "full"
-    """Size of the suites: full (about ten minutes of a GPU), brief (the arms that decide), or smoke, which only shows that it works."""
+    """Size of the suites: full (all arms), brief (the arms that decide), or smoke, which only shows that it works."""
     seeds: Count | None = None
     """Seeds of every arm; None is the suite's number, and 8 for recipes."""
     first_seed: Seed = FIRST_SEED
@@ -106,7 +110,6 @@ def run(options: Options) -> int:
         if moved is not None:
             _refuse_to_mix(_folders(moved[1]), folders)
         return _draw(folders, moved)
-    from sage_grpo.recipes import recipe
     from sage_grpo.run.preflight import preflight
     from sage_grpo.tools.compare import run as lab
     from sage_grpo.tools.compare.cluster import Cluster
@@ -124,7 +127,7 @@ def run(options: Options) -> int:
         lab.Part(
             folder=out if len(suites) == 1 else out / suite.name,
             suite=suite,
-            jobs=prepare(suite, recipe, lambda config: remarks.update(dict.fromkeys(preflight(config)))),
+            jobs=prepare(suite, start, lambda config: remarks.update(dict.fromkeys(preflight(config)))),
             arms=arms,
         )
         for suite in suites
@@ -204,13 +207,14 @@ def _folders(table: Path) -> list[Path]:
 
 
 def suites_of(options: Options) -> list[Suite]:
-    """The suites by name, or that of the grid, with what the options change."""
+    """The suites of the files, or that of the grid, with what the options change."""
     if bool(options.suite) == bool(options.recipes):
         raise ConfigError("Name recipes to compare (sage-grpo compare shapes/branch shapes/sage ...), or a --suite.")
-    twice = [name for name in options.suite if options.suite.count(name) > 1]
+    names = [Path(file).stem for file in options.suite]
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"--suite names {twice[0]!r} twice.")
-    suites = [_named(name, options) for name in options.suite] or [_grid(options)]
+    suites = [_from_file(Path(file), options) for file in options.suite] or [_grid(options)]
     return [_changed(suite, options) for suite in suites]
 
 
@@ -261,21 +265,30 @@ def _as_benchmark(suite: Suite, options: Options) -> Suite:
     )
 
 
-def _named(name: str, options: Options) -> Suite:
-    from sage_grpo.tools.compare.suites import SUITES
+def _from_file(file: Path, options: Options) -> Suite:
+    from sage_grpo.tools.compare.suite_file import load
 
     if options.vary:
         raise ConfigError("--vary makes arms of recipes; a suite has its own. --set changes a field of all of them.")
-    if name not in SUITES:
-        raise ConfigError(
-            f"There is no suite {name!r}. Suites: {', '.join(SUITES) or 'none'}." + did_you_mean(name, SUITES)
-        )
-    return SUITES[name](options.size)
+    return load(file, options.size)
+
+
+def start(name: str, steps: int | str | None = None) -> TrainConfig:
+    """The configuration of a recipe, or of a recipe file; `steps` is the arm's `rollout.steps` (see `sage_grpo.recipes.recipe`)."""
+    from sage_grpo.cli.starting import from_recipe
+    from sage_grpo.config.parsing import parse
+    from sage_grpo.recipes import recipe
+    from sage_grpo.training.config import TrainConfig
+
+    if not Path(name).is_file():
+        return recipe(name, steps)
+    words = [f"--config={name}", *([] if steps is None else [f"--rollout.steps={steps}"])]
+    defaults, words = from_recipe(TrainConfig, words)
+    return parse(TrainConfig, words, prog="sage-grpo compare", defaults=defaults, recipes=True)
 
 
 def _grid(options: Options) -> Suite:
-    from sage_grpo.recipes import recipe
-    from sage_grpo.tools.compare.world import columns_of
+    from sage_grpo.tools.compare.prepare import columns_of
 
     axes = []
     for words in _fields(options.vary):
@@ -284,30 +297,29 @@ def _grid(options: Options) -> Suite:
     tails = [axis[0][0].rpartition(".")[2] for axis in axes]
     names = [axis[0][0] if tails.count(tail) > 1 else tail for axis, tail in zip(axes, tails)]
     arms = []
-    for start in options.recipes:
+    for origin in options.recipes:
         for pairs in itertools.product(*axes):
             labels = [f"{name}={value}" for name, (_, value) in zip(names, pairs)]
-            arms.append(Arm(name=" ".join([start, *labels]), recipe=start, options=dict(pairs)))
+            arms.append(Arm(name=" ".join([origin, *labels]), recipe=origin, options=dict(pairs)))
     return Suite(
         name=options.folder.name,
         title=f"{' and '.join(options.recipes)}" + (f" over {', '.join(axis[0][0] for axis in axes)}" if axes else ""),
         question="Which settings score best on held-out prompts?",
         arms=tuple(arms),
         baseline=arms[0].name,
-        columns=columns_of([recipe(name) for name in options.recipes]),
+        columns=columns_of([start(name) for name in options.recipes]),
     )
 
 
 def _baseline(suite: Suite, name: str) -> str:
     """An arm by its name; a recipe's name is its arm with the recipe's own values, else its first."""
-    from sage_grpo.recipes import recipe
     from sage_grpo.tools.compare.prepare import configured
 
     own = [arm for arm in suite.arms if arm.recipe == name]
     if any(arm.name == name for arm in suite.arms) or not own:
         return name  # an unknown one is refused by the suite
-    plain = configured(suite, replace(own[0], options={}), recipe(name))
-    return next((arm.name for arm in own if configured(suite, arm, recipe(name)) == plain), own[0].name)
+    plain = configured(suite, replace(own[0], options={}), start(name))
+    return next((arm.name for arm in own if configured(suite, arm, start(name)) == plain), own[0].name)
 
 
 def _columns(known: Sequence[Column], keys: Sequence[str]) -> tuple[Column, ...]:

@@ -1,7 +1,7 @@
 """Checks the parts of a reward: one may be lost while the total looks harmless.
 
 Once all clips of a group are equal in a respect, no advantage depends on it: a policy does not regain such a loss by
-itself, and other parts may hide it in the sum (docs/results/where.md).
+itself, and other parts may hide it in the sum (research/results/where.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sage_grpo.health.checks import Row, values
 from sage_grpo.health.evidence import Column, Scores, by_prompt, change, finite
 
 FALLEN = 5.0
-"""Standard errors by which a part must be below its best. On recorded runs (benchmarks/results/parts_cpu.jsonl) this
+"""Standard errors by which a part must be below its best. On recorded runs (research/benchmarks/results/parts_cpu.jsonl) this
 found every part that was lost and no other; with 4 it also found one that recovered."""
 FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5
 """The same for held-out prompts: FELL warns at once, FELL_TWICE if it holds at two evaluations in a row, and from

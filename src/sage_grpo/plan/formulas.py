@@ -27,7 +27,7 @@ cuDNN's (docs/speed.md)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Vae:
-    """Costs of decoding. Working sets and speeds are fitted to measurements (benchmarks/plan_vs_measured.py)."""
+    """Costs of decoding. Working sets and speeds are fitted to measurements (research/benchmarks/plan_vs_measured.py)."""
 
     parameters: int
     flops: float

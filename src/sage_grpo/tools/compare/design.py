@@ -105,3 +105,14 @@ class Suite:
                 f"Suite {self.name}: the baseline {self.baseline!r} is none of its arms ({', '.join(names)})."
                 + did_you_mean(self.baseline, names)
             )
+
+
+def suite_from(content: Mapping[str, Any]) -> Suite:
+    """The suite of plain data, as JSON and YAML have it, whose types were checked."""
+    parts: dict[str, Any] = {**content, "arms": tuple(Arm(**arm) for arm in content["arms"])}
+    if "columns" in content:
+        parts["columns"] = tuple(Column(**column) for column in content["columns"])
+    for name in ("seeds", "points", "figures"):
+        if content.get(name) is not None:
+            parts[name] = tuple(content[name])
+    return Suite(**parts)

@@ -85,7 +85,7 @@ def broken_rule(suite: Suite, runs: Sequence[Row]) -> str:
         if not all(name in row.get("budgets", {}) for row in runs):
             return f"a run ended before {wanted:,} {name}"
     settings: Mapping[str, Any] = next((row["settings"] for row in runs if row["settings"]), {})
-    if not runs[0]["recipe"].startswith("shapes/"):
+    if not runs[0]["recipe"].startswith("shapes/") or runs[0]["recipe"].endswith((".yaml", ".yml")):
         return f"recipe {runs[0]['recipe']} is not of the shapes world"
     for name, wanted in EVALUATION.items():
         if settings.get(name, wanted if name == "evaluate.seed" else None) != wanted:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sage_grpo.tools.compare.engine import Process
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.worlds.world import world_of_model
+from sage_grpo.worlds.world import SHAPES, world_of_model
 
 CONTROL = "nvidia-cuda-mps-control"
 PER_GPU = 16
@@ -62,7 +62,7 @@ def cores() -> int:
 
 def per_gpu(configs: Sequence[TrainConfig]) -> int:
     """Runs that a GPU serves well."""
-    return PER_GPU if all(world_of_model(config.model.path) is not None for config in configs) else 1
+    return PER_GPU if all(world_of_model(config.model.path) is SHAPES for config in configs) else 1
 
 
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:

@@ -12,11 +12,11 @@ from typing import Any
 from sage_grpo.config.metadata import COMPARED, affects
 from sage_grpo.config.parsing import ConfigError, parse
 from sage_grpo.run.identity import differences, plain
-from sage_grpo.tools.compare.design import Arm, Suite
+from sage_grpo.tools.compare.design import Arm, Column, Suite
 from sage_grpo.tools.compare.leaderboard import EVALUATION
 from sage_grpo.tools.compare.store import FORMAT
 from sage_grpo.training.config import EvalConfig, TrainConfig
-from sage_grpo.worlds.world import world_of_model
+from sage_grpo.worlds.world import SHAPES, world_of_model
 
 SET_ELSEWHERE = {
     "seed": "the seeds are the suite's (--seeds, --first_seed)",
@@ -31,21 +31,11 @@ MINIATURE = {
     "model.options": {"pad_text": 20},
     "batch.micro_batch": 128,
 }
-"""Settings for the small embedded model: many clips at once, whatever their prompts' lengths, and no files of encoded prompts."""
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "shapes": MINIATURE,
-    # Wan pads every prompt to the same length itself. 32 clips keep up to 4 GB for their gradient, and 16 runs share a GPU. Code with a
-    # fixed order is not compiled (docs/speed.md).
-    "scenes": {
-        "model.vae_slicing": False,
-        "model.cache": None,
-        "model.deterministic": False,
-        "batch.micro_batch": 32,
-    },
-}
-"""By world: settings that run its small model quickly."""
+"""For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
 BUDGETS = ("passes", "clips")
-"""Limits of a suite: network evaluations, and scored clips."""
+"""What a suite may limit: samples through the network, and clips that were scored."""
+PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift", higher=False))
+"""Columns of the shapes judge's parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +83,14 @@ def prepare(
             how = f"\n{suite.notes}" if isinstance(error, FileNotFoundError) and suite.notes else ""
             raise ConfigError(f"Arm {arm.name!r}: {error}{how}") from error
         arms.append((arm, start, config))
-    # Runs that learn at fresh noise levels take the longest (see SHARES in suites/common.py).
+    # Runs that learn at fresh noise levels take the longest.
     arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].objective.kind == "surrogate" else 3))
     return [_job(suite, arm, start, replace(config, seed=seed)) for seed in suite.seeds for arm, start, config in arms]
 
 
 def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
     """The recipe with the suite's and the arm's settings; unknown fields and values out of range are refused by name."""
-    world = world_of_model(start.model.path)
-    options = {} if world is None else dict(SMALL[world.name])
+    options: dict[str, Any] = dict(MINIATURE) if world_of_model(start.model.path) is SHAPES else {}
     if suite.iterations is not None:
         options["iterations"] = suite.iterations
     options |= {**suite.options, **arm.options}
@@ -179,3 +168,19 @@ def _plain(config: TrainConfig) -> Mapping[str, Any]:
         ]:  # rows are older than this field; in a list, which is compared whole, it would change their keys
             del reward["judges"]
     return found
+
+
+def ceiling(weights: Mapping[str, float]) -> float | None:
+    """The best total for the judge's parts with these weights; None where it was not measured for one of them."""
+    if not set(weights) <= set(SHAPES.ceiling):
+        return None
+    return sum(weight * SHAPES.ceiling[part] for part, weight in weights.items())
+
+
+def columns_of(configs: Sequence[TrainConfig]) -> tuple[Column, ...]:
+    """The total; with its ceiling, and the judge's parts, where the shapes judge alone rewards all of them alike."""
+    if any([reward.name for reward in config.rewards] != [SHAPES.name] for config in configs):
+        return (Column(key="total", label="Overall"),)
+    weights = [config.rewards[0].weights for config in configs]
+    same = all(each == weights[0] for each in weights)
+    return (Column(key="total", label="Overall", ceiling=ceiling(weights[0]) if same else None), *PARTS)

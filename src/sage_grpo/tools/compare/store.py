@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.tools.compare.design import Arm, Column, Suite
+from sage_grpo.tools.compare.design import Suite, suite_from
 from sage_grpo.utils.json_schema import DocumentError, demand, misfit, parse_json, read_object, shown
 from sage_grpo.utils.safe_io import inside, replace_text
 
@@ -138,11 +138,7 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
         fault = misfit(content["suite"], Suite, "suite") or misfit(content["keys"], list[str], "keys")
         if fault:
             raise DocumentError(fault)
-        suite = dict(content["suite"])
-        suite["arms"] = tuple(Arm(**arm) for arm in suite["arms"])
-        suite["columns"] = tuple(Column(**column) for column in suite["columns"])
-        suite |= {name: None if suite[name] is None else tuple(suite[name]) for name in ("seeds", "points", "figures")}
-        return Suite(**suite), list(content["keys"]), str(content["command"])
+        return suite_from(content["suite"]), list(content["keys"]), str(content["command"])
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file} is damaged ({error}): run the comparison's command again, finished runs are kept."

@@ -1,0 +1,171 @@
+"""Figures of research/results and README.md from committed rows. Each has the digest of its rows in it, so that one that is stale is found (`pages.py --check`)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from views import summary_of
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "research" / "results"
+STAMP = "rows"
+"""Field of a PNG with the digest."""
+EVIDENCE = ROOT / "docs" / "images" / "evidence.png"
+PANELS = (
+    ("headline", "passes", "Each method at its own rate", ("branch", "mix", "sage", "flow", "awm")),
+    ("heat", "iterations", "Four times too hot, with a target KL", ("target_kl 2e-04", "none 5e-05", "none 2e-04")),
+    ("distance", "iterations", "How far a long run gets", ("branch_long", "branch, 300 iterations")),
+)
+"""Of README's figure: suite, what is below, title, arms."""
+WORLDS = ROOT / "docs" / "images" / "worlds.png"
+IN_WORLDS = {"headline": "shapes", "scenes_headline": "scenes"}
+"""Of the figure over both worlds: suites, and what their worlds are called."""
+OVER_SEVERAL = {
+    EVIDENCE: [RESULTS / name for name, *_ in PANELS],
+    WORLDS: [RESULTS / name for name in IN_WORLDS],
+}
+"""Figures over several comparisons, with their folders."""
+
+
+def digest(folders: Sequence[Path]) -> str:
+    """Of rows and of what was asked for."""
+    content = b"".join((folder / name).read_bytes() for folder in folders for name in ("runs.jsonl", "suite.json"))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def draw_suite(folder: Path) -> list[Path]:
+    """The figures of a comparison in research/results, from the rows beside them."""
+    from sage_grpo.tools.compare.figures import draw
+
+    summary_of.cache_clear()
+    with tempfile.TemporaryDirectory() as place:
+        drawn = [(path.name, path.read_bytes()) for path in draw(summary_of(folder), Path(place))]
+    files = []
+    for name, content in drawn:
+        files.append(folder / name)
+        files[-1].write_bytes(stamped(content, digest([folder])))
+    return files
+
+
+def draw_evidence() -> Path:
+    """README's figure: what learns most, what holds a hot run, how far a long run gets."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(13, 3.6), layout="constrained")
+    for axis, (name, below, title, arms) in zip(axes, PANELS):
+        summary = summary_of(RESULTS / name)
+        _panel(axis, [summary.arms[arm] for arm in arms], below)
+        first = summary.suite.columns[0]
+        axis.axhline(next(iter(summary.arms.values())).base[first.key], color="#999999", lw=0.9, ls=":")
+        if name == "distance":
+            axis.axhline(first.ceiling, color="#999999", lw=0.9, ls=":")
+            axis.text(0, first.ceiling, "clean clips after the VAE", va="bottom", fontsize=8, color="#666666")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("thousands of network passes" if below == "passes" else "iterations")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25, lw=0.6)
+        axis.legend(frameon=False, fontsize=8, loc="lower right" if name != "heat" else "center right")
+    axes[0].set_ylabel("Overall on held-out prompts")
+    return _written(figure, EVIDENCE)
+
+
+def draw_worlds() -> Path:
+    """The figure of research/results/worlds.md: every method minus branch, in both worlds, at equal clips and at equal passes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from sage_grpo.tools.compare.figures import COLOURS
+
+    found = {title: summary_of(RESULTS / name) for name, title in IN_WORLDS.items()}
+    names = [name for name in found["scenes"].arms if name != found["scenes"].suite.baseline]
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
+    for axis, (kind, title) in zip(
+        axes, (("clips_difference", "At equal clips"), ("equal_difference", "At equal passes"))
+    ):
+        axis.axvline(0, color="#999999", lw=0.9, ls=":")
+        for offset, colour, (world, summary) in zip((-0.14, 0.14), COLOURS, found.items()):
+            differences = [getattr(summary.arms[name], kind)[summary.suite.columns[0].key] for name in names]
+            places = [place + offset for place in range(len(names))]
+            means, halves = [one.mean for one in differences], [one.half for one in differences]
+            axis.errorbar(means, places, xerr=halves, fmt="o", ms=4, capsize=3, lw=1.4, color=colour, label=world)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("Overall minus branch's (95% interval)")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25, lw=0.6)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    axes[0].legend(frameon=False, fontsize=9, loc="lower left")
+    return _written(figure, WORLDS)
+
+
+def _written(figure: Any, file: Path) -> Path:
+    """A figure over several comparisons, with the digest of their rows."""
+    from matplotlib import pyplot
+
+    stream = io.BytesIO()
+    figure.savefig(stream, dpi=110)
+    pyplot.close(figure)
+    file.write_bytes(stamped(stream.getvalue(), digest(OVER_SEVERAL[file])))
+    return file
+
+
+def _panel(axis: Any, arms: Sequence[Any], below: str) -> None:
+    from sage_grpo.tools.compare.figures import COLOURS
+
+    for arm, colour in zip(arms, COLOURS):
+        curve = arm.curves["Overall"]
+        points = sorted(curve)
+        x = [arm.passes_at[p] / 1000 for p in points] if below == "passes" else points
+        mean, half = [curve[p].mean for p in points], [curve[p].half for p in points]
+        axis.plot(x, mean, color=colour, lw=1.6, label=arm.name)
+        axis.fill_between(x, [m - h for m, h in zip(mean, half)], [m + h for m, h in zip(mean, half)], color=colour, alpha=0.15, lw=0)  # fmt: skip
+
+
+def stamped(picture: bytes, mark: str) -> bytes:
+    """A figure in 256 colours, a third of the bytes, with a digest in it."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    fields, stream = PngInfo(), io.BytesIO()
+    fields.add_text(STAMP, mark)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(
+        stream, format="PNG", optimize=True, pnginfo=fields
+    )
+    return stream.getvalue()
+
+
+def suites() -> list[Path]:
+    """Every comparison in research/results."""
+    return sorted(file.parent for file in RESULTS.glob("*/suite.json"))
+
+
+def stale() -> Iterator[Path]:
+    """Figures that are not of the rows that are there now."""
+    from PIL import Image
+
+    wanted = {file: digest([folder]) for folder in suites() for file in folder.glob("*.png")}
+    wanted |= {file: digest(folders) for file, folders in OVER_SEVERAL.items()}
+    for file, mark in wanted.items():
+        if not file.is_file() or Image.open(file).text.get(STAMP) != mark:  # type: ignore[attr-defined]
+            yield file
+
+
+def redraw() -> None:
+    """Draw what is stale."""
+    old = set(stale())
+    for folder in suites():
+        if folder in {file.parent for file in old}:
+            draw_suite(folder)
+    for file, draw in ((EVIDENCE, draw_evidence), (WORLDS, draw_worlds)):
+        if file in old:
+            draw()

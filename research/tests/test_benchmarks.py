@@ -1,0 +1,55 @@
+"""Benchmarks can be started and say what is there: most of them need a GPU for anything more."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sage_grpo.plan.formulas import GIB
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+
+
+def test_benchmarks_find_what_they_import() -> None:
+    files = sorted(FOLDER.rglob("*.py"))
+    assert len(files) > 25
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sage_grpo"):
+                module = importlib.import_module(str(node.module))
+                for name in (one.name for one in node.names):
+                    assert hasattr(module, name) or find_spec(f"{node.module}.{name}"), f"{file.name}: {name}"
+
+
+@pytest.mark.parametrize("name", ["whole_iteration_h200", "whole_iteration_limits_h200"])
+def test_what_was_measured_stands_beside_what_plan_says(name: str) -> None:
+    """Of the rows that docs/plan.md and docs/recipes.md show: the planned side is the program's, and whole iterations are near it."""
+    benchmark = importlib.import_module("whole_iteration")
+    file = FOLDER / "results" / f"{name}.jsonl"
+    for row in map(json.loads, file.read_text().splitlines()):
+        _, config = benchmark.configured(f"{row['case']}: {row['options']}", small=False, device="cuda")
+        found = benchmark.find(argparse.Namespace(small=False), config)
+        said = benchmark.forecast(config, benchmark.hardware.find("h200"), architecture=found)
+        for phase in said.phases:
+            pairs = row["phases"][phase.name]
+            assert [pairs["seconds"][1], pairs["gib"][1]] == pytest.approx([phase.seconds, phase.memory.total / GIB])
+        for key, near in (("seconds", 0.2), ("gib", 0.1)):
+            if key == "seconds" and row["limit_gib"] is not None:  # others were on the GPU
+                continue
+            measured, planned = row["phases"]["iteration"][key]
+            assert planned == pytest.approx(measured, rel=near)
+
+
+def test_documents_hold_the_tables_of_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER / "side_by_side")  # scripts beside one another
+    fill = importlib.import_module("table").fill
+    text = (ROOT / "docs" / "speed.md").read_text()
+    assert text.count("<!-- table ") == text.count("<!-- end of table -->") > 0
+    assert fill(text, ROOT) == text, "run `python research/benchmarks/side_by_side/table.py --into docs/speed.md`"

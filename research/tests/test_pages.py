@@ -1,0 +1,44 @@
+"""No number in README.md, docs/benchmark.md or research/results comes from anything but a committed data file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pages
+import pictures
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_marked_places_are_fresh_and_every_number_has_a_source() -> None:
+    assert pages.problems() == [], "run: PYTHONPATH=src python research/benchmarks/pages.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It gains +0.02 ± 0.01, or 40% of it.", ["+0.02", "0.01", "40%"]),
+        ("<!-- data: x y -->1.521<!-- end --> and then .3", [".3"]),
+        ("Wan 2.1 1.3B at `lr 0.5` with HunyuanVideo-1.5, arXiv 2603.21872, 8 seeds, 135 iterations, 95% interval", []),
+        ("```\n0.5\n```\n[a](b-1.5.md)", []),
+    ],
+)
+def test_a_number_without_a_source_is_found(text: str, found: list[str]) -> None:
+    assert [number for _, number in pages.loose_numbers(text)] == found
+
+
+def test_a_stale_place_is_found_and_refreshed() -> None:
+    query = "number research/benchmarks/results/ceiling.json key=after_vae.Overall digits=2"
+    text = f"The ceiling is <!-- data: {query} -->9.99<!-- end -->."
+    assert pages.refreshed(text) == f"The ceiling is <!-- data: {query} -->1.92<!-- end -->."
+    with pytest.raises(ValueError, match="no view 'nubmer'"):
+        pages.refreshed(text.replace("number", "nubmer"))
+
+
+def test_a_figure_of_other_rows_is_found(monkeypatch) -> None:
+    assert list(pictures.stale()) == []
+    monkeypatch.setattr(pictures, "digest", lambda folders: "other")
+    assert pictures.EVIDENCE in pictures.stale()
+    assert ROOT / "research/results/heat/curves.png" in pictures.stale()

@@ -1,8 +1,0 @@
-"""Whole runs share the kill-and-resume harness of the benchmarks."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
