@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(folder) for name in (".", "src", "tests", "research/benchmarks") if str(folder := (ROOT / name).resolve()) not in sys.path]
+sys.path[:0] = [
+    str(folder)
+    for name in (".", "src", "tests", "research/benchmarks")
+    if str(folder := (ROOT / name).resolve()) not in sys.path
+]
 
 
 @pytest.fixture(scope="session", autouse=True)

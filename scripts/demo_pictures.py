@@ -23,10 +23,10 @@ from PIL import Image
 from torch import Tensor
 
 from sage_grpo import generate
-from sage_grpo.utils.safe_io import replacing
 from sage_grpo.tools.report.page import write_report
 from sage_grpo.tools.report.picture import draw_run, lettered, side_by_side
 from sage_grpo.tools.report.run_data import RunData, read_run
+from sage_grpo.utils.safe_io import replacing
 from sage_grpo.utils.video import contact_sheet, read_video
 
 PAIRS = (2, 4, 12, 15, 5, 7)

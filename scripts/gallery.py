@@ -21,7 +21,6 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from research.scenes.world import MODEL, SCENES
-
 from sage_grpo import generate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.tools.report.picture import lettered

@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 
 from browser.conftest import FLAGS, find_chromium  # noqa: E402
 from sage_grpo.data.prompts import Prompt  # noqa: E402
-from sage_grpo.tools.study.making import Plan, invite, make, open_study  # noqa: E402
+from sage_grpo.tools.study.making import StudyPlan, invite, make, open_study  # noqa: E402
 from sage_grpo.utils.video import write_mp4  # noqa: E402
 from sage_grpo.worlds.shapes.render import render, to_uint8  # noqa: E402
 from sage_grpo.worlds.shapes.scene import random_scenes  # noqa: E402
@@ -93,7 +93,7 @@ def main(out: Path) -> None:
         root = Path(folder)
         methods, prompts = clips(root)
         admin, _ = make(
-            root / "study", Plan(title="Which video is better?", methods=methods, prompts=prompts, seed=2, checks=0.2)
+            root / "study", StudyPlan(title="Which video is better?", methods=methods, prompts=prompts, seed=2, checks=0.2)
         )
         with contextlib.closing(open_study(root / "study")) as store:
             tokens = [invite(store)[1] for _ in range(7)]

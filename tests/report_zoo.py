@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from sage_grpo.callbacks import journal
-from sage_grpo.callbacks.observers import Samples
+from sage_grpo.callbacks.observers import VideoFolder
 from sage_grpo.recipes import recipe
 from sage_grpo.run import identity
 from sage_grpo.types import Sound
@@ -98,7 +98,7 @@ def fake_run(
     )
     (folder / "config.yaml").write_text(yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
     write_metrics(folder, iterations, every, failed=3, workers=workers, kl=kl)
-    samples = Samples(folder / "videos", megabytes=100)
+    samples = VideoFolder(folder / "videos", megabytes=100)
     for number in range(0, iterations + 1, every):
         shades = [40 + 20 * seed + 30 * number + place for place in range(len(PROMPTS))]
         clips = torch.stack([clip(min(255, shade) if number else 30 + place) for place, shade in enumerate(shades)])

@@ -19,7 +19,7 @@ import torch
 
 import needs
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.tools.study.making import Plan, invite, make, open_study
+from sage_grpo.tools.study.making import StudyPlan, invite, make, open_study
 from sage_grpo.tools.study.pairs import Shown
 from sage_grpo.tools.study.store import Store, Study
 from sage_grpo.types import Sound
@@ -73,7 +73,7 @@ def small_study(
     settings = {"title": "A study", "seed": 1, **plan}
     token, notes = make(
         root / "study",
-        Plan(methods=folders(root, prompts, sound=sound), prompts=[Prompt(text) for text in texts], **settings),
+        StudyPlan(methods=folders(root, prompts, sound=sound), prompts=[Prompt(text) for text in texts], **settings),
     )
     assert not notes
     with contextlib.closing(open_study(root / "study")) as store:

@@ -18,7 +18,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import PartScores
 from sage_grpo.worlds import judging
 from sage_grpo.worlds.shapes.render import to_uint8
-from sage_grpo.worlds.world import World
+from sage_grpo.worlds.world import PromptWorld
 
 FAULTS = ("VQ", "MQ", "TA")
 SPOILT = {"noise": 0.08, "jitter": 0.04, "blur": 0.9, "ghost": 0.3, "change": 0.4, "mix": 0.25}
@@ -29,7 +29,7 @@ SPOILT = {"noise": 0.08, "jitter": 0.04, "blur": 0.9, "ghost": 0.3, "change": 0.
 class Clips:
     """Clean clips of a world."""
 
-    world: World
+    world: PromptWorld
     batch: Any
     clean: Tensor
 
@@ -38,25 +38,25 @@ class Clips:
         return self.world.judge()(to_uint8(videos), self.batch.texts(1), self.world.format[2])
 
 
-def drawn_by(world: World, *words: Any) -> Tensor:
+def drawn_by(world: PromptWorld, *words: Any) -> Tensor:
     """Clips from the world's renderer."""
     found: Tensor = import_module(f"{world.package}.render").render(*words)
     return found
 
 
-def clips_of(world: World, batch: Any) -> Clips:
+def clips_of(world: PromptWorld, batch: Any) -> Clips:
     """Clean clips of these scenes."""
     frames, side, _ = world.format
     return Clips(world, batch, drawn_by(world, batch, frames, side, side))
 
 
-def scenes_of(world: World, count: int, seed: int, split: str = "all") -> Any:
+def scenes_of(world: PromptWorld, count: int, seed: int, split: str = "all") -> Any:
     """Scenes of a world, as tensors."""
     module: Any = world.scene
     return module.random_scenes(count, torch.Generator().manual_seed(seed), split)
 
 
-def clean_clips_get_full_marks(world: World, count: int, mean: float, worst: float) -> None:
+def clean_clips_get_full_marks(world: PromptWorld, count: int, mean: float, worst: float) -> None:
     some = clips_of(world, scenes_of(world, count, 1, "heldout"))
     scores = world.judge()(to_uint8(some.clean), some.batch.texts(4), world.format[2])
     assert tuple(scores) == world.judge().names
@@ -113,7 +113,7 @@ def a_prompt_outside_the_grammar_is_named_and_masked(some: Clips, reward: str) -
         assert values.isnan().tolist() == ([False] * 3 if part in ("VQ", "MQ", "drift") else [False, True, True]), part
 
 
-def prompts_are_different_scenes_of_their_split_and_always_the_same(world: World) -> None:
+def prompts_are_different_scenes_of_their_split_and_always_the_same(world: PromptWorld) -> None:
     for split in ("train", "heldout"):
         texts = world.texts(split)
         assert len(set(texts)) == len(texts) >= 256
@@ -125,7 +125,7 @@ def prompts_are_different_scenes_of_their_split_and_always_the_same(world: World
         assert texts != sorted(texts)
 
 
-def a_prompt_names_the_scene_that_made_it_in_every_template(world: World) -> None:
+def a_prompt_names_the_scene_that_made_it_in_every_template(world: PromptWorld) -> None:
     module: Any = world.scene
     scenes = [*module.some_scenes("train", 120, 3), *module.some_scenes("heldout", 40, 3)]
     for template in range(len(module.TEMPLATES)):
@@ -140,7 +140,7 @@ def a_prompt_names_the_scene_that_made_it_in_every_template(world: World) -> Non
         world.attributes("a photograph of a teapot")
 
 
-def a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: World) -> None:
+def a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: PromptWorld) -> None:
     judge: Any = world.judge()
     assert list(judge.weights) == list(world.scene.ATTRIBUTES)
     assert sum(judge.weights.values()) == pytest.approx(1)
@@ -157,7 +157,7 @@ def a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: World
     assert judge(whole[:0], [], fps)["TA"].shape == (0,)
 
 
-def noisy_scores(world: World, device: str = "cpu", part: slice = slice(None)) -> PartScores:
+def noisy_scores(world: PromptWorld, device: str = "cpu", part: slice = slice(None)) -> PartScores:
     """The scores of some noisy clips, or of a part of them."""
     batch = scenes_of(world, 3, 0)
     frames, side, fps = world.format
@@ -167,7 +167,7 @@ def noisy_scores(world: World, device: str = "cpu", part: slice = slice(None)) -
 
 
 def scores_do_not_depend_on_the_batch_or_on_the_callers_precision(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: PromptWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, again, part = noisy_scores(world), noisy_scores(world), noisy_scores(world, part=slice(1, 3))
     monkeypatch.setitem(judging.PIXELS_AT_ONCE, "cpu", world.format[0] * world.format[1] ** 2)
@@ -191,7 +191,7 @@ def is_a_small_folder(folder: Path, most: float) -> None:
 class Pinned:
     """Numbers of a world in a file. A world that shall be another one has other numbers: a test that fails prints them."""
 
-    world: World
+    world: PromptWorld
     file: Path
 
     def compare(self, name: str, found: Any, near: float) -> None:
@@ -246,7 +246,7 @@ def projections(values: Tensor) -> list[float]:
     return [float((flat * weight).sum() / len(flat) ** 0.5) for weight in weights]
 
 
-def spoil(kind: str, strength: float, world: World, batch: Any, clean: Tensor) -> Tensor:
+def spoil(kind: str, strength: float, world: PromptWorld, batch: Any, clean: Tensor) -> Tensor:
     """Clips with white noise of this standard deviation (0.03 is 30 dB), a blur of so many pixels, a brightness of every frame's own, or objects that
     are off their path by so much."""
     generator = torch.Generator().manual_seed(7)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sage_grpo.callbacks.journal import read_rows
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.sentinel import Sentinel, Witnesses
+from sage_grpo.health.sentinel import HeldOutRewards, Sentinel
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
@@ -155,7 +155,7 @@ def draw(run: Mapping[str, Any], folder: Path = IMAGES) -> Path:
 
 def spoken(run: Mapping[str, Any]) -> list[tuple[int, str]]:
     """(iteration, name) of what the sentinel would have said."""
-    witnesses = Witnesses(
+    witnesses = HeldOutRewards(
         scores={"shapes": dict(SETTING_B)} if run["name"] in ("proxy", "constant") else {},
         statistics=("flicker", "sharpness"),
     )

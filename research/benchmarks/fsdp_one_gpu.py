@@ -32,8 +32,8 @@ from sage_grpo.models.families.hunyuan15 import PackedTransformer
 from sage_grpo.models.network.attention import PackedAttention
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.network.gradients import one_after_another
-from sage_grpo.plan.formulas import Job, Memory, Network, memory
-from sage_grpo.training.reference import Anchor
+from sage_grpo.plan.formulas import Memory, NetworkShape, RunShape, memory
+from sage_grpo.training.reference import ReferencePolicy
 
 LORA = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
 LORA += ("attn.to_add_out", "ff.net.*", "ff_context.net.*")
@@ -198,7 +198,7 @@ def one(
 
 def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> dict[str, float]:
     """What sage_grpo.plan.formulas says of the same network in bfloat16 on one process."""
-    network = Network(
+    network = NetworkShape(
         blocks=options.layers,
         width=options.width,
         heads=options.heads,
@@ -209,7 +209,7 @@ def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> 
         patch=(1, 1, 1),
         channels=32,
     )
-    job = Job(
+    job = RunShape(
         lora_rank=options.rank if lora else None,
         frames=options.frames,
         height=options.size,
@@ -239,7 +239,7 @@ def state(options: argparse.Namespace, world: World) -> dict[str, Any]:
         spec = ParallelSpec(cpu_offload=offload)
         engine = fsdp.shard([(network, list(network.transformer.transformer_blocks))], spec, world, keep=frozen)
         params = trainable(network)
-        anchor = Anchor(params, every=1, offload=True)
+        anchor = ReferencePolicy(params, every=1, offload=True)
         batch = inputs(options, torch.float32)[0]
         with torch.no_grad():
             first = network(**batch)

@@ -149,7 +149,7 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
     """Two backward passes with guidance and gradient checkpointing, plain and under FSDP; returns whether they agree."""
     from sage_grpo.distributed.spec import ParallelSpec
     from sage_grpo.models.spec import LoraSpec
-    from sage_grpo.plan.formulas import HUNYUAN15, Job, memory
+    from sage_grpo.plan.formulas import HUNYUAN15, RunShape, memory
     from sage_grpo.training.offload import distribute
 
     model = load(options, lora=LoraSpec(rank=32) if lora else None, compile=compiled)
@@ -196,7 +196,7 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
     plain, sharded = results["plain"], results["fsdp"]
     error = max(abs(plain[key] - sharded[key]) / abs(plain[key]) for key in ("loss", "norm"))
     tokens = sum(tensor.shape[0] for tensor in conditions[0].tensors.values())
-    job = Job(
+    job = RunShape(
         lora_rank=32 if lora else None,
         frames=options.frames,
         height=options.height,

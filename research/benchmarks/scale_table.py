@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from sage_grpo.distributed.spec import Layout
-from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, MASTER, Job, Network, memory, tokens, trainable
+from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, MASTER, NetworkShape, RunShape, memory, tokens, trainable
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Traffic:
     """Tokens for heads and back (sequence parallelism)."""
 
 
-def traffic(network: Network, job: Job) -> Traffic:
+def traffic(network: NetworkShape, job: RunShape) -> Traffic:
     """Bytes that a GPU receives in one iteration."""
     layout, train = job.layout, trainable(network, job)
     shards, sp = layout.weight_shards, layout.sequence
@@ -45,7 +45,7 @@ LAYOUTS = {1: (1,), 2: (1, 2), 4: (1, 4), 8: (1, 2, 8), 16: (1, 4), 32: (1, 4), 
 """Values of sp in the table, by the number of GPUs."""
 
 
-def table(network: Network, job: Job) -> str:
+def table(network: NetworkShape, job: RunShape) -> str:
     """Markdown: memory and traffic of a job from 1 to 64 GPUs."""
     head = "| GPUs | dp x sp | weights | gathered | gradients | optimizer | anchor | activations | **total GiB** | micro-batches | gather | reduce | exchange |"
     lines = [head, "|" + " ---: |" * 13]
@@ -66,7 +66,7 @@ def table(network: Network, job: Job) -> str:
 
 def tables() -> str:
     """The tables of docs/scale.md: HunyuanVideo-1.5, 81 frames of 480 x 848, 64 clips, 20 steps."""
-    lora, full = Job(), Job(lora_rank=None)
+    lora, full = RunShape(), RunShape(lora_rank=None)
     return f"LoRA of rank 32:\n\n{table(HUNYUAN15, lora)}\n\nAll weights:\n\n{table(HUNYUAN15, full)}\n"
 
 

@@ -26,8 +26,8 @@ from shapes_rewards import SETTING_B, judged, proxied
 from sage_grpo.callbacks.journal import read_rows
 from sage_grpo.health import sentinel as sentinel_module
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.evidence import Change, by_prompt
-from sage_grpo.health.sentinel import Finding, Sentinel, Witnesses
+from sage_grpo.health.evidence import ScoreChange, by_prompt
+from sage_grpo.health.sentinel import Finding, HeldOutRewards, Sentinel
 from sage_grpo.health.statistics import agreements
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -116,11 +116,11 @@ def replay(
 ) -> tuple[list[Finding], float]:
     """What the sentinel says of a recorded run with this witness, and the most evidence it ever saw, in standard errors."""
     watching = {"witness": dict(witness)}
-    sentinel = Sentinel(config or SentinelConfig(), witnesses=Witnesses(scores=watching))
+    sentinel = Sentinel(config or SentinelConfig(), witnesses=HeldOutRewards(scores=watching))
     found, seen, trained, clips = [], [0.0], iter(run["trained"]), iter(run["clips"])
     known = sentinel_module.evidence
 
-    def noted(held_out: Change, drop: Change | None) -> float:
+    def noted(held_out: ScoreChange, drop: ScoreChange | None) -> float:
         seen.append(known(held_out, drop))
         return seen[-1]
 

@@ -13,7 +13,7 @@ from sage_grpo.config.parsing import parse
 from sage_grpo.config.ranges import Count, Seed, checked
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import fixed
-from sage_grpo.worlds.world import World
+from sage_grpo.worlds.world import PromptWorld
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def main(kind: type, run: Callable[[Any], int], *, prog: str, about: str, argv: 
         return 2
 
 
-def run(world: World, options: Any) -> int:
+def run(world: PromptWorld, options: Any) -> int:
     """Run an action that every world has; return the exit status."""
     maker: Maker = import_module(f"research.pretraining.{world.name}.pretrain").MAKER
     if options.action == "pretrain":

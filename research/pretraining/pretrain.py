@@ -22,7 +22,7 @@ from sage_grpo.config.parsing import ConfigError
 from sage_grpo.models.checkpoints.checkpoint import load_component, load_pipeline, read_index
 from sage_grpo.utils.pretrained import from_pretrained
 from sage_grpo.utils.safe_io import replace_text
-from sage_grpo.worlds.world import World
+from sage_grpo.worlds.world import PromptWorld
 
 BLOCK = re.compile(r"((?:transformer_)?blocks)\.(\d+)\.")
 """The weights of one of a transformer's blocks."""
@@ -32,7 +32,7 @@ BLOCK = re.compile(r"((?:transformer_)?blocks)\.(\d+)\.")
 class Maker:
     """How the model of one world is made: its data, its networks and what trains them. `options` are those of the world's pretraining."""
 
-    world: World
+    world: PromptWorld
     model: Callable[[], Path]
     """The folder of the world's own model."""
     clips: Clips

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from research.pretraining.options import Flaws, StageOptions
-from sage_grpo.worlds.world import World
+from sage_grpo.worlds.world import PromptWorld
 
 SHARD = "10MB"
 """Largest weight file; larger networks are split, which the loaders understand."""
 
 
-def save_pipeline(pipe: Any, folder: Path, world: World, shift: float) -> None:
+def save_pipeline(pipe: Any, folder: Path, world: PromptWorld, shift: float) -> None:
     """Write a pipeline with the format of its clips beside it; an earlier folder of that name is replaced."""
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -47,7 +47,7 @@ def _tidy_configs(folder: Path) -> None:
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def listing(world: World, options: StageOptions, sizes: object, quality: float) -> str:
+def listing(world: PromptWorld, options: StageOptions, sizes: object, quality: float) -> str:
     """What a card says of how a model was made, as a list in Markdown."""
     frames, side, fps = world.format
     facts = {
@@ -61,7 +61,7 @@ def listing(world: World, options: StageOptions, sizes: object, quality: float) 
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def command(world: World, options: StageOptions) -> str:
+def command(world: PromptWorld, options: StageOptions) -> str:
     """The command that reproduces a run: every option that is not at its default and says more than where, when and how it is told.
 
     What the run went on from has no name that others know: EARLIER stands for its folder.

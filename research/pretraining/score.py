@@ -20,7 +20,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import contact_sheet
 from sage_grpo.worlds.shapes.render import to_uint8
-from sage_grpo.worlds.world import World
+from sage_grpo.worlds.world import PromptWorld
 
 AT_ONCE = 64
 """Clips that are sampled together."""
@@ -28,7 +28,7 @@ SHOWN = 24
 """Clips in a picture."""
 
 
-def score(world: World, folder: Path, *, prompts: int, steps: int, pictures: Path, device: torch.device) -> str:
+def score(world: PromptWorld, folder: Path, *, prompts: int, steps: int, pictures: Path, device: torch.device) -> str:
     """Sample and judge a pipeline folder on held-out prompts; write pictures and scores.json, return the scores as a Markdown table."""
     model = ModelSpec(path=str(folder), train=False, device=str(device), guidance_scale=1.0).load()
     scene: Any = world.scene
@@ -59,13 +59,13 @@ def score(world: World, folder: Path, *, prompts: int, steps: int, pictures: Pat
     return table
 
 
-def judge_clips(world: World, clips: Tensor, prompts: Sequence[str]) -> dict[str, float]:
+def judge_clips(world: PromptWorld, clips: Tensor, prompts: Sequence[str]) -> dict[str, float]:
     """Mean of every part of the judge's scores, over the prompts that it can score."""
     scores = world.judge()(clips, prompts, world.format[2])
     return {name: float(values.nanmean()) for name, values in scores.items()}
 
 
-def clean_clips(world: World, codec: Codec, prompts: Sequence[str], *, seed: int) -> dict[str, Tensor]:
+def clean_clips(world: PromptWorld, codec: Codec, prompts: Sequence[str], *, seed: int) -> dict[str, Tensor]:
     """Perfect clips of these prompts, as they are and after a VAE.
 
     No weights of the network can do better than the second: everything that it makes goes through the VAE.
@@ -75,7 +75,7 @@ def clean_clips(world: World, codec: Codec, prompts: Sequence[str], *, seed: int
     return {"clean": clips, "after_vae": after}
 
 
-def score_table(world: World, model: Mapping[str, float], best: Mapping[str, float]) -> str:
+def score_table(world: PromptWorld, model: Mapping[str, float], best: Mapping[str, float]) -> str:
     """A Markdown table: the model, the ceiling, and for the attributes the score of guessing."""
     lines = ["| part | base model | clean renders | chance |", "|---|---|---|---|"]
     weights: Mapping[str, float] = import_module(f"{world.package}.judge").WEIGHTS

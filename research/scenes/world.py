@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sage_grpo.worlds.world import World
+from sage_grpo.worlds.world import PromptWorld
 
 FOLDER = Path(__file__).resolve().parent
 MODEL = FOLDER / "model"
 """A Wan folder of the world, its learned reward beside the networks."""
-SCENES = World(
+SCENES = PromptWorld(
     name="scenes",
     package="research.scenes",
     judge_class="ScenesJudge",

@@ -19,7 +19,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.samplers.kernels import KERNELS
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.tools.compare import store
-from sage_grpo.tools.compare.prepare import Job, key_of, prepare
+from sage_grpo.tools.compare.prepare import CompareJob, key_of, prepare
 from sage_grpo.tools.compare.report import text
 from sage_grpo.tools.compare.suite_file import Size, load
 from sage_grpo.tools.compare.summary import summarize
@@ -36,7 +36,7 @@ SHIFT = json.loads((ROOT / "src/sage_grpo/worlds/shapes/assets/scheduler/schedul
 
 
 @cache
-def jobs_of(name: str, size: Size = "full") -> tuple[Job, ...]:
+def jobs_of(name: str, size: Size = "full") -> tuple[CompareJob, ...]:
     """One job per arm: parsing settings is what takes time here."""
     suite = load(FILES[name], size)
     return tuple(prepare(replace(suite, seeds=suite.seeds[:1]), start))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sage_grpo.training.config import EvalConfig, TrainConfig
     from sage_grpo.training.evaluate import Evaluation
     from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, IterationEvent, SentinelEvent, StopRequest
-    from sage_grpo.training.inputs import Given
+    from sage_grpo.training.inputs import Overrides
     from sage_grpo.types import Sound
 
 
@@ -207,7 +207,7 @@ def _evaluation(
     rewards: RewardLike | Sequence[RewardLike] | None,
     prompts: str | Iterable[Row] | Frame | None,
     options: EvaluateSettings,
-) -> tuple[EvaluateSpec, Given]:
+) -> tuple[EvaluateSpec, Overrides]:
     """The spec of an evaluation, and the objects that replace the names in it."""
     from sage_grpo.generation.evaluate import EvaluateSpec
     from sage_grpo.training.config import TrainConfig

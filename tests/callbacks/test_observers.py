@@ -24,7 +24,15 @@ from torch.profiler import profile
 from sage_grpo.callbacks import observers
 from sage_grpo.callbacks.journal import Journal, read_events
 from sage_grpo.callbacks.metrics import Metrics, animation, run_id
-from sage_grpo.callbacks.observers import Best, Callbacks, Checkpoints, Profile, Rows, Samples, Videos
+from sage_grpo.callbacks.observers import (
+    BestWeightsSaver,
+    CheckpointSaver,
+    MetricsWriter,
+    ProfileRecorder,
+    UserCallbacks,
+    VideoFolder,
+    VideoSaver,
+)
 from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output, plan_table
 from sage_grpo.distributed import checkpoint
 from sage_grpo.models.spec import LoraSpec
@@ -35,7 +43,7 @@ from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, I
 from sage_grpo.training.update import Diverged
 from sage_grpo.types import Sound
 from sage_grpo.utils import clock
-from sage_grpo.utils.clock import Clock, Kernel, Recorded, Recorder, kernels_of
+from sage_grpo.utils.clock import Clock, GpuKernel, Recorded, Recorder, kernels_of
 from sage_grpo.utils.text import minutes
 from sage_grpo.utils.video import read_sound
 from trainer_helpers import rows
@@ -71,7 +79,7 @@ def found(total: float) -> Any:
 def test_the_best_weights_are_of_the_highest_total_that_nobody_doubts(trainer: Any, tmp_path: Path) -> None:
     said, exported = Said(), []
     trainer.export = lambda folder: exported.append((folder, trainer.state.iteration))
-    best = Best(trainer, said, tmp_path / "best")  # type: ignore[arg-type]
+    best = BestWeightsSaver(trainer, said, tmp_path / "best")  # type: ignore[arg-type]
     for number, total, doubts, now in (
         (0, 1.0, [], 0), (1, math.nan, [], 0), (2, 1.0, [], 0), (3, 1.5, [], 3), (4, 2.0, ["hacking", "drift"], 3), (5, 1.75, [], 5),
     ):  # fmt: skip
@@ -105,7 +113,7 @@ def test_checkpoints_are_due_on_the_beat_at_the_end_and_at_a_stop(trainer: Any, 
     trainer.save = lambda *words: saved.append(words) or tmp_path / "000004"
     journal = Journal(tmp_path / "m.jsonl")
     journal.write(1, {"a": 1.0})
-    saver = Checkpoints(trainer, tmp_path, {"code": "x"}, Metrics((), journal))
+    saver = CheckpointSaver(trainer, tmp_path, {"code": "x"}, Metrics((), journal))
     assert [saver.due(n, last=False, stopping=False) for n in (1, 2, 3, 4, 6)] == [False, False, True, False, True]
     assert saver.due(1, last=True, stopping=False)
     assert saver.due(1, last=False, stopping=True)
@@ -120,7 +128,7 @@ def test_checkpoints_are_due_on_the_beat_at_the_end_and_at_a_stop(trainer: Any, 
 def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_path: Path) -> None:
     heard: list[Any] = []
     hooks = Hooks(iteration=heard.append, checkpoint=heard.append, sentinel=heard.append)
-    callbacks, event = Callbacks(trainer, hooks, None), SentinelEvent(4, "drift", "it drifts", "warn")  # type: ignore[arg-type]
+    callbacks, event = UserCallbacks(trainer, hooks, None), SentinelEvent(4, "drift", "it drifts", "warn")  # type: ignore[arg-type]
     callbacks.after({"a": 1.0})
     callbacks.saved(tmp_path / "000004")
     callbacks.told(event)
@@ -129,9 +137,9 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     assert heard[0].videos is trainer.videos
     assert isinstance(heard[0], IterationEvent)
     assert callbacks.shows(1)
-    assert not Callbacks(trainer, Hooks(), None).shows(1)  # type: ignore[arg-type]
+    assert not UserCallbacks(trainer, Hooks(), None).shows(1)  # type: ignore[arg-type]
     said = Said()
-    rows = Rows(trainer, Metrics(), said)  # type: ignore[arg-type]
+    rows = MetricsWriter(trainer, Metrics(), said)  # type: ignore[arg-type]
     rows.told(event)
     rows.told(replace(event, action="stop"))
     assert said.lines == [("sentinel: drift: it drifts", "yellow"), ("sentinel: it drifts", "yellow")]
@@ -140,7 +148,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
 
 def test_the_iteration_that_profile_names_is_recorded_and_told(trainer: Any, tmp_path: Path, monkeypatch) -> None:
     said = Said()
-    profile = Profile(trainer, said, tmp_path / "profile")  # type: ignore[arg-type]
+    profile = ProfileRecorder(trainer, said, tmp_path / "profile")  # type: ignore[arg-type]
     for number, main in ((3, True), (4, False)):
         trainer.world.is_main = main
         with profile.during(number):
@@ -162,7 +170,7 @@ def test_the_iteration_that_profile_names_is_recorded_and_told(trainer: Any, tmp
 
 def test_a_profiles_table_is_of_whole_phases_and_of_their_longest_kernels(monkeypatch) -> None:
     monkeypatch.setattr(clock, "TOP", 1)
-    kernels = (Kernel("matmul", 1.5, 30), Kernel("add", 0.5, 10))
+    kernels = (GpuKernel("matmul", 1.5, 30), GpuKernel("add", 0.5, 10))
     parts = [Recorded("rollout", 4.0, 8, kernels), Recorded("update", 1.0, 0, ()), Recorded("none", 0.0, 0, ())]
     assert clock.table(parts, 7, {"time/rollout": 6.0, "time/update": 2.0}).splitlines() == [
         "Iteration 7 to 8, recording included. A phase's first 8 passes are recorded; kernels are of that part.",
@@ -185,7 +193,7 @@ def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_pat
     clips = torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8)
     sound = Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000)
     rows = [{"prompt": "a", "scores": {}, "clip": 1}, {"prompt": "b", "scores": {}, "clip": None}]
-    files = Samples(tmp_path, megabytes=9).save("heldout-000001", clips, ["a\n b", "c"], 8.0, rows, sound)
+    files = VideoFolder(tmp_path, megabytes=9).save("heldout-000001", clips, ["a\n b", "c"], 8.0, rows, sound)
     assert [file.name for file in files] == ["heldout-000001-00.mp4", "heldout-000001-01.mp4"]
     assert (tmp_path / "heldout-000001.txt").read_text() == "a b\nc\n"
     named = [{**rows[0], "clip": files[1].name}, rows[1]]
@@ -195,7 +203,7 @@ def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_pat
     assert [round(float(one.waves[:, 3000:5000].mean()), 1) for one in heard if one] == [0.5, -0.5]
     trainer.sound, saved = sound, []
     samples: Any = SimpleNamespace(folder=tmp_path, save=lambda *words: saved.append(words) or [])
-    Videos(trainer, samples, None).after({})  # type: ignore[arg-type]
+    VideoSaver(trainer, samples, None).after({})  # type: ignore[arg-type]
     assert (saved[0][0], saved[0][2:5]) == ("rollout-000004", (["a"], 8.0, ()))
     assert saved[0][5].waves.shape == (1, 1, 8000)
     names = [type(one).__name__ for one in observers.observers_of(trainer, None, None, None, None, None)]  # type: ignore[arg-type]
@@ -341,7 +349,7 @@ def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
 def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(trainer: Any, tmp_path: Path) -> None:
     shown: list[Any] = []
     metrics: Any = SimpleNamespace(show=lambda number, clips: shown.append((number, clips)))
-    videos = Videos(trainer, Samples(tmp_path, megabytes=9), metrics)
+    videos = VideoSaver(trainer, VideoFolder(tmp_path, megabytes=9), metrics)
     assert [number + 1 for number in range(5) if videos.shows(number)] == [2, 4, 5]
     for number in range(1, 6):
         trainer.state.iteration = number
@@ -366,7 +374,7 @@ def test_a_row_goes_to_the_journal_and_the_terminal_and_failures_are_told(traine
         evaluation=lambda number, row: seen.append(("evaluation", number, row)),
         say=lambda text, style: seen.append(("said", text, style)),
     )
-    rows = Rows(trainer, metrics, terminal)
+    rows = MetricsWriter(trainer, metrics, terminal)
     rows.after({"a": 1.0})
     trainer.failures = "one reward failed"
     rows.after({"a": 2.0})
@@ -388,7 +396,7 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: 
     trainer.writer.finish = lambda: saved.append(True)
     saver: Any = SimpleNamespace(save=lambda needed: saved.append(needed))
     told: list[EvaluationEvent] = []
-    callbacks = Callbacks(trainer, Hooks(evaluation=told.append), saver)
+    callbacks = UserCallbacks(trainer, Hooks(evaluation=told.append), saver)
     clips = trainer.videos
     result = SimpleNamespace(metrics={"eval/total": 1.0}, clips=clips, captions=["a", "b"])
     callbacks.evaluated(SimpleNamespace(result=result, best=True))  # type: ignore[arg-type]
@@ -437,7 +445,7 @@ def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_pa
         put(tmp_path, name, 0)
     for second, name in enumerate(own, 1):
         put(tmp_path, name, second)
-    samples = Samples(tmp_path, megabytes=0.005)
+    samples = VideoFolder(tmp_path, megabytes=0.005)
     for count, gone in ((5, None), (4, own[2]), (3, own[3]), (2.5, own[1]), (1, own[4]), (0, own[0])):
         samples.budget = 1000 * count
         samples.prune()
@@ -448,7 +456,7 @@ def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_pa
 def test_a_budget_holds_while_clips_are_saved(tmp_path: Path) -> None:
     for budget, kept in ((1.0, {"heldout-000001-00.mp4", "heldout-000001.txt"}), (0.0, set())):
         clips = torch.zeros(1, 2, 16, 16, 3, dtype=torch.uint8)
-        Samples(tmp_path, megabytes=budget).save("heldout-000001", clips, ["a"], 8.0)
+        VideoFolder(tmp_path, megabytes=budget).save("heldout-000001", clips, ["a"], 8.0)
         assert {file.name for file in tmp_path.iterdir()} == kept
 
 
@@ -542,7 +550,7 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch
 def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path) -> None:
     """The sentinel may go back and the run go on: the next row is another iteration's."""
     said = Said()
-    recording = Profile(trainer, said, tmp_path)  # type: ignore[arg-type]
+    recording = ProfileRecorder(trainer, said, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(Diverged), recording.during(4):
         raise Diverged("not finite")
     assert trainer.clock.recorder is None

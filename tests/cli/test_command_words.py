@@ -181,7 +181,7 @@ def test_a_report_of_one_run_lies_in_its_folder_and_of_several_here(tmp_path, ca
         report.run(report.Options())
     server = MagicMock(address="http://here")  # ends at once
     server.return_value = server.__enter__.return_value = server
-    monkeypatch.setattr("sage_grpo.tools.report.watch.Server", server)
+    monkeypatch.setattr("sage_grpo.tools.report.watch.ReportServer", server)
     assert report.run(report.Options(runs=[str(a)], watch=True, port=7, every=2.0)) == 0
     server.assert_called_once_with([a], port=7, every=2.0)
     server.serve_forever.assert_called_once_with()

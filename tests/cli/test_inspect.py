@@ -23,7 +23,7 @@ from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
 from sage_grpo.tools.probe.probe import ProbeResult
 from sage_grpo.tools.probe.spec import ProbeSpec
-from sage_grpo.tools.probe.ways import Measured, Way, WaysResult
+from sage_grpo.tools.probe.ways import CheapSetting, Measured, WaysResult
 from sage_grpo.training.config import CheapSpec
 
 GOLDEN = Path(__file__).with_name("inspect.txt")
@@ -219,7 +219,7 @@ def test_a_probe_says_what_is_lacking(capsys) -> None:
 
 
 def ways(best: bool) -> WaysResult:
-    full = Way(after=4, before=3, solver="euler", cheap=CheapSpec())
+    full = CheapSetting(after=4, before=3, solver="euler", cheap=CheapSpec())
     short = replace(full, after=2, solver="ab2")
     found = Measured(way=short, passes=6.0, seconds=0.5, correlation=estimate(0.5), reward=estimate(-0.125))
     return WaysResult(full, 8.0, 2.0, 3, [found], found if best else None, "seconds", 99)

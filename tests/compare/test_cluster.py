@@ -25,7 +25,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.run.identity import of_code
 from sage_grpo.tools.compare import cluster, machine, store
 from sage_grpo.tools.compare.cluster import TRIES, Place, Remote
-from sage_grpo.tools.compare.engine import Lost
+from sage_grpo.tools.compare.engine import PlaceLost
 from sage_grpo.tools.compare.measure import measure
 from sage_grpo.tools.compare.prepare import prepare
 
@@ -80,7 +80,7 @@ def test_a_worker_says_what_its_node_says_and_finds_another_place_when_it_is_los
     assert one.ready()
     said = one.answer(line)
     assert [next(said), next(said)] == first.said[:2]
-    with pytest.raises(Lost, match="Its node far was lost"):
+    with pytest.raises(PlaceLost, match="Its node far was lost"):
         next(said)
     assert first.killed  # it may only seem lost
     assert one.ready()

@@ -17,9 +17,9 @@ import torch
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import Job, prepare
+from sage_grpo.tools.compare.prepare import CompareJob, prepare
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.sampling import Studio
+from sage_grpo.training.sampling import RolloutEngine
 from trainer_zoo.toy import ToyModel
 
 ARMS = {
@@ -32,14 +32,14 @@ ARMS = {
 
 QUICK = ("two epochs", "nft")
 
-MakeJob = Callable[[str], Job]
+MakeJob = Callable[[str], CompareJob]
 
 
 @pytest.fixture
 def job_of(toy_suite: Suite) -> MakeJob:
     """arm -> its job, with the toy model."""
 
-    def make(name: str) -> Job:
+    def make(name: str) -> CompareJob:
         start = name if name in ("branch", "nft") else "sage"
         arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
         suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=3, points=(2,))
@@ -48,7 +48,7 @@ def job_of(toy_suite: Suite) -> MakeJob:
     return make
 
 
-def run(job: Job, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+def run(job: CompareJob, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """Its row."""
     return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
 
@@ -122,14 +122,14 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
     toy_suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor] = []
-    score = Studio.score
+    score = RolloutEngine.score
 
     def watched(self: Any, videos: torch.Tensor, plan: Any, **given: Any) -> Any:
         scored = score(self, videos, plan, **given)
         seen.append(scored.total)
         return scored
 
-    monkeypatch.setattr(Studio, "score", watched)
+    monkeypatch.setattr(RolloutEngine, "score", watched)
     job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
     told: list[int] = []
     row = lab.measure(job, {}, told.append)
@@ -205,16 +205,16 @@ def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
 
 
 def test_a_record_goes_on_after_a_file() -> None:
-    record = lab.Record(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
-    assert lab.Record().times()["iteration"] == 0.0
-    short = lab.Record(training=[{}])
+    record = lab.RunRecord(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
+    assert lab.RunRecord().times()["iteration"] == 0.0
+    short = lab.RunRecord(training=[{}])
     short.seconds["iterations"] = 3.0
     assert short.times()["iteration"] == 3.0
     record.seconds |= {"iterations": 10.0, "evaluate": 3.0, "before": 1000.0}
     times = record.times()
     assert (times["iteration"], times["evaluate"]) == (2.5, 3.0)
     assert 1000 <= times["total"] < 1060
-    again = lab.Record()
+    again = lab.RunRecord()
     again.load_state_dict(json.loads(json.dumps(record.state_dict())))
     assert (again.content(), again.cost, again.scored, again.grid) == (record.content(), 7, 5, {3: {"std": 0.5}})
     assert again.content()["reached"] == 4
@@ -229,7 +229,7 @@ def recording(**budgets: int) -> lab.Recording:
     state = SimpleNamespace(iteration=0, updates=0)
     trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
     trainer.done.iteration = 0
-    record = lab.Record(grid={0: {}})
+    record = lab.RunRecord(grid={0: {}})
     return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
 
 
@@ -293,7 +293,7 @@ def test_only_untrained_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(lab.time, "monotonic", lambda: now[0])
-    kept = lab.Kept(SimpleNamespace(), lab.Record(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
+    kept = lab.SavedRun(SimpleNamespace(), lab.RunRecord(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
     no, last, stopping = ({"last": last, "stopping": stopping} for last, stopping in ((0, 0), (1, 0), (0, 1)))
     asked = ((1, no), (2, no), (2, last), (2, stopping))
     assert [kept.due(number, **way) for number, way in asked] == [False, True, False, False]
@@ -322,7 +322,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
     assert notes == ["iteration 5 could not be kept (no space left). The run goes on."]
     with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
         place.keep(trainer, {}, needed=True)
-    kept, asked = lab.Kept(trainer, lab.Record(), place, ()), list[Any]()
+    kept, asked = lab.SavedRun(trainer, lab.RunRecord(), place, ()), list[Any]()
     trainer.config = SimpleNamespace(iterations=6)
     place.keep = lambda *words, needed: asked.append(needed)  # type: ignore[method-assign]
     kept.save(needed=True)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from sage_grpo.tools.compare import pool as module
-from sage_grpo.tools.compare.engine import Lost, Process
-from sage_grpo.tools.compare.pool import LOSSES, Pool
-from sage_grpo.tools.compare.prepare import Job
+from sage_grpo.tools.compare.engine import PlaceLost, Process
+from sage_grpo.tools.compare.pool import LOSSES, RunPool
+from sage_grpo.tools.compare.prepare import CompareJob
 from sage_grpo.tools.compare.worker import request
 from sage_grpo.training.config import TrainConfig
 
@@ -43,19 +43,19 @@ for line in sys.stdin:
 """A worker's side of the conversation, without the libraries; the arm's name says what it does."""
 
 
-def job(arm: str, seed: int = 0) -> Job:
+def job(arm: str, seed: int = 0) -> CompareJob:
     given = {"recipe": "r", "settings": {}, "points": (), "kind": "train"}
-    return Job(arm=arm, seed=seed, key=f"{arm}/{seed}", config=TrainConfig(iterations=2), **given)
+    return CompareJob(arm=arm, seed=seed, key=f"{arm}/{seed}", config=TrainConfig(iterations=2), **given)
 
 
-def asked(job: Job) -> dict[str, Any]:
+def asked(job: CompareJob) -> dict[str, Any]:
     return request(job, Path(), weights=False)
 
 
-def work(folder: Path, jobs: list[Job], **options: Any) -> tuple[Pool, list[dict[str, Any]]]:
+def work(folder: Path, jobs: list[CompareJob], **options: Any) -> tuple[RunPool, list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     workers = [Process(folder, 0, {}, (sys.executable, "-c", FAKE))]
-    pool = Pool(jobs, workers, lambda job, row: rows.append(row), asked)
+    pool = RunPool(jobs, workers, lambda job, row: rows.append(row), asked)
     pool.run(**options, interval=0.02)
     return pool, rows
 
@@ -76,7 +76,7 @@ def test_a_run_that_fails_or_takes_its_process_along_is_recorded_and_the_others_
 def test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failure(tmp_path: Path) -> None:
     """Which is when the second run is under way."""
 
-    def look(pool: Pool) -> None:
+    def look(pool: RunPool) -> None:
         if "hangs/0" in pool._heard:
             pool.budget = 0.0
 
@@ -95,8 +95,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def pool_of(*jobs: Job, workers: int = 0, **options: Any) -> Pool:
-    return Pool(jobs, [None] * workers, lambda job, row: None, asked, **options)  # type: ignore[list-item]
+def pool_of(*jobs: CompareJob, workers: int = 0, **options: Any) -> RunPool:
+    return RunPool(jobs, [None] * workers, lambda job, row: None, asked, **options)  # type: ignore[list-item]
 
 
 @pytest.mark.usefixtures("clock")
@@ -196,7 +196,7 @@ class Elsewhere:
             self.loses[arm] -= 1
             self.before_loss()
             self.has_room = False
-            raise Lost("Its node was lost.")
+            raise PlaceLost("Its node was lost.")
         yield {"row": {"arm": arm, "status": "done", "error": None}}
 
     def close(self, *, now: bool) -> None:
@@ -212,7 +212,7 @@ class Elsewhere:
 def test_a_run_that_loses_its_place_is_made_again_before_others_and_fails_when_it_loses_every_one(losses: int) -> None:
     rows, notes, one = list[Any](), list[str](), Elsewhere(threading.Semaphore(9), {"a": losses})
     said = {"on_note": lambda job, text: notes.append(text)}
-    Pool([job("a"), job("b")], [one], lambda job, row: rows.append(row), asked, **said).run(interval=0.01)
+    RunPool([job("a"), job("b")], [one], lambda job, row: rows.append(row), asked, **said).run(interval=0.01)
     assert [row["arm"] for row in rows] == ["a", "b"]
     assert [row["status"] for row in rows] == ["done" if losses < LOSSES else "failed", "done"]
     assert notes == ["Its node was lost. It is made again."] * (LOSSES - 1)
@@ -229,7 +229,7 @@ def test_what_one_lost_another_makes_or_gives_its_room_for_and_nobody_waits_for_
     for one, other in (workers, reversed(workers)):
         one.before_loss = lambda other=other: _until(lambda: other.closed) if late else None  # type: ignore[misc]
     jobs = [job("lost"), *(job(f"ok {n}") for n in range(3))]
-    Pool(jobs, workers, lambda job, row: rows.append(row["arm"]), asked).run(interval=0.01)
+    RunPool(jobs, workers, lambda job, row: rows.append(row["arm"]), asked).run(interval=0.01)
     assert sorted(rows) == ["lost", "ok 0", "ok 1", "ok 2"]
 
 
@@ -253,11 +253,11 @@ def test_a_process_that_is_started_after_the_end_is_ended(tmp_path: Path) -> Non
 
 
 def test_a_fault_of_ours_ends_the_workers(tmp_path: Path) -> None:
-    def broken(job: Job, row: dict[str, Any]) -> None:
+    def broken(job: CompareJob, row: dict[str, Any]) -> None:
         raise OSError("the disk is full")
 
     workers = [Process(tmp_path, n, {}, (sys.executable, "-c", FAKE)) for n in range(2)]
-    pool = Pool([job("ok"), job("hangs")], workers, broken, asked)
+    pool = RunPool([job("ok"), job("hangs")], workers, broken, asked)
     with pytest.raises(OSError, match="disk is full"):
         pool.run(interval=0.02)
     assert all(worker._process is None or worker._process.poll() is not None for worker in workers)

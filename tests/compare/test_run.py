@@ -22,7 +22,7 @@ from sage_grpo.run.identity import of_code
 from sage_grpo.tools.compare import machine, store, suite_file, worker
 from sage_grpo.tools.compare import run as lab
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.worker import read
 from sage_grpo.training.config import TrainConfig
 
@@ -31,7 +31,7 @@ class Here:
     """A worker without a process or a model: what it scores is its key. It keeps an account of what it was asked for."""
 
     asked: list[str]
-    fails: Callable[[Job], bool]
+    fails: Callable[[CompareJob], bool]
 
     def __init__(self, folder: Path, number: int, environment: Mapping[str, str]) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ class Here:
     def answer(self, line: str) -> Iterator[dict[str, Any]]:
         words = json.loads(line)
         weights, _, _ = (words.pop(name) for name in ("weights", "unfinished", "file"))
-        job = Job(**{**words, "config": TrainConfig(iterations=1)})
+        job = CompareJob(**{**words, "config": TrainConfig(iterations=1)})
         self.asked.append(job.key)
         yield {"done": job.config.iterations}
         if weights is not None:
@@ -69,13 +69,13 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     return Here
 
 
-def jobs_of(suite: Suite) -> list[Job]:
+def jobs_of(suite: Suite) -> list[CompareJob]:
     """Its runs, by hand: the key goes by settings and seed."""
     kinds = {"plain": "a", "same": "a", "b": "b", "fast": "c"}
     given = {"recipe": "shapes/sage", "settings": {}, "points": (1,), "kind": "train"}
     config = TrainConfig(iterations=1)
     named = [(arm.name, seed) for seed in suite.seeds for arm in suite.arms]
-    return [Job(arm=arm, seed=seed, key=f"{kinds[arm]}{seed}", config=config, **given) for arm, seed in named]
+    return [CompareJob(arm=arm, seed=seed, key=f"{kinds[arm]}{seed}", config=config, **given) for arm, seed in named]
 
 
 @dataclass
@@ -101,10 +101,10 @@ def suites_of_two() -> dict[str, Suite]:
     return {"one": one, "other": Suite(name="other", arms=(same, fast), baseline="same", **given)}
 
 
-def call(two: Mapping[str, Suite], folders: Mapping[str, Path], *, arms: Any = None, **more: Any) -> lab.Ended:
+def call(two: Mapping[str, Suite], folders: Mapping[str, Path], *, arms: Any = None, **more: Any) -> lab.CompareEnded:
     """A call for the suites of these folders."""
     suites = [(two[name], folder) for name, folder in folders.items()]
-    parts = [lab.Part(folder=folder, suite=one, jobs=jobs_of(one), arms=arms) for one, folder in suites]
+    parts = [lab.SuiteRun(folder=folder, suite=one, jobs=jobs_of(one), arms=arms) for one, folder in suites]
     given = {"engine": Engine(), "side_by_side": 1, **more}
     return lab.run(parts, out=parts[0].folder, command="the command", **given)
 
@@ -114,21 +114,21 @@ def test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to
 ) -> None:
     two, both = suites_of_two, {name: tmp_path / name for name in ("other", "one")}
     here.fails = lambda job: job.key in ("a1", "a2")  # type: ignore[assignment]
-    assert call(two, both) == lab.Ended(finished=4, failed=2, missing=0)
+    assert call(two, both) == lab.CompareEnded(finished=4, failed=2, missing=0)
     for folder in both.values():
         rows = store.read_rows(folder / "runs.jsonl")
         assert sorted(row["status"] for row in rows) == ["done", "done", "failed", "failed"]
     here.fails, here.asked = (lambda job: False), []  # type: ignore[assignment]
-    assert call(two, {"one": both["one"]}, arms=["plain"]) == lab.Ended(finished=2, failed=0, missing=0)
+    assert call(two, {"one": both["one"]}, arms=["plain"]) == lab.CompareEnded(finished=2, failed=0, missing=0)
     assert here.asked == ["a1", "a2"]
     capsys.readouterr()
-    assert call(two, both) == lab.Ended(finished=6, failed=0, missing=0)
+    assert call(two, both) == lab.CompareEnded(finished=6, failed=0, missing=0)
     assert "6 of 6 runs are there already." in capsys.readouterr().err
     assert len(here.asked) == 2  # other takes them from one
     last = store.read_rows(both["other"] / "runs.jsonl")[-1]
     assert (last["arm"], last["suite"], last["status"]) == ("same", "other", "done")
     anew = {name: tmp_path / f"{name} anew" for name in both}
-    assert call(two, anew) == lab.Ended(finished=6, failed=0, missing=0)
+    assert call(two, anew) == lab.CompareEnded(finished=6, failed=0, missing=0)
     assert not any((folder / "weights").exists() for folder in anew.values())  # nobody asked for them
     assert store.load_suite(anew["one"]) == (two["one"], ["a1", "b1", "a2", "b2"], "the command")
     assert len(list((anew["one"] / "configs").iterdir())) == 4
@@ -150,7 +150,7 @@ def test_a_call_for_some_arms_leaves_the_others_missing(
 ) -> None:
     engine, folders = Engine(), {"one": tmp_path}
     ended = call(suites_of_two, folders, arms=["b"], engine=engine, side_by_side=3)
-    assert ended == lab.Ended(finished=2, failed=0, missing=0)
+    assert ended == lab.CompareEnded(finished=2, failed=0, missing=0)
     assert engine.asked == [(2, tmp_path, 3)]
     told = capsys.readouterr().err.splitlines()
     assert told == [
@@ -159,7 +159,7 @@ def test_a_call_for_some_arms_leaves_the_others_missing(
         "2/2  b, seed 2: Overall 0.0000  (0 s left)",
     ]
     assert [row["arm"] for row in store.read_rows(tmp_path / "runs.jsonl")] == ["b", "b"]
-    assert call(suites_of_two, folders, budget=-1.0) == lab.Ended(finished=2, failed=0, missing=2)
+    assert call(suites_of_two, folders, budget=-1.0) == lab.CompareEnded(finished=2, failed=0, missing=2)
     here.asked = []
     assert call(suites_of_two, folders, budget=1000.0).finished == 4
     assert here.asked == ["a1", "a2"]
@@ -185,7 +185,7 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
     told = "2 run(s) are unfinished, kept after iterations 2 to 3. The same command continues them."
     assert store.unfinished(tmp_path) == told
     here.fails, here.asked = (lambda job: job.key == faulty), []  # type: ignore[assignment]
-    assert call(suites_of_two, folders) == lab.Ended(finished=3, failed=1, missing=0)
+    assert call(suites_of_two, folders) == lab.CompareEnded(finished=3, failed=1, missing=0)
     assert here.asked == [faulty, cut_off, "a2"]
     assert {path.name for path in (tmp_path / store.UNFINISHED).iterdir()} == {faulty, foreign}
     assert "1 run(s) are unfinished, kept after iteration 2." in store.unfinished(tmp_path)
@@ -212,7 +212,7 @@ def test_what_is_told_of_the_runs_of_several_suites(suites_of_two: dict[str, Sui
     jobs = {job.key: job for job in jobs_of(suites_of_two["one"])}
     made = {"a1": {"code": "0.0/other"}, "x": {}, "b1": {"code": of_code()}}
     one = SimpleNamespace(asked=jobs, done=made, suite=suites_of_two["one"])
-    teller = lab.Teller()
+    teller = lab.CompareProgress()
     teller.look_back([one, SimpleNamespace(asked={"c1": None}, done={})])  # type: ignore[list-item]
     pool = SimpleNamespace(running={"a2": None, "b2": None}, left=lambda: 120.0)
     task = teller._bar.tasks[0]
@@ -295,7 +295,9 @@ def test_a_worker_says_how_far_it_is_and_what_came_of_a_run(
     reading, writing = os.pipe()
     done_once: list[Any] = []
 
-    def measure(found: Job, bases: Any, progress: Any, weights: Any, unfinished: Path, tell: Any) -> dict[str, Any]:
+    def measure(
+        found: CompareJob, bases: Any, progress: Any, weights: Any, unfinished: Path, tell: Any
+    ) -> dict[str, Any]:
         assert (found, bases, weights, unfinished) == (job, {}, None, store.place(tmp_path, job.key))
         progress(1)
         tell("a note")

@@ -13,7 +13,7 @@ import sage_grpo.health.sentinel as sentinel_module
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import Job, prepare
+from sage_grpo.tools.compare.prepare import CompareJob, prepare
 
 ARMS: dict[str, dict[str, Any]] = {
     "sage": {"optimizer.ema": 0.9, "optimizer.target_kl": 0.01},
@@ -32,7 +32,9 @@ def short_leash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentinel_module, "SIGNS", {"late": lambda row, past: "late" if len(past.start) > 1 else ""})
 
 
-def run(job: Job, folder: Path | None = None, *, until: int | None = None, notes: list[str] | None = None) -> Any:
+def run(
+    job: CompareJob, folder: Path | None = None, *, until: int | None = None, notes: list[str] | None = None
+) -> Any:
     """The row; None where the run was cut off in iteration `until`, counted from 0."""
     step, tell = lab.Trainer.step, ([] if notes is None else notes).append
 

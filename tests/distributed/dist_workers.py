@@ -35,7 +35,7 @@ from sage_grpo.training.offload import distribute
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores
 from sage_grpo.workers import ray_pool
-from sage_grpo.workers.messages import CrewError, Job
+from sage_grpo.workers.messages import RolloutTask, WorkerError
 from workers.in_process import InProcess
 
 PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")
@@ -133,7 +133,7 @@ def counted(trainer: Trainer) -> Iterator[dict[bool, tuple[int, int]]]:
 def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """The same run here, with workers of which one lies to rank 1, and with workers that always fail it."""
 
-    def fate(worker: str, job: Job) -> str:
+    def fate(worker: str, job: RolloutTask) -> str:
         return "lies" if worker == "liar 1" else "fails" if worker == "lazy 1" else ""
 
     def run(config: c.TrainConfig, *names: str) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, float]]:
@@ -155,7 +155,7 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
     }
     try:
         run(dataclasses.replace(config, rollout=ray), "lazy")
-    except CrewError as stopped:
+    except WorkerError as stopped:
         return {**found, "error": str(stopped)}
     return found
 

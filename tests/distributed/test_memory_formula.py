@@ -13,7 +13,7 @@ from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedAttention, Pack
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.plan.formulas import GIB, HUNYUAN15, Job, levels_within, memory, trainable
+from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, levels_within, memory, trainable
 
 WIDTH, HEADS, RANK = 64, 4, 4
 
@@ -85,7 +85,7 @@ def test_parameters_of_a_block() -> None:
     block = sum(p.numel() for p in three.parameters()) - sum(p.numel() for p in two.parameters())
     assert block == pytest.approx(36 * WIDTH**2, rel=0.02)  # the rest are biases and norms
     adapters = sum(p.numel() for name, p in build(2, True).named_parameters() if ".lora_" in name)
-    job = Job(lora_rank=RANK)
+    job = RunShape(lora_rank=RANK)
     small = dataclasses.replace(HUNYUAN15, blocks=2, lora_width=36 * WIDTH)
     assert adapters == trainable(small, job)
 
@@ -96,7 +96,7 @@ def test_the_documents_table_is_the_formulas(benchmark_module) -> None:
 
 @pytest.mark.parametrize("gib", [20, 60, 139, 400])
 def test_blocks_keep_as_much_as_fits(gib: int) -> None:
-    job, room = Job(compiled=True), gib * GIB
+    job, room = RunShape(compiled=True), gib * GIB
     levels = levels_within(HUNYUAN15, job, room)
     assert sum(levels.values()) == HUNYUAN15.blocks
 

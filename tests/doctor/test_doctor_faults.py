@@ -33,9 +33,9 @@ from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.training.config import SurrogateConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.reference import Anchor, Old
+from sage_grpo.training.reference import OldPolicy, ReferencePolicy
 from sage_grpo.training.rollout import Storage
-from sage_grpo.training.sampling import Studio
+from sage_grpo.training.sampling import RolloutEngine
 from sage_grpo.training.trainer import Trainer
 from trainer_zoo.toy import ToyModel
 
@@ -108,7 +108,9 @@ def test_kl_without_a_gradient(sample, monkeypatch) -> None:
     healthy = sample(**region)
     learning.update_moves(_after_ratio(healthy))
     assert status(learning.trust_region(healthy, healthy.items()), "trust region") == "pass"
-    monkeypatch.setattr(Anchor, "applied", lambda self: nullcontext())  # the reference pass runs with the live weights
+    monkeypatch.setattr(
+        ReferencePolicy, "applied", lambda self: nullcontext()
+    )  # the reference pass runs with the live weights
     other = sample(**region)
     learning.update_moves(_after_ratio(other))
     assert status(learning.trust_region(other, other.items()), "trust region") == "fail"
@@ -126,7 +128,7 @@ def test_an_nft_whose_old_policy_is_the_policy(sample, monkeypatch) -> None:
 
     assert verdict() == "warn"
     assert verdict(old_decay=0.5) == "pass"
-    monkeypatch.setattr(Old, "applied", lambda self: nullcontext())
+    monkeypatch.setattr(OldPolicy, "applied", lambda self: nullcontext())
     assert verdict(old_decay=0.5) == "fail"
 
 
@@ -191,13 +193,13 @@ def test_exploring_too_much_is_not_answered_with_more(clips, monkeypatch) -> Non
 @pytest.mark.slow
 def test_trainer_that_hands_over_the_wrong_prompts(clips, monkeypatch) -> None:
     sample, videos = clips
-    score = Studio.score
+    score = RolloutEngine.score
 
-    def rolled(self: Studio, videos: Tensor, plan: Any, **given: Any) -> Any:
+    def rolled(self: RolloutEngine, videos: Tensor, plan: Any, **given: Any) -> Any:
         groups = [replace(group, prompt=plan.groups[group.index - 1].prompt) for group in plan.groups]
         return score(self, videos, replace(plan, groups=tuple(groups)), **given)
 
-    monkeypatch.setattr(Studio, "score", rolled)
+    monkeypatch.setattr(RolloutEngine, "score", rolled)
     found = {finding.name: finding for finding in examine.of_reward(sample, videos)}
     assert found["reward prompt"].status == "fail"
 

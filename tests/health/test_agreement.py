@@ -14,14 +14,14 @@ from watching import healthy_row, names
 
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import shortfall
-from sage_grpo.health.sentinel import MOST_REMEMBERED, Finding, Sentinel, Witnesses
+from sage_grpo.health.sentinel import MOST_REMEMBERED, Finding, HeldOutRewards, Sentinel
 from sage_grpo.health.statistics import agreements
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import EvalConfig
 from trainer_helpers import assert_same_run, interrupt, rows
 
-WATCHED = Witnesses(scores={"judge": {"true": 1.0}})
+WATCHED = HeldOutRewards(scores={"judge": {"true": 1.0}})
 MEAN, STDERR = "reward/agreement/judge", "reward/agreement_stderr/judge"
 
 

@@ -18,7 +18,7 @@ from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
     Agreement,
-    Change,
+    ScoreChange,
     agreement_of,
     change,
     evidence,
@@ -26,9 +26,9 @@ from sage_grpo.health.evidence import (
     shortfall,
 )
 from sage_grpo.health.reward_parts import RewardParts
-from sage_grpo.health.sentinel import Finding, Remembered, Sentinel, Witnesses
-from sage_grpo.health.statistics import MOST, Travel, _mean, correlation, thumbnails
-from sage_grpo.training.guard import Guard
+from sage_grpo.health.sentinel import Finding, HeldOutRewards, Remembered, Sentinel
+from sage_grpo.health.statistics import MOST, ParameterDrift, _mean, correlation, thumbnails
+from sage_grpo.training.guard import HealthGuard
 
 FOUND = [Finding("a", 7, "old", True, False), Finding("b", 7, "fresh", False), Finding("c", 7, "both", True)]
 ROOT = Path("checkpoints")
@@ -36,7 +36,7 @@ ROOT = Path("checkpoints")
 
 def guarded(
     action: str = "warn", *, evaluates: tuple[int, tuple[int, ...]] = (5, ()), held_out: bool = True, **state: Any
-) -> tuple[Guard, list[tuple[Any, ...]]]:
+) -> tuple[HealthGuard, list[tuple[Any, ...]]]:
     """A guard over figures instead of a run, and what it does."""
     done: list[tuple[Any, ...]] = []
     known = {"good": 4, "rollbacks": 0, "brake": 1.0, "sound": True, "iteration": 7, "evaluated": 7} | state
@@ -61,7 +61,7 @@ def guarded(
     )
     writer = SimpleNamespace(world=World(), finish=lambda: done.append(("written",)))
     tell = lambda event: done.append((event.iteration, event.name, event.text, event.action))  # noqa: E731
-    return Guard(config, run, writer, ROOT, held_out, tell), done  # type: ignore[arg-type]
+    return HealthGuard(config, run, writer, ROOT, held_out, tell), done  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_change_is_a_mean_with_its_standard_error_and_has_a_sign() -> None:
     assert (up.by, up.stderr, up.sigmas) == pytest.approx((0.5, 0.1, 5.0))
     assert (down.by, down.stderr, down.sigmas) == pytest.approx((-0.5, 0.1, -5.0))
     assert [one.surely(limit) for one in (up, down) for limit in (4.9, 5.1)] == [True, False, False, False]
-    assert (change([None], [1.0]), change([1.0], [3.0])) == (Change(0.0, math.inf), Change(2.0, math.inf))
+    assert (change([None], [1.0]), change([1.0], [3.0])) == (ScoreChange(0.0, math.inf), ScoreChange(2.0, math.inf))
 
 
 def test_agreements_add_up_and_are_taken_away() -> None:
@@ -173,8 +173,8 @@ def test_agreements_add_up_and_are_taken_away() -> None:
     assert (Agreement().mean, Agreement().stderr, Agreement(1, 0.0, -1e-9).stderr) == (0.0, math.inf, 0.0)
     assert in_words(one, rest) == " (agreement within groups 0.50 +- 0.3 before, 0.10 +- 0.3 since)"
     assert in_words(one, Agreement()) == in_words(Agreement(), one) == ""
-    assert evidence(Change(3.0, 1.0), None) == 3.0
-    assert evidence(Change(3.0, 1.0), Change(2.0, 2.0)) == pytest.approx(4.0 / math.sqrt(2))
+    assert evidence(ScoreChange(3.0, 1.0), None) == 3.0
+    assert evidence(ScoreChange(3.0, 1.0), ScoreChange(2.0, 2.0)) == pytest.approx(4.0 / math.sqrt(2))
 
 
 def test_a_shortfall_needs_two_clips_and_a_first_rise() -> None:
@@ -182,8 +182,8 @@ def test_a_shortfall_needs_two_clips_and_a_first_rise() -> None:
     found = shortfall(total, judge)
     assert (found.by, found.stderr) == pytest.approx((2.0, 1.0))  # rate 2: gains of 2 and 4 were due, and there was 1
     fewer = [[column[:1] for column in columns] for columns in (total, judge)]
-    assert shortfall(*fewer) == Change(0.0, math.inf)
-    assert shortfall(([1.0, 1.0], [0.0, 0.0], [2.0, 3.0]), judge) == Change(0.0, math.inf)
+    assert shortfall(*fewer) == ScoreChange(0.0, math.inf)
+    assert shortfall(([1.0, 1.0], [0.0, 0.0], [2.0, 3.0]), judge) == ScoreChange(0.0, math.inf)
     assert shortfall(([0.0, 0.0], [0.0, 0.0], [2.0, 3.0]), judge).stderr == math.inf, "no rise, no rate"
     unscored = [[None, *column] for column in total], [[9.0, *column] for column in judge]
     assert shortfall(*unscored).by == pytest.approx(2.0)
@@ -201,8 +201,8 @@ def test_rank_correlations_and_their_mean() -> None:
 
 def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:
     for count, stride in ((MOST, 1), (MOST + 1, 2), (1 << 19, 2), ((1 << 19) + 1, 3)):
-        assert Travel({"p": torch.nn.Parameter(torch.zeros(count))}).stride == stride
-    assert Travel({}).measure(World()) == {"weights/distance": 0.0, "weights/moved": 0.0}
+        assert ParameterDrift({"p": torch.nn.Parameter(torch.zeros(count))}).stride == stride
+    assert ParameterDrift({}).measure(World()) == {"weights/distance": 0.0, "weights/moved": 0.0}
     assert thumbnails(torch.zeros((0, 3, 8, 8, 3), dtype=torch.uint8)).shape == (0, 4, 3, 8, 8)
 
 
@@ -211,7 +211,9 @@ def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:
 
 def watching(**known: list[float]) -> Sentinel:
     """A sentinel with one witness, of which it knows these columns."""
-    sentinel = Sentinel(SentinelConfig(), witnesses=Witnesses(scores={"judge": {"true": 1.0}}, statistics=("blur",)))
+    sentinel = Sentinel(
+        SentinelConfig(), witnesses=HeldOutRewards(scores={"judge": {"true": 1.0}}, statistics=("blur",))
+    )
     sentinel.held_out = {"total": known, "judge": known, "blur": known}
     return sentinel
 

@@ -11,8 +11,8 @@ import pytest
 from watching import clips, curves, healthy_row, names, watched
 
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.sentinel import Finding, Sentinel, Witnesses
-from sage_grpo.training.adaptive_lr import Pace
+from sage_grpo.health.sentinel import Finding, HeldOutRewards, Sentinel
+from sage_grpo.training.adaptive_lr import AdaptiveRate
 
 Break = Callable[[dict[str, float]], dict[str, float]]
 FROM, LONG = 30, 60
@@ -71,7 +71,7 @@ def test_a_target_kl_below_what_rounding_alone_has_is_told_and_not_acted_on() ->
     """The measured case: 0.05 nats at any rate, a target of 0.01. The rate falls to nothing, and every other figure looks healthy."""
 
     def run(target: float) -> list[Finding]:
-        pace = Pace(target)
+        pace = AdaptiveRate(target)
 
         def row(number: int) -> dict[str, float]:
             now = {"optimizer/lr_factor": pace.factor, "optimizer/kl": 0.05 + 0.1 * pace.factor**2}
@@ -100,7 +100,7 @@ def test_a_rate_that_findings_have_lowered_is_not_at_its_floor() -> None:
 
 def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:
     """Evaluations with these means, one after the other."""
-    witnesses = Witnesses(scores={"judge": {"true": 1.0}} if "true" in means[0] else {}, statistics=statistics)
+    witnesses = HeldOutRewards(scores={"judge": {"true": 1.0}} if "true" in means[0] else {}, statistics=statistics)
     sentinel = Sentinel(SentinelConfig(), witnesses=witnesses)
     found: list[Finding] = []
     for number, point in enumerate(means):

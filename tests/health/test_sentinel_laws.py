@@ -16,10 +16,10 @@ from watching import clips, healthy_row, names, watched
 
 import trainer_toys
 from sage_grpo.callbacks.journal import read_events
-from sage_grpo.health.checks import SIGNS, Past, robust
+from sage_grpo.health.checks import SIGNS, MetricHistory, robust
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import by_prompt, change, weighted
-from sage_grpo.health.sentinel import Sentinel, Witnesses
+from sage_grpo.health.sentinel import HeldOutRewards, Sentinel
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import EvalConfig, KeepConfig, UpdateConfig
@@ -110,11 +110,11 @@ def test_a_jump_of_the_weights_is_no_run() -> None:
     assert sentinel.streaks["ran_away"] == 0
 
 
-def past(**figures: list[float]) -> Past:
+def past(**figures: list[float]) -> MetricHistory:
     """Twenty rows, at the start and before now, that have these figures one after the other."""
     named = {"/".join(name.split("__")): column for name, column in figures.items()}
     rows = [{name: column[place % len(column)] for name, column in named.items()} for place in range(20)]
-    return Past(start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip=0.01, deviations=6.0)
+    return MetricHistory(start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip=0.01, deviations=6.0)
 
 
 STEADY = past(
@@ -157,7 +157,9 @@ def test_signs_that_need_more_than_one_figure() -> None:
     scattered = past(gradient__norm=[math.exp(x) for x in (-2, -1, 0, 1, 2)])
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(8.8)}, scattered) == ""  # six times 1.4826
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(9.0)}, scattered)
-    few = Past(start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip=0.01, deviations=6.0)
+    few = MetricHistory(
+        start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip=0.01, deviations=6.0
+    )
     broken = dict.fromkeys(("gradient/norm", "kl/total", "weights/distance"), 1e9)
     broken |= {"reward/group_std": 0.0, "video/spread": 0.0}
     assert not [name for name, sign in SIGNS.items() if sign(broken, few)], "too few rows to compare with"
@@ -230,7 +232,7 @@ def held_out(number: int, **means: float) -> dict[str, list[float | None]]:
 
 
 def with_witness() -> Sentinel:
-    return Sentinel(SentinelConfig(), witnesses=Witnesses(scores={"judge": {"true": 1.0}}))
+    return Sentinel(SentinelConfig(), witnesses=HeldOutRewards(scores={"judge": {"true": 1.0}}))
 
 
 def test_weights_at_which_a_witness_has_begun_to_fall_are_none_to_go_back_to() -> None:

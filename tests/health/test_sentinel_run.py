@@ -17,10 +17,10 @@ from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.fsdp import Engine
 from sage_grpo.distributed.world import World
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.statistics import Travel, appearance, describe, frames_seen, thumbnails
+from sage_grpo.health.statistics import ParameterDrift, appearance, describe, frames_seen, thumbnails
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run
-from sage_grpo.training.adaptive_lr import Pace
+from sage_grpo.training.adaptive_lr import AdaptiveRate
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.events import Hooks, SentinelEvent
 from sage_grpo.training.trainer import Trainer
@@ -209,7 +209,7 @@ def test_a_run_that_diverges_goes_back_too(far, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_target_kl_follows_the_brake() -> None:
-    free, slow = Pace(0.1, most=2.0), Pace(0.1, most=2.0)
+    free, slow = AdaptiveRate(0.1, most=2.0), AdaptiveRate(0.1, most=2.0)
     slow.slow_to(0.5)
     assert slow.factor == 0.5
     for _ in range(50):
@@ -217,7 +217,7 @@ def test_a_target_kl_follows_the_brake() -> None:
         slow.observe(0.1 * (slow.factor / 1.6) ** 2)
     assert free.factor == pytest.approx(1.6, rel=1e-3)
     assert slow.factor == pytest.approx(0.8, rel=1e-3)  # half of the step, so a quarter of the KL
-    again = Pace(0.1, most=2.0)
+    again = AdaptiveRate(0.1, most=2.0)
     again.load_state_dict(slow.state_dict())
     assert again.observe(0.03) == slow.observe(0.03)
 
@@ -251,7 +251,7 @@ def test_looks_do_not_depend_on_which_process_has_a_clip() -> None:
 
 def test_travel_is_the_relative_distance_and_the_share_that_moved() -> None:
     p = torch.nn.Parameter(torch.tensor([3.0, 4.0, 0.0, 0.0]))
-    travel = Travel({"p": p})
+    travel = ParameterDrift({"p": p})
     assert travel.measure(World()) == {"weights/distance": 0.0, "weights/moved": 0.0}
     with torch.no_grad():
         p[2] = 1.0

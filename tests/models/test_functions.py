@@ -27,7 +27,7 @@ from sage_grpo.models.guidance import Guidance, read_guidance, token_norm
 from sage_grpo.models.lora import EXPERT_KEY, Header, Merge, match_targets
 from sage_grpo.models.network.decoding import SeededNoise, to_floats, to_uint8
 from sage_grpo.models.network.gradients import _stands_for, unread_queries
-from sage_grpo.models.network.inputs import Grid, after_frames, check_image, pack, put_frames, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_frames, check_image, pack, put_frames, seen_tokens, unpack
 from sage_grpo.models.policy import Policy, integrate, started
 from sage_grpo.models.schedulers import scheduler_shift, start_of
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
@@ -161,10 +161,10 @@ def test_weights_that_are_to_blame_are_named() -> None:
 
 
 def test_a_grid_divides_a_clip_and_names_the_nearest_that_can_be_divided() -> None:
-    grid = Grid(channels=4, temporal=4, spatial=8, patch=(1, 2, 2))
+    grid = LatentGrid(channels=4, temporal=4, spatial=8, patch=(1, 2, 2))
     assert grid.latents(VideoSpec(frames=9, height=32, width=48)) == (4, 3, 4, 6)
     assert grid.tokens(VideoSpec(frames=9, height=32, width=48)) == 18
-    images = Grid(channels=4, temporal=None, spatial=8, sides=24)
+    images = LatentGrid(channels=4, temporal=None, spatial=8, sides=24)
     assert images.latents(VideoSpec(frames=1, height=24, width=48)) == (4, 1, 3, 6)
     for one, sizes, message in (
         (grid, (6, 32, 32), r"4k \+ 1 .* got 6: use 5 or 9\."),
@@ -696,7 +696,7 @@ def test_vaes_that_sana_runs(tmp_path) -> None:
 
 
 def test_tokens_of_the_picture_that_is_edited() -> None:
-    grid = Grid(channels=16, temporal=None, spatial=8)
+    grid = LatentGrid(channels=16, temporal=None, spatial=8)
     for pixels, tokens in ((1024 * 1024, 4096), (None, 4096), (64 * 96, 16)):
         assert of(QwenImageEdit, options={"picture_pixels": pixels}, grid=grid).given_tokens == tokens
     readings = {of(QwenImageEdit, options={"picture_pixels": pixels})._reading() for pixels in (1081600, 1081601)}

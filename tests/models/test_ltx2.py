@@ -18,7 +18,7 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 import tiny
 from sage_grpo.models import ModelError
 from sage_grpo.models.families.ltx2 import Ltx2, mel_bands
-from sage_grpo.models.parts import HasParts, Parts, Sounds
+from sage_grpo.models.parts import HasParts, Sounds, StateParts
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import Ode
@@ -128,7 +128,7 @@ def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, 
 
 
 def test_parts_of_a_row() -> None:
-    parts = Parts({"video": (2, 3), "audio": (4,)})
+    parts = StateParts({"video": (2, 3), "audio": (4,)})
     rows = torch.arange(20.0).reshape(2, 10)
     assert {name: part.shape for name, part in parts.split(rows).items()} == {"video": (2, 2, 3), "audio": (2, 4)}
     assert torch.equal(parts.join(parts.split(rows)), rows)

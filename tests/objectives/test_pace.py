@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import some
-from sage_grpo.training.adaptive_lr import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, Pace, share_kept
+from sage_grpo.training.adaptive_lr import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, AdaptiveRate, share_kept
 
 
 def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) -> float:
@@ -21,7 +21,7 @@ def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) 
 @pytest.mark.parametrize("rate", [1e-4, 1.0])
 def test_it_settles_at_the_target_from_any_learning_rate(rate: float) -> None:
     """Far too cold and far too hot."""
-    pace = Pace(0.01, most=1e4)
+    pace = AdaptiveRate(0.01, most=1e4)
     for _ in range(80):
         pace.observe(kl_of_step(rate * pace.factor))
     assert kl_of_step(rate * pace.factor) == pytest.approx(0.01, rel=1e-3)
@@ -29,7 +29,7 @@ def test_it_settles_at_the_target_from_any_learning_rate(rate: float) -> None:
 
 def test_one_observation_corrects_its_part_of_the_deviation_of_the_step() -> None:
     """Not of the KL, which is the step's square."""
-    pace = Pace(0.01)
+    pace = AdaptiveRate(0.01)
     target = math.sqrt(2 * 0.01) / 6  # the rate whose step has this KL
     rate = 1.3 * target
     pace.observe(kl_of_step(rate))
@@ -37,7 +37,7 @@ def test_one_observation_corrects_its_part_of_the_deviation_of_the_step() -> Non
 
 
 def test_it_is_never_hotter_than_asked_and_recovers_after_a_spike() -> None:
-    pace = Pace(0.01)
+    pace = AdaptiveRate(0.01)
     assert {pace.observe(1e-6) for _ in range(5)} == {1.0}
     assert pace.observe(1e9) == pytest.approx(1 / LARGEST_STEP)
     for _ in range(50):
@@ -49,8 +49,8 @@ def test_it_is_never_hotter_than_asked_and_recovers_after_a_spike() -> None:
 
 
 def test_without_a_target_and_without_a_move_nothing_follows() -> None:
-    assert Pace(None).observe(1e9) == 1.0
-    pace = Pace(0.01, most=2.0)
+    assert AdaptiveRate(None).observe(1e9) == 1.0
+    pace = AdaptiveRate(0.01, most=2.0)
     pace.observe(0.02)
     before = pace.factor
     assert before < 1.0
@@ -60,18 +60,18 @@ def test_without_a_target_and_without_a_move_nothing_follows() -> None:
 @some
 @given(kls=st.lists(st.floats(0.0, 1e3), max_size=40), cut=st.integers(0, 40), most=st.floats(0.1, 10.0))
 def test_a_resumed_pace_continues(kls: list[float], cut: int, most: float) -> None:
-    straight, first, second = (Pace(0.1, most=most) for _ in range(3))
+    straight, first, second = (AdaptiveRate(0.1, most=most) for _ in range(3))
     expected = [straight.observe(kl) for kl in kls]
     found = [first.observe(kl) for kl in kls[:cut]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert found + [second.observe(kl) for kl in kls[cut:]] == expected
-    assert all(LEAST <= factor <= most for factor in (Pace(0.1, most=most).factor, *expected))
+    assert all(LEAST <= factor <= most for factor in (AdaptiveRate(0.1, most=most).factor, *expected))
 
 
 def test_what_is_no_kl_is_refused() -> None:
     for kl in (math.nan, math.inf, -1.0):
         with pytest.raises(ValueError, match="cannot steer the learning rate"):
-            Pace(0.1).observe(kl)
+            AdaptiveRate(0.1).observe(kl)
 
 
 SHAPES = {
@@ -119,12 +119,12 @@ def test_a_step_within_the_slack_is_kept_without_a_try() -> None:
 
 def test_a_brake_holds_however_little_the_policy_moves() -> None:
     """A KL far below the target asks for longer steps: they become as long as the brake allows, and no longer."""
-    pace = Pace(0.01, most=2.0)
+    pace = AdaptiveRate(0.01, most=2.0)
     for brake in (0.5, 0.25):
         pace.slow_to(brake)
         assert {pace.observe(1e-9) for _ in range(40)} >= {2.0 * brake}
         assert pace.factor == 2.0 * brake
-    still = Pace(None)
+    still = AdaptiveRate(None)
     still.slow_to(0.25)
     assert [still.observe(1e-9) for _ in range(3)] == [0.25] * 3
     for _ in range(100):
@@ -133,11 +133,11 @@ def test_a_brake_holds_however_little_the_policy_moves() -> None:
 
 
 def test_brakes_are_shares_of_the_free_step_and_not_of_one_another() -> None:
-    pace = Pace(0.01)
+    pace = AdaptiveRate(0.01)
     for brake in (0.5, 0.25, 0.25, 1.0, 0.125):
         pace.slow_to(brake)
         assert pace.factor == brake
-    again = Pace(0.01)
+    again = AdaptiveRate(0.01)
     again.load_state_dict(json.loads(json.dumps(pace.state_dict())))
     again.slow_to(0.125)  # as after going back: it is what it was
     assert again.factor == 0.125
@@ -145,6 +145,6 @@ def test_brakes_are_shares_of_the_free_step_and_not_of_one_another() -> None:
 
 def test_a_target_follows_the_square_of_the_brake() -> None:
     """Steps half as long move the policy by a quarter: that is no reason to lengthen them again."""
-    pace = Pace(0.04, most=4.0)
+    pace = AdaptiveRate(0.04, most=4.0)
     pace.slow_to(0.5)
     assert pace.observe(0.01) == pytest.approx(0.5, rel=1e-12)

@@ -13,7 +13,7 @@ from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.costs import forecast
-from sage_grpo.plan.workers import Crew, crew_of
+from sage_grpo.plan.workers import WorkerCosts, crew_of
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import BatchConfig, TrainConfig
 
@@ -30,7 +30,7 @@ def config_of(workers: int = 2, **rollout: object) -> TrainConfig:
     )
 
 
-def crew(config: TrainConfig, place: hardware.Hardware | None = None) -> Crew:
+def crew(config: TrainConfig, place: hardware.Hardware | None = None) -> WorkerCosts:
     found = forecast(config, place or hardware.cpu(), gpus=1)
     made = crew_of(found, found)
     assert made is not None

@@ -28,7 +28,7 @@ from sage_grpo.plan.architecture import SAVED_FULL, SAVED_LORA, WAN_VAE, _scaled
 from sage_grpo.plan.changes import changes, way_to_fit
 from sage_grpo.plan.costs import Forecast, Phase, forecast
 from sage_grpo.plan.counting import count_blocks, count_decoder
-from sage_grpo.plan.formulas import GIB, HUNYUAN15, Job, decoding_memory, memory, sampling_memory, trainable
+from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, decoding_memory, memory, sampling_memory, trainable
 from sage_grpo.plan.published import PUBLISHED
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
@@ -77,7 +77,7 @@ def test_trained_parameters_of_a_folder(kind, rank, checkpoint, monkeypatch) -> 
     spec = ModelSpec(path=str(checkpoint(kind)), lora=None if rank is None else LoraSpec(rank=rank), cache=None)
     network = find_architecture(spec).network
     real = sum(p.numel() for p in spec.load("cpu").trainable().values())
-    assert trainable(network, Job(lora_rank=rank)) == real
+    assert trainable(network, RunShape(lora_rank=rank)) == real
 
 
 def test_a_checkpoint_in_the_hubs_cache_is_found(checkpoint, monkeypatch) -> None:
@@ -97,12 +97,12 @@ def test_a_checkpoint_in_the_hubs_cache_is_found(checkpoint, monkeypatch) -> Non
 def test_passes_and_peaks_that_were_measured() -> None:
     """Full size on one H200, before and after this was written: seconds within 20%, peaks within 10%."""
     real = json.loads((RESULTS / "full_size_h200.json").read_text())
-    job = Job(text_tokens=40, anchor=False, moments=0, kept_states=0.0)
+    job = RunShape(text_tokens=40, anchor=False, moments=0, kept_states=0.0)
     full = replace(job, lora_rank=None)
     rates, compiled, tiled = H200.rates, replace(job, compiled=True), replace(job, vae_tiling=True)
     plain, all_weights = real["backward_lora"]["plain"], real["backward_full"]["plain"]
 
-    def guided(job: Job) -> float:
+    def guided(job: RunShape) -> float:
         both = formulas.forward_seconds(HUNYUAN15, job, rates), formulas.backward_seconds(HUNYUAN15, job, rates)
         return 2 * sum(both)
 
@@ -132,7 +132,7 @@ def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> 
     assert found["true"]["differ"] == 0, "or the setting does nothing there"
     assert found["true"]["seconds"] / found["false"]["seconds"] == pytest.approx(formulas.IN_ORDER_BACKWARD, rel=0.02)
 
-    job, rates = Job(checkpointing=False), H200.rates
+    job, rates = RunShape(checkpointing=False), H200.rates
     ordered = replace(job, same_bits=True)
     attention = HUNYUAN15.blocks * formulas.operations(HUNYUAN15, job).attention / rates.attention
     ways = (formulas.forward_seconds, formulas.backward_seconds)
@@ -260,7 +260,7 @@ def test_operations_are_those_of_a_pass(kind: str, checkpoint, monkeypatch) -> N
     inside = tuple(f".{name}.{place}" for name, count in lists.items() for place in range(count))
     rows = [counts for name, counts in every.items() if name.endswith(inside)]
     assert len(rows) == network.blocks
-    video, job = model.video, Job(lora_rank=None, text_tokens=32)
+    video, job = model.video, RunShape(lora_rank=None, text_tokens=32)
     said = formulas.operations(network, replace(job, frames=video.frames, height=video.height, width=video.width))
     real = sum(sum(counts.values()) for counts in rows) / network.blocks
     assert said.attention + said.products == pytest.approx(real, rel=1e-3)
@@ -317,7 +317,7 @@ def test_a_family_of_your_own_still_has_a_plan() -> None:
 
 
 def test_factors_of_a_measurement_make_the_formulas_exact() -> None:
-    network, job = HUNYUAN15, Job(guidance=False)
+    network, job = HUNYUAN15, RunShape(guidance=False)
     rates = measure.fitted(network, job, H200.rates, forward=0.05, backward=0.2, decode=7.0)
     assert formulas.forward_seconds(network, job, rates) == pytest.approx(54 * 0.05)
     assert formulas.backward_seconds(network, job, rates) == pytest.approx(54 * 0.2)

@@ -15,13 +15,13 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan.architecture import latent_elements
 from sage_grpo.plan.costs import forecast
 from sage_grpo.plan.hardware import find
-from sage_grpo.plan.passes import PHASES, Guiding, Passes, count, evaluations, kinds
+from sage_grpo.plan.passes import PHASES, Guiding, PassCount, count, evaluations, kinds
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.plan import Plan, Turn
+from sage_grpo.training.plan import Plan, ScheduledReplay
 from sage_grpo.worlds.world import WORLDS
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
@@ -143,26 +143,26 @@ def test_given_steps_without_the_negative_branch(make_config, make_trainer) -> N
     assert less["replay"] == whole["replay"]
 
 
-def place_of(plan: Plan, turn: Turn) -> float:
+def place_of(plan: Plan, turn: ScheduledReplay) -> float:
     return plan.groups[turn.replay.members[0].group].sigma(turn.replay.step)
 
 
-def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, Passes]:
+def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, PassCount]:
     """A rank's passes one by one, as the plan lists them."""
-    result = dict.fromkeys(PHASES, Passes())
+    result = dict.fromkeys(PHASES, PassCount())
     for one in plan.sampled(rank):
         result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma, one.guide)
     first = plan.group_of(plan.batches(rank)[0])
     for network, number in plan.idle_passes(rank).items():
         sigma = next((s for s in first.schedule.sigmas.tolist() if plan.network(s) == network), 1.0)
-        result["idle"] += sum([guiding.one(1, sigma)] * number, Passes())
+        result["idle"] += sum([guiding.one(1, sigma)] * number, PassCount())
     for update, referenced in enumerate(reference):
         turns = [(one.states.rows, place_of(plan, one)) for one in plan.turns(rank, update)]
-        passes = sum((guiding.one(*one) for one in turns), Passes())
+        passes = sum((guiding.one(*one) for one in turns), PassCount())
         result["replay"] += passes
-        result["reference"] += sum([passes] * referenced, Passes())
+        result["reference"] += sum([passes] * referenced, PassCount())
     gauged = [(one.states.rows, place_of(plan, one)) for one in plan.gauge_turns(rank)]
-    result["gauge"] = sum((guiding.one(*one) for one in gauged), Passes())
+    result["gauge"] = sum((guiding.one(*one) for one in gauged), PassCount())
     return result
 
 

@@ -14,8 +14,8 @@ from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.plan import budgets, changes, hardware, measure, show
 from sage_grpo.plan.architecture import Architecture, latent_elements, sigmas
 from sage_grpo.plan.formulas import GIB
-from sage_grpo.plan.passes import Guiding, Passes, evaluation
-from sage_grpo.plan.workers import Crew
+from sage_grpo.plan.passes import Guiding, PassCount, evaluation
+from sage_grpo.plan.workers import WorkerCosts
 from sage_grpo.recipes import recipe
 from sage_grpo.training import memory
 
@@ -97,9 +97,9 @@ def test_a_pass_is_timed_forward_and_both_ways(monkeypatch) -> None:
     assert measure._decode_time(model) is None  # type: ignore[arg-type]
 
 
-def crew(**figures: float) -> Crew:
+def crew(**figures: float) -> WorkerCosts:
     usual = {"workers": 4, "tasks": 4, "rounds": 1, "sampling_seconds": 2.0, "updating_seconds": 1.0, "gib": 5.0}
-    return Crew(
+    return WorkerCosts(
         **{**usual, "iteration_seconds": 3.0, "weights_megabytes": 1.0, "task_megabytes": 1.0, "room": 5.0, **figures}
     )  # type: ignore[arg-type]
 
@@ -113,17 +113,17 @@ def test_who_is_waited_for() -> None:
 
 
 def test_passes_add_up_and_small_clips_are_guided_together() -> None:
-    assert Passes(1, 2, 3) + Passes(4, 5, 6) * 2 == Passes(9, 12, 15)
+    assert PassCount(1, 2, 3) + PassCount(4, 5, 6) * 2 == PassCount(9, 12, 15)
     guiding = Guiding(lambda sigma: 2 if sigma > 0.5 else 1, together=3)
-    assert [guiding.one(rows, 0.9) for rows in (3, 4)] == [Passes(1, 1, 6), Passes(1, 2, 8)]
+    assert [guiding.one(rows, 0.9) for rows in (3, 4)] == [PassCount(1, 1, 6), PassCount(1, 2, 8)]
     assert [guiding.one(4, 0.5), guiding.one(4, 0.9, "whole"), guiding.one(4, 0.9, "plain")] == [  # type: ignore[arg-type]
-        Passes(1, 1, 4), Passes(1, 2, 8), Passes(1, 1, 4),
+        PassCount(1, 1, 4), PassCount(1, 2, 8), PassCount(1, 1, 4),
     ]  # fmt: skip
     config = recipe("shapes/sage")
     spec = replace(config.evaluate, prompts=4, per_prompt=2)
     config = replace(config, evaluate=spec, batch=replace(config.batch, micro_batch=2))
     plain = Guiding(lambda sigma: 2 if sigma > 0.5 else 1)
-    assert evaluation(config, 3, 2, [1.0, 0.5], plain) == [Passes(4, 6, 9)] * 2
+    assert evaluation(config, 3, 2, [1.0, 0.5], plain) == [PassCount(4, 6, 9)] * 2
     assert sum(one.clips for one in evaluation(config, 9, 2, [1.0, 0.5], plain)) == 3 * 8, "not more than are asked for"
 
 

@@ -20,11 +20,20 @@ from sage_grpo.tools.probe import ways as module
 from sage_grpo.tools.probe.estimate import Estimate
 from sage_grpo.tools.probe.probe import Prober
 from sage_grpo.tools.probe.spec import ProbeSpec, WaysSpec
-from sage_grpo.tools.probe.ways import Measured, Way, WayKeys, choose_ways, correlation, recommend, spearman, ways
+from sage_grpo.tools.probe.ways import (
+    CheapSetting,
+    Measured,
+    WayKeys,
+    choose_ways,
+    correlation,
+    recommend,
+    spearman,
+    ways,
+)
 from sage_grpo.training.config import BatchConfig, RolloutConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 
-OWN = Way(after=3, before=2, solver="euler", cheap=CheapSpec())
+OWN = CheapSetting(after=3, before=2, solver="euler", cheap=CheapSpec())
 
 
 def test_spearman_is_the_correlation_of_ranks() -> None:

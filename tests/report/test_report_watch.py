@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from report_zoo import fake_run, write_metrics
-from sage_grpo.tools.report.watch import Server, Watcher
+from sage_grpo.tools.report.watch import ReportServer, Watcher
 
 CLIP = "heldout-000002-01.mp4"
 
@@ -24,14 +24,14 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(run: Path) -> Iterator[Server]:
-    with Server([run], port=0, every=0.0) as serving:
+def server(run: Path) -> Iterator[ReportServer]:
+    with ReportServer([run], port=0, every=0.0) as serving:
         threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield serving
         serving.shutdown()
 
 
-def ask(server: Server, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+def ask(server: ReportServer, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
     line.putrequest("GET", path, skip_host="Host" in headers)
     for name, value in headers.items():
@@ -43,7 +43,7 @@ def ask(server: Server, path: str, **headers: str) -> tuple[int, bytes, dict[str
     return answer.status, body, dict(answer.getheaders())
 
 
-def test_only_the_address_with_its_secret_is_answered(run: Path, server: Server) -> None:
+def test_only_the_address_with_its_secret_is_answered(run: Path, server: ReportServer) -> None:
     token = f"/{server.token}"
     assert server.address == f"http://127.0.0.1:{server.server_port}{token}/"
     assert ask(server, f"{token}/")[0] == 200
@@ -59,7 +59,7 @@ def test_only_the_address_with_its_secret_is_answered(run: Path, server: Server)
     assert ask(server, f"{token}/clips/00-{CLIP}/more")[0] == 404
 
 
-def test_every_answer_says_what_it_is_and_is_asked_for_again(server: Server) -> None:
+def test_every_answer_says_what_it_is_and_is_asked_for_again(server: ReportServer) -> None:
     """A browser that kept the page would show old news, and one that guessed kinds could run a clip."""
     kinds = {"": "text/html; charset=utf-8", "data.json": "application/json", f"clips/00-{CLIP}": "video/mp4"}
     for path, kind in {**kinds, "nothing": "text/plain; charset=utf-8"}.items():
@@ -68,7 +68,7 @@ def test_every_answer_says_what_it_is_and_is_asked_for_again(server: Server) -> 
         assert headers.items() >= {"Content-Type": kind, "Content-Length": str(len(body)), **guards}.items()
 
 
-def test_clips_come_in_the_parts_that_a_player_asks_for(run: Path, server: Server) -> None:
+def test_clips_come_in_the_parts_that_a_player_asks_for(run: Path, server: ReportServer) -> None:
     whole = (run / "videos" / CLIP).read_bytes()
     path = f"/{server.token}/clips/00-{CLIP}"
     assert ask(server, path)[:2] == (200, whole)
@@ -90,7 +90,7 @@ def test_clips_come_in_the_parts_that_a_player_asks_for(run: Path, server: Serve
     assert ask(server, path)[0] == 404
 
 
-def test_news_are_sent_once_and_again_when_there_are_more(run: Path, server: Server) -> None:
+def test_news_are_sent_once_and_again_when_there_are_more(run: Path, server: ReportServer) -> None:
     path = f"/{server.token}/data.json"
     status, body, headers = ask(server, path)
     assert (status, json.loads(body)["runs"][0]["iteration"]) == (200, 4)

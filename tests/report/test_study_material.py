@@ -13,7 +13,7 @@ import torch
 
 from sage_grpo.cli.main import main
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.tools.study.making import Plan, _check, _design, clip_file, copy_clip, find_clips, make, open_study
+from sage_grpo.tools.study.making import StudyPlan, _check, _design, clip_file, copy_clip, find_clips, make, open_study
 from sage_grpo.tools.study.store import StudyError
 from sage_grpo.utils.safe_io import CONTROL, LeadsOut
 from sage_grpo.utils.video import read_video, write_mp4
@@ -96,7 +96,7 @@ def test_what_browsers_do_not_play_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failed_study_leaves_nothing_and_a_made_one_is_never_overwritten(methods: dict[str, Path], tmp_path) -> None:
-    plan = Plan(title="t", methods=methods, prompts=PROMPTS, seed=1)
+    plan = StudyPlan(title="t", methods=methods, prompts=PROMPTS, seed=1)
     good = (methods["base"] / "0002-clip.mp4").read_bytes()
     (methods["base"] / "0002-clip.mp4").write_bytes(b"no video")
     with pytest.raises(StudyError, match="cannot be read"):
@@ -118,7 +118,7 @@ def test_spoilt_copies_are_worse_and_clips_that_differ_are_pointed_out(methods: 
     ramp = torch.arange(64, dtype=torch.uint8).mul(3).view(1, 1, 64, 1).expand(6, 64, 64, 3).contiguous()
     for name in methods:
         write_mp4(methods[name] / "0000-clip.mp4", ramp[: 3 if name == "base" else 6], 8)
-    _, notes = make(tmp_path / "study", Plan(title="t", methods=methods, prompts=PROMPTS[:1], checks=0.5, seed=1))
+    _, notes = make(tmp_path / "study", StudyPlan(title="t", methods=methods, prompts=PROMPTS[:1], checks=0.5, seed=1))
     assert len(notes) == 1
     assert "1 of 1 prompts" in notes[0]
     assert "base 64 x 64, 0.38 s" in notes[0]
@@ -209,7 +209,9 @@ def test_a_name_in_the_database_is_one_of_a_copy(tmp_path: Path) -> None:
 
 
 def test_a_design_counts_its_comparisons_and_checks(tmp_path: Path) -> None:
-    plan = Plan(title="t", methods={name: tmp_path / name for name in "abc"}, prompts=PROMPTS * 5, checks=0.1, seed=7)
+    plan = StudyPlan(
+        title="t", methods={name: tmp_path / name for name in "abc"}, prompts=PROMPTS * 5, checks=0.1, seed=7
+    )
     for more, against, checks in (({}, None, 4), ({"against": "b"}, 1, 3), ({"per_rater": 20}, None, 2)):
         made = _design(replace(plan, **more))
         assert (made.against, made.checks, made.seed, made.per_rater) == (against, checks, 7, more.get("per_rater"))

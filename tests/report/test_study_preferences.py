@@ -9,7 +9,7 @@ import pytest
 import studies
 from sage_grpo.cli.main import main
 from sage_grpo.data.examples import load_examples
-from sage_grpo.tools.study.making import CLIPS, Plan, make, open_study
+from sage_grpo.tools.study.making import CLIPS, StudyPlan, make, open_study
 from sage_grpo.tools.study.pairs import Shown, Task
 from sage_grpo.tools.study.preferences import preferences
 from sage_grpo.tools.study.store import StudyError
@@ -77,7 +77,9 @@ def test_the_command_writes_a_list_that_a_run_reads(tmp_path, monkeypatch, capsy
     methods = studies.folders(tmp_path / "made", 2, {"sage": 200, "base": 40})
     prompts = [studies.Prompt("a cat"), studies.Prompt("a dog")]
     asked = {"quality": "Which?"}
-    make(tmp_path / "study", Plan(title="t", methods=methods, prompts=prompts, dimensions=asked, checks=0.0, seed=1))
+    make(
+        tmp_path / "study", StudyPlan(title="t", methods=methods, prompts=prompts, dimensions=asked, checks=0.0, seed=1)
+    )
     assert main(["study", "export", "--for_training"]) == 2
     store = open_study(tmp_path / "study")
     voted(store, Task(0, Shown(0), Shown(1)), {"quality": "left"})

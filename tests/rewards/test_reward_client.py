@@ -15,7 +15,7 @@ from reward_servers import call, remote, socket_server, thread_server
 from sage_grpo.rewards.functions import PartScores, RewardConfigError
 from sage_grpo.rewards.http_client import Backoff
 from sage_grpo.rewards.serving import remote as pool_module
-from sage_grpo.rewards.serving.remote import Pool, RemoteReward
+from sage_grpo.rewards.serving.remote import RemoteReward, ServerPool
 from sage_grpo.rewards.serving.wire import decode_request, encode_response
 
 FPS = 8.0
@@ -40,8 +40,8 @@ def clock(monkeypatch):
     return clock
 
 
-def servers(count: int) -> Pool:
-    return Pool([urlsplit(f"http://host{index}") for index in range(count)], Backoff(1.0, 30.0))
+def servers(count: int) -> ServerPool:
+    return ServerPool([urlsplit(f"http://host{index}") for index in range(count)], Backoff(1.0, 30.0))
 
 
 def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> None:

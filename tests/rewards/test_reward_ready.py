@@ -13,7 +13,7 @@ from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.ray_reward import Judge
+from sage_grpo.rewards.ray_reward import RewardActor
 from sage_grpo.rewards.spec import Need, RewardSpec, readiness
 from sage_grpo.types import Sound
 
@@ -78,7 +78,7 @@ class Here:
     """The judges of a reward, in this process; what was asked is noted."""
 
     def __init__(self, spec: RewardSpec) -> None:
-        self.judge, self.asked = Judge(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
+        self.judge, self.asked = RewardActor(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
 
     def ask(self, method: str, *given: Any) -> Any:
         self.asked.append((method, *given))

@@ -19,7 +19,7 @@ from PIL import Image
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Limits, Meter, Network, Usage, retry_after
+from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Limits, Meter, RetryOptions, Usage, retry_after
 from sage_grpo.rewards.judge.vlm import Unreadable, VlmJudge, read_answer
 from sage_grpo.rewards.spec import RewardSpec
 
@@ -133,7 +133,7 @@ class Patience(threading.Event):
 def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked_for(headers, least, monkeypatch):
     now = [0.0]
     meter = Meter(Limits(), clock=lambda: now[0])
-    endpoint = Endpoint("https://host/v1", "", Network(backoff=1.0, max_wait=3.0, retries=5), meter)
+    endpoint = Endpoint("https://host/v1", "", RetryOptions(backoff=1.0, max_wait=3.0, retries=5), meter)
     monkeypatch.setattr("sage_grpo.rewards.judge.endpoint.post", lambda *_, **__: (503, headers, b""))
     stop = Patience()
     with pytest.raises(EndpointFailure, match="answered 503"):

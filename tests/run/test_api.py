@@ -26,7 +26,7 @@ from sage_grpo.run.saved import read_config
 from sage_grpo.run.session import run
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import EvalConfig, LogConfig, TrainConfig
-from sage_grpo.training.inputs import Given
+from sage_grpo.training.inputs import Overrides
 from trainer_toys import bright
 from trainer_zoo.toy import ToyModel
 
@@ -201,11 +201,11 @@ def test_the_code_of_a_decoder_is_part_of_what_a_run_is_and_is_not_taken_from_a_
     config = replace(make_config(), rewards=TrainConfig().rewards)
     (tmp_path / "tiny").mkdir()
     weights = tmp_path / "tiny" / "weights.safetensors"
-    prints, tiny = [identity._of_plugins(config, Given())], str(tmp_path / "tiny")
+    prints, tiny = [identity._of_plugins(config, Overrides())], str(tmp_path / "tiny")
     for name, content in (("trainer_toys:darker", b""), (tiny, b"one"), (tiny, b"two")):
         weights.write_bytes(content)
         own = replace(config, model=replace(config.model, decoder=name))
-        prints.append(identity._of_plugins(own, Given()))
+        prints.append(identity._of_plugins(own, Overrides()))
     assert len(set(prints)) == 4
     misspelt = replace(config, model=replace(config.model, decoder="trainer_toys:darkr"))
     with pytest.raises(ModelError, match=r"model\.decoder 'trainer_toys:darkr': .*Did you mean 'darker'\?"):

@@ -21,7 +21,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import identity
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import DataConfig, TrainConfig
-from sage_grpo.training.inputs import Given
+from sage_grpo.training.inputs import Overrides
 
 
 @pytest.fixture
@@ -92,12 +92,12 @@ def test_the_file_of_a_model_of_ones_own_counts(tmp_path: Path, monkeypatch: pyt
     config = make_config()
     model = replace(config.model, family="own_family_of_mine.code")
     config = replace(config, model=model, rewards=[RewardSpec(name="own_rewards_of_mine.code:score")])
-    prints = [identity._of_plugins(config, Given())]
+    prints = [identity._of_plugins(config, Overrides())]
     for name in ("own_family_of_mine", "own_rewards_of_mine"):
         (tmp_path / name / "code.py").write_text("one = 2\n")
-        prints.append(identity._of_plugins(config, Given()))
-    prints.append(identity._of_plugins(replace(config, model=replace(model, family=None)), Given()))
-    prints.append(identity._of_plugins(replace(config, rewards=make_config().rewards), Given()))
+        prints.append(identity._of_plugins(config, Overrides()))
+    prints.append(identity._of_plugins(replace(config, model=replace(model, family=None)), Overrides()))
+    prints.append(identity._of_plugins(replace(config, rewards=make_config().rewards), Overrides()))
     assert len(set(prints)) == 5
 
 

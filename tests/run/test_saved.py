@@ -214,11 +214,11 @@ def test_an_object_is_its_code_its_constants_and_what_is_bound_to_it(monkeypatch
     assert len(set(prints)) == len(prints)
     assert identity.of_object(Kind()) == identity.of_object(Kind)
     assert identity.of_object(Marked()) == "mine"
-    assert identity.unsure(identity.Given(rewards={"object:a": score, "object:b": Marked()})) == [  # type: ignore[dict-item]
+    assert identity.unsure(identity.Overrides(rewards={"object:a": score, "object:b": Marked()})) == [  # type: ignore[dict-item]
         "The code of a is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, cannot be told. A method "
         "fingerprint() would tell."
     ]
-    assert identity.unsure(identity.Given()) == []
+    assert identity.unsure(identity.Overrides()) == []
     before = identity.of_object(Kind)
     changed = {"level": 2, "two": staticmethod(lambda: 3), "one": property(lambda self: 2), "more": [1]}
     for name, value in changed.items():

@@ -25,7 +25,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import session
-from sage_grpo.run.identity import Found
+from sage_grpo.run.identity import FoundRun
 from sage_grpo.run.preflight import (
     check_code,
     check_files,
@@ -39,7 +39,7 @@ from sage_grpo.run.preflight import (
 )
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import LogConfig, TrainConfig
-from sage_grpo.training.inputs import Given
+from sage_grpo.training.inputs import Overrides
 from sage_grpo.utils.imports import ObjectNeeded
 
 
@@ -140,7 +140,7 @@ def test_a_resumed_run_tells_where_it_stands_and_what_has_changed(trainer: Any, 
     monkeypatch.setattr(session, "foresee", lambda config, plan: plan)
     monkeypatch.setattr(session, "evaluations_of", lambda config, plan, branches: f"{branches(0.5)} branch")
     monkeypatch.setattr(session, "plan_table", lambda config, plan, **named: shown.update(named, plan=plan))
-    fresh = Found("", {}, [], [], None)
+    fresh = FoundRun("", {}, [], [], None)
     said: Any = Said()
     assert session._resume(trainer, tmp_path, fresh, said) is None
     assert (loaded, said.lines) == ([], [])
@@ -172,7 +172,7 @@ def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: P
     trainer.examples = None
     monkeypatch.setattr(session.Metrics, "open", lambda *words, **named: asked.append((words, named)) or "open")
     said: Any = Said()
-    fresh = Found("", {}, [], ["a note"], None)
+    fresh = FoundRun("", {}, [], ["a note"], None)
     assert session._open_metrics(trainer, fresh, said, None) == "open"
     assert json.loads((tmp_path / "schedule.json").read_text()) == {"sigmas": [1.0, 0.0]}
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["out"] == str(tmp_path)
@@ -302,7 +302,7 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
             check_model(of(path=str(tmp_path / name)).model)
     check_model(of(path="on/the-hub", family="wan").model)
     check_model(config.model)
-    own = Given(model=object(), rewards={"object:x": object()})  # type: ignore[arg-type, dict-item]
+    own = Overrides(model=object(), rewards={"object:x": object()})  # type: ignore[arg-type, dict-item]
     named = [RewardSpec(name="clip"), RewardSpec(name="object:x")]
     check_code(replace(of(family="no_such.family"), rewards=named), own)
     for odd, said in (
@@ -313,7 +313,7 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
         (replace(config, rewards=[RewardSpec(name="object:y")]), "object"),
     ):
         with pytest.raises(ValueError, match=said):
-            check_code(odd, Given())
+            check_code(odd, Overrides())
 
 
 def test_workers_that_have_nothing_to_do_are_counted() -> None:
@@ -346,14 +346,14 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() 
     data = replace(config.data, clips=None, prompts="startr", eval_prompts=None)
     (prompts, *_) = needs(replace(config, data=data))
     assert (prompts.key, "Did you mean 'starter'" in prompts.source) == ("data.prompts", True)
-    own = Given(model=object(), prompts=[Prompt("a")], held_out=[Prompt("b")])  # type: ignore[arg-type]
+    own = Overrides(model=object(), prompts=[Prompt("a")], held_out=[Prompt("b")])  # type: ignore[arg-type]
     shapes = recipe("shapes/sage")
     odd = replace(shapes, data=replace(shapes.data, prompts="x.txt", eval_prompts="y.txt"))
     check_files(odd, own)
     with pytest.raises(FileNotFoundError, match=r"2 files or folders are missing:\n  data.prompts x.txt\n"):
         check_files(odd)
     with pytest.raises(FileNotFoundError, match=r"^A file or folder is missing:\n  data.eval_prompts y.txt"):
-        check_files(odd, Given(prompts=[Prompt("a")]))
+        check_files(odd, Overrides(prompts=[Prompt("a")]))
 
 
 def test_a_policy_that_never_lags_is_told() -> None:
@@ -386,5 +386,5 @@ def test_the_crew_is_asked_with_the_ranks_and_the_objects(monkeypatch) -> None:
     monkeypatch.setattr(sys.modules[preflight.__module__].on_ray, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
     config = recipe("shapes/sage")
     preflight(config)
-    preflight(config, 2, Given(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
+    preflight(config, 2, Overrides(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
     assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]

@@ -16,7 +16,7 @@ from sage_grpo.samplers.windows import Window
 from sage_grpo.training import trainer as trainer_module
 from sage_grpo.training.adaptive_lr import SLACK
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.reference import REST, Anchor, Snapshot
+from sage_grpo.training.reference import REST, ReferencePolicy, Snapshot
 from sage_grpo.training.update import Diverged, path_kl
 from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, weights_of
 
@@ -81,7 +81,7 @@ def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
         trainer.step()
     assert len(passes) == 5
     assert all("kl/skipped" not in log for log in trainer.log)
-    monkeypatch.setattr(Anchor, "is_live", lambda self, updates, later=0: False)
+    monkeypatch.setattr(ReferencePolicy, "is_live", lambda self, updates, later=0: False)
     always = make_trainer(config)
     for _ in range(4):
         always.step()

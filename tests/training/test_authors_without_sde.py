@@ -24,7 +24,7 @@ from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.planner import draw_levels
-from sage_grpo.training.reference import Old
+from sage_grpo.training.reference import OldPolicy
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 from trainer_toys import bright
 
@@ -176,7 +176,7 @@ def test_a_run_whose_old_policy_never_parts_from_the_newest_says_so(make_config,
     for broken in (False, True):
         trainer = make_trainer(config)
         if broken:
-            monkeypatch.setattr(Old, "end", lambda self, decay: self.renew())
+            monkeypatch.setattr(OldPolicy, "end", lambda self, decay: self.renew())
         rows = [trainer.step() for _ in range(8)]
         found = [one for n, row in enumerate(rows) for one in trainer.state.sentinel.observe(n, row)]
         told[broken] = [(one.iteration, one.act) for one in found if one.name == "old_is_new"]

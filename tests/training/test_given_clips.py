@@ -25,7 +25,7 @@ from sage_grpo.run.session import assemble
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.decoding import LATENTS, Encoder
-from sage_grpo.training.inputs import Given, build
+from sage_grpo.training.inputs import Overrides, build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 from sage_grpo.utils.video import write_mp4
@@ -250,7 +250,7 @@ def several(make_config, tmp_path):
 
 
 def built(config):
-    return build(config, given=Given(model=AnySize(config.model)))
+    return build(config, given=Overrides(model=AnySize(config.model)))
 
 
 def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
@@ -301,7 +301,7 @@ def test_the_card_says_which_formats_there_are_and_what_they_show(several, tmp_p
 
 def test_a_run_writes_the_card_and_encodes_each_clip_once_in_its_format(several) -> None:
     config = replace(several(), iterations=2)
-    train(config, given=Given(model=AnySize(config.model)))
+    train(config, given=Overrides(model=AnySize(config.model)))
     card = json.loads((Path(config.out) / CARD).read_text())
     assert [row["clips"] for row in card["formats"]] == [2, 4, 2]
     assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8

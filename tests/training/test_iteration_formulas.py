@@ -28,12 +28,12 @@ from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, update
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
-from sage_grpo.training.decoding import Clips, check_differentiable, draw_excerpt, frames_needed, pixels_read
-from sage_grpo.training.plan import Gauge, Group, Levels, Plan, Replay
-from sage_grpo.training.reference import Anchor, Ema, Old, Past, Reference, Snapshot
+from sage_grpo.training.decoding import DecodedClips, check_differentiable, draw_excerpt, frames_needed, pixels_read
+from sage_grpo.training.plan import Group, KlProbe, NoiseLevels, Plan, Replay
+from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferenceKl, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.sampling import Studio
-from sage_grpo.training.scoring import Scored, Sheet, check_groups, gathered, joined, preferred
+from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.training.scoring import LocalScores, Scores, check_groups, gathered, joined, preferred
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
 from trainer_helpers import plan_of
@@ -129,10 +129,10 @@ def test_frames_are_those_of_rewards_and_sentinel_and_others_stay_black() -> Non
     assert frames_needed(model, reads()) is None  # one that looks at all
     assert frames_needed(Causal(3), reads(3)) is None  # a model that makes whole clips
     assert frames_needed(model, SimpleNamespace(reads_clips=False)) == []
-    clips = Clips(model, [1, 4], 3)
+    clips = DecodedClips(model, [1, 4], 3)
     assert [len(clips.add(torch.zeros(count, 1, 3, 1, 1))) for count in (2, 1)] == [2, 1]
     assert clips.videos.amax((2, 3, 4)).tolist() == [[0, 7, 0, 0, 7, 0, 0, 0, 0]] * 3
-    whole = Clips(model, None, 3)
+    whole = DecodedClips(model, None, 3)
     assert whole.videos.shape == (0, 9, 1, 1, 3)
     for level in (1, 2):
         added = whole.add(torch.zeros(1), lambda latents, level=level: torch.full((1, 9, 1, 1, 3), level))
@@ -147,8 +147,10 @@ TITLES = SimpleNamespace(titles=["a", "b"], names=["a/x", "b/y"], max_failed_fra
 
 def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
     nan = math.nan
-    one = Sheet(torch.tensor([[1.0, 0, 5, 2, 3], [0, 1, nan, nan, 4]]).double(), [1, 0], [Failure("a", 1, "p", "why")])
-    two = Sheet(torch.tensor([[0.0, 0, 7, 1, 6], [1, 1, 8, 0, 8]]).double(), [0, 2], [])
+    one = LocalScores(
+        torch.tensor([[1.0, 0, 5, 2, 3], [0, 1, nan, nan, 4]]).double(), [1, 0], [Failure("a", 1, "p", "why")]
+    )
+    two = LocalScores(torch.tensor([[0.0, 0, 7, 1, 6], [1, 1, 8, 0, 8]]).double(), [0, 2], [])
     sheet = joined([one, two])
     assert (sheet.failed, len(sheet.failures)) == ([1, 2], 1)
     found = gathered(TITLES, sheet, World(), torch.float32)
@@ -157,7 +159,7 @@ def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
     assert found.parts["b/y"].tolist() == [6, 4, 3, 8]
     assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
     assert "why" in found.report
-    whole = Sheet(two.rows, [0, 0], [])
+    whole = LocalScores(two.rows, [0, 0], [])
     assert gathered(TITLES, whole, World()).report == ""
 
 
@@ -186,7 +188,7 @@ def test_an_evaluation_says_what_every_clip_scored() -> None:
     nan = math.nan
     prompts = [Prompt("a", seed=7), Prompt("b")]
     total, parts = torch.tensor([1.0, nan, 2.0, 6.0]), {"x": torch.tensor([4.0, 5.0, nan, 6.0])}
-    scored = Scored(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {"r": 1}, "")
+    scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {"r": 1}, "")
     stderr = math.sqrt(14 / 3) / math.sqrt(3)
     metrics = {"eval/x": 5.0, "eval/total": 3.0, "eval/total_stderr": pytest.approx(stderr), "eval/failed": 1.0}
     assert evaluate._means(scored) == {**metrics, "eval/failed/r": 1.0}
@@ -213,10 +215,10 @@ def test_what_is_offloaded_waits_in_cpu_memory(offload: bool, make_config) -> No
     """On the meta device nothing is left of a tensor that stays there."""
     params = {"w": nn.Parameter(torch.ones(1, device="meta"))}
     if not offload:
-        assert Anchor(params, every=1, offload=offload).copies["w"].is_meta
+        assert ReferencePolicy(params, every=1, offload=offload).copies["w"].is_meta
     config = make_config(rollout={"offload": offload, "storage": "bfloat16" if offload else "float32"})
     model = SimpleNamespace(device=torch.device("cuda:7"))
-    found = Studio.storage.fget(SimpleNamespace(config=config, model=model))
+    found = RolloutEngine.storage.fget(SimpleNamespace(config=config, model=model))
     assert found.device == torch.device("cpu" if offload else "cuda:7")
     assert found.dtype == (torch.bfloat16 if offload else torch.float32)
 
@@ -235,7 +237,7 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
     kept.renew()
     assert kept.copies["w"].tolist() == [2.0, 3.0]
     for lags in (False, True):
-        old = Old(params, lags=lags)
+        old = OldPolicy(params, lags=lags)
         move(params, 4.0, 7.0)
         old.begin()
         assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
@@ -247,7 +249,7 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
 
 def test_an_anchor_is_live_after_it_was_renewed_and_will_be_at_its_beat() -> None:
     params = weight(0.0)
-    moving, fixed = Anchor(params, every=3), Anchor(params, every=None)
+    moving, fixed = ReferencePolicy(params, every=3), ReferencePolicy(params, every=None)
     assert [moving.is_live(0, later) for later in range(5)] == [True, False, False, True, False]
     assert [moving.is_live(2, later) for later in range(5)] == [False, True, False, False, True]
     assert [fixed.is_live(0, later) for later in range(3)] == [True, False, False]
@@ -260,7 +262,7 @@ def test_an_anchor_is_live_after_it_was_renewed_and_will_be_at_its_beat() -> Non
 
 def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() -> None:
     params = weight(0.0)
-    past, seen = Past(params), []
+    past, seen = PastWeights(params), []
     for due in range(4):
         move(params, float(due))
         found = past.promise(due, range(due + 1, due + 3))
@@ -270,7 +272,7 @@ def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() ->
     assert seen[3] == {3: (1, 1.0), 4: (2, 2.0), 5: (3, 3.0)}
     assert past.state_dict() == {"4": 2, "5": 3}
     assert {name: float(value) for name, value in past.tensors().items()} == {"past/2/w": 2.0, "past/3/w": 3.0}
-    again = Past(params)
+    again = PastWeights(params)
     again.load_state_dict(past.state_dict())
     assert (again.since, set(again.weights)) == (past.since, {2, 3})
     past.forget()
@@ -279,11 +281,11 @@ def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() ->
 
 def test_a_reference_is_measured_over_a_stretch_rests_and_is_measured_anew() -> None:
     """Limit 0.1, stretches of two: a share of 0.01 may double; one that falls keeps its peak, one of all of the gradient never rests."""
-    anchor = Anchor({}, every=None)
+    anchor = ReferencePolicy({}, every=None)
     anchor.renewed_at = -1
 
     def walk(shares: list[float], rates: list[float]) -> list[str]:
-        reference, needs = Reference(limit=0.1, stretch=2), []
+        reference, needs = ReferenceKl(limit=0.1, stretch=2), []
         for share, rate in zip(shares, rates):
             (need,) = reference.needs(anchor, 9, 1, rate)
             needs.append(need)
@@ -300,9 +302,9 @@ def test_a_reference_is_measured_over_a_stretch_rests_and_is_measured_anew() -> 
     assert walk([1.0] * 6, [1.0] * 6) == ["pass"] * 6
     assert walk([0.01] * 6, [1.0, 1.0, 1.9, 2.1, 1.0, 1.0]) == ["pass", "pass", "inert", "pass", "pass", "inert"]
     assert walk([0.5] * 4, [0.0] * 4) == ["pass", "pass", "inert", "inert"]  # without a coefficient there is no KL
-    off = Reference()
+    off = ReferenceKl()
     assert off.note({"kl/total": 1.0}, "pass") == {"kl/total": 1.0}
-    live = Reference(limit=0.1, stretch=1)
+    live = ReferenceKl(limit=0.1, stretch=1)
     assert live.note({"kl/lambda": 1.0, "gradient/kl_share": 0.5}, "live")["kl/skipped"] == 0.0
     assert live.state_dict() == {"measured": 0, "peak": 0.0, "rest": 0}
 
@@ -348,7 +350,7 @@ def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
     assert (group.branch, group.label(2), group.sigma(2), group.guide(1)) == (1, 4, 0.5, "exact")
     assert group_of(shared=False).branch == 0
     assert group.noise() == {"sigmas": [1.0, 0.75, 0.5, 0.0], "stochastic": [True, False, True], "offset": 2}
-    levels = Levels(Schedule(torch.tensor([0.9, 0.3, 0.0])), (0, 2), KernelSpec(name="sage").build(), visited=True)
+    levels = NoiseLevels(Schedule(torch.tensor([0.9, 0.3, 0.0])), (0, 2), KernelSpec(name="sage").build(), visited=True)
     fresh = group_of(offset=0, levels=levels, guides=("exact", "alone", "exact"))
     assert ([fresh.label(n) for n in (0, 1)], fresh.guide(1)) == ([0, 2], "alone")
     assert fresh.sigma(1) == pytest.approx(0.3)
@@ -371,7 +373,7 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
     nothing = replace(plan, chosen=(frozenset(), frozenset()))
     assert (nothing.skipped, nothing.rounds) == (3, [1, 1])
     assert [(one.counts, one.states) for one in nothing.turns(0, 0)] == [(False, plan.replayable(0, 0)[0])]
-    gauged = replace(nothing, groups=tuple(group_of(n, n, gauge=Gauge(0, 2.0)) for n in range(3)))
+    gauged = replace(nothing, groups=tuple(group_of(n, n, gauge=KlProbe(0, 2.0)) for n in range(3)))
     assert list(gauged.gauged(0).values()) == [[(0, 2.0)]] * 3
     assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
     given = replace(plan, examples=True)
@@ -434,8 +436,8 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     logs = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     record = Record(policy, (), x, x + 1, x + 2, logs)
     advantage, weight = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.tensor([0.5, 0.25])
-    item = update.Item(record, 0, 0, advantage, weight, 1.0, v_anchor=x + 3)
-    part = update.Part("sound", PLACES[1], 1, 0.5)
+    item = update.TrainItem(record, 0, 0, advantage, weight, 1.0, v_anchor=x + 3)
+    part = update.StatePart("sound", PLACES[1], 1, 0.5)
     seen, step = part.of(item, Step(policy.at(0, x, x).gaussian, x))
     assert part.dims == 2
     found = seen.record
@@ -444,11 +446,11 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     assert torch.equal(found.log_prob_old, logs[:, 1])
     assert (seen.advantage.tolist(), seen.weight.tolist()) == ([-1.0, -2.0], [0.25, 0.125])
     torch.testing.assert_close(step.gaussian.mean, policy.transition(0)(x, x).mean[:, 1:])
-    bare = update.Item(Record(policy, (), x, x, None, None), 0, 0, torch.tensor([3.0, 4.0]), weight, 1.0)
+    bare = update.TrainItem(Record(policy, (), x, x, None, None), 0, 0, torch.tensor([3.0, 4.0]), weight, 1.0)
     one = part.of(bare, Step(step.gaussian, x))[0]
     assert one.advantage.tolist() == [3.0, 4.0]
     assert one.record.v_old is one.record.log_prob_old is one.v_anchor is None
-    other = update.Part("rest", slice(0, 0), 0, 0.5)
+    other = update.StatePart("rest", slice(0, 0), 0, 0.5)
     gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
     assert update.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
     assert update.joined([x], [], x) is x
@@ -461,7 +463,7 @@ class Known(SimpleNamespace):
         return self.weights * 1.0
 
 
-def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, update.Item, Tensor]:
+def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, update.TrainItem, Tensor]:
     """A model, an item of two clips whose steps had these noises, and the noises."""
     model = Known(weights=nn.Parameter(torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])))
     policy = Policy(model, KERNEL, SCHEDULE, None, places)  # type: ignore[arg-type]
@@ -470,7 +472,7 @@ def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, u
         law = policy.step(0, X, ()).gaussian
         x_next = law.sample(noise)
         record = Record(policy, (), X, x_next, model.weights.detach() - 0.1, law.log_prob(x_next))
-    item = update.Item(record, 0, 7, torch.tensor([2.0, -1.0]), torch.tensor([0.25, 0.75]), 3.0)
+    item = update.TrainItem(record, 0, 7, torch.tensor([2.0, -1.0]), torch.tensor([0.25, 0.75]), 3.0)
     return model, replace(item, **fields), noise
 
 
@@ -516,7 +518,7 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
     advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
     model, item, noise = replayed(PLACES, advantage=advantage)
-    parts = [update.Part("a", PLACES[0], 0, 0.5), update.Part("b", PLACES[1], 1, 0.5)]
+    parts = [update.StatePart("a", PLACES[0], 0, 0.5), update.StatePart("b", PLACES[1], 1, 0.5)]
     objective = update.Objective(SurrogateConfig(clip_range=9.0), TrustRegion(mode="none"), 3)
     tally = update.accumulate(objective, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
     law = item.record.policy.transition(0)
@@ -575,7 +577,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
     parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
-    scored = Scored(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {}, "")
+    scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {}, "")
     config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
     both = [SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
     line = SimpleNamespace(config=config, reward=reward, parts=both)
@@ -618,8 +620,8 @@ def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
         latents=lambda rollout: None,
     )
     plan = SimpleNamespace(prompts=[])
-    assert (Studio.judge(studio, None, plan, whole=False).thumbnails is not None) == reads
-    assert Studio.judge(studio, None, plan).thumbnails is not None
+    assert (RolloutEngine.judge(studio, None, plan, whole=False).thumbnails is not None) == reads
+    assert RolloutEngine.judge(studio, None, plan).thumbnails is not None
 
 
 def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_trainer) -> None:

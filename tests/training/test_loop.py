@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.callbacks.observers import Callbacks
+from sage_grpo.callbacks.observers import UserCallbacks
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.training.events import Hooks, SentinelEvent, StopRequest
-from sage_grpo.training.guard import Guard
+from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
@@ -74,7 +74,7 @@ def loop(make_config, make_trainer, tmp_path: Path):
 
     def make(*, when: Sequence[int] = (), config: dict | None = None, **fields: object) -> Loop:
         trainer, folder = make_trainer(make_config(**(config or {}))), tmp_path / "saved"
-        guard = Guard(trainer.config, trainer.state, trainer.writer, folder, held_out=bool(trainer.held_out))
+        guard = HealthGuard(trainer.config, trainer.state, trainer.writer, folder, held_out=bool(trainer.held_out))
         given = {"observers": (), "points": (), "stop": StopRequest(), **fields}
         return Loop(trainer, guard, Keeping(trainer, folder, when), **given)
 
@@ -168,5 +168,5 @@ def test_an_iteration_that_diverges_is_left_out_and_the_weights_of_the_good_chec
 
 
 def test_a_program_that_is_told_of_iterations_gets_whole_clips() -> None:
-    asked = [Callbacks(None, hooks, None) for hooks in (Hooks(iteration=lambda event: None), Hooks())]
+    asked = [UserCallbacks(None, hooks, None) for hooks in (Hooks(iteration=lambda event: None), Hooks())]
     assert [one.shows(0) for one in asked] == [True, False]

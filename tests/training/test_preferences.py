@@ -23,7 +23,7 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Item, accumulate
+from sage_grpo.training.update import TrainItem, accumulate
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 
 PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
@@ -187,7 +187,7 @@ def test_the_gradient_is_that_of_the_chosen_clips_alone(make_config, make_traine
         row = 4 * replay.members[0].group + replay.members[0].index
         if row in kept:
             record, weight = rollout.records[replay], torch.full((1,), 1 / 4 / steps)
-            item = Item(record, replay.step, replay.step, advantages[[row]], weight, plan.equalizer[replay.step])
+            item = TrainItem(record, replay.step, replay.step, advantages[[row]], weight, plan.equalizer[replay.step])
             by_hand.append(item)
     assert 0 < len(by_hand) == len(plan.replays(0, 0)) == len(plan.replayable(0, 0)) // 2
     expected = gradients(trainer, by_hand)

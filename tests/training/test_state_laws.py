@@ -26,7 +26,7 @@ from sage_grpo.training.config import (
 )
 from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import compose
-from sage_grpo.training.update import Tally, mean_of, summarize
+from sage_grpo.training.update import UpdateSums, mean_of, summarize
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
@@ -91,7 +91,7 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
 def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -> None:
     """The backward pass brings -scale weight J^T push; a clip that counts nothing brings nothing, and keeps what it had."""
     push, came = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [-3.0], [7.0]])
-    item = SimpleNamespace(push=update_module.Push(push), weight=torch.tensor([0.25, 0.5, 0.0]))
+    item = SimpleNamespace(push=update_module.RewardSignal(push), weight=torch.tensor([0.25, 0.5, 0.0]))
     x = torch.zeros(3, 1, requires_grad=True)
     x.grad = -4.0 * item.weight[:, None] * came
     update_module._carry(item, x, 4.0)
@@ -133,7 +133,7 @@ def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int],
 @pytest.mark.parametrize(("own", "others"), [(0.25, 0.5), (0.5, 0.25)])
 def test_the_largest_ratio_is_that_of_all_ranks(own: float, others: float) -> None:
     """Sums are added up, it is not; nor is it the last item's."""
-    tally = Tally()
+    tally = UpdateSums()
     tally.largest_log_ratio = torch.tensor(own, dtype=torch.float64)
     for name in ("ratio/mean", "ratio/square", "gradient/policy", "gradient/kl"):
         tally.sums[name] += 0.0

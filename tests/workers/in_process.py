@@ -12,11 +12,11 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers import ray_pool
-from sage_grpo.workers.messages import Job, Result
-from sage_grpo.workers.pool import Told
+from sage_grpo.workers.messages import RolloutTask, TaskResult
+from sage_grpo.workers.pool import JobResult
 from sage_grpo.workers.worker import Worker
 
-Fate = Callable[[str, Job], str]
+Fate = Callable[[str, RolloutTask], str]
 """What happens to a worker at a job: it "dies", "fails" or "lies"; nothing, and it does the job."""
 
 
@@ -27,8 +27,8 @@ class InProcess:
         self.worker = Worker(config, ranks, torch.get_num_threads(), [], away or {})
         self.names, self.fate, self.replaces = list(names), fate, True
         self.weights: dict[int, bytes] = {}
-        self.jobs: list[tuple[str, Job]] = []
-        self.done: list[tuple[str, Job]] = []
+        self.jobs: list[tuple[str, RolloutTask]] = []
+        self.done: list[tuple[str, RolloutTask]] = []
 
     def ready(self) -> Sequence[str]:
         return list(self.names)
@@ -36,10 +36,10 @@ class InProcess:
     def publish(self, version: int, weights: bytes, oldest: int) -> None:
         self.weights = {number: one for number, one in self.weights.items() if number >= oldest} | {version: weights}
 
-    def start(self, worker: str, job: Job) -> None:
+    def start(self, worker: str, job: RolloutTask) -> None:
         self.jobs.append((worker, job))
 
-    def wait(self, seconds: float) -> Sequence[Told]:
+    def wait(self, seconds: float) -> Sequence[JobResult]:
         """The last one first: results come back in any order."""
         if not self.jobs:
             return []
@@ -48,12 +48,12 @@ class InProcess:
         if fate == "dies":
             self.names.remove(worker)
             self.names += [f"{worker}'"] if self.replaces else []
-            return [Told(worker, error="it died", lost=True)]
+            return [JobResult(worker, error="it died", lost=True)]
         if fate == "fails":
-            return [Told(worker, error="out of memory")]
+            return [JobResult(worker, error="out of memory")]
         self.done.append((worker, job))
         made = self.worker.make(job, self.weights[job.version])
-        return [Told(worker, wrong(made) if fate == "lies" else made)]
+        return [JobResult(worker, wrong(made) if fate == "lies" else made)]
 
     def dismiss(self, worker: str) -> None:
         self.names.remove(worker)
@@ -65,7 +65,7 @@ class InProcess:
         self.names = []
 
 
-def wrong(made: Result) -> Result:
+def wrong(made: TaskResult) -> TaskResult:
     """Log-probabilities that another network might have."""
     records = {
         replay: replace(kept, log_prob_old=None if kept.log_prob_old is None else kept.log_prob_old + 0.05)
@@ -78,7 +78,9 @@ def employing(monkeypatch, config: TrainConfig, *names: str, fate: Fate = lambda
     """A trainer whose workers are in this process."""
     own = replace(config, model=replace(config.model, device="cpu"))
     monkeypatch.setattr(
-        ray_pool, "RayHands", lambda config, studio, rank, ranks: InProcess(own, names, fate, ranks, studio.reward.away)
+        ray_pool,
+        "RayWorkerPool",
+        lambda config, studio, rank, ranks: InProcess(own, names, fate, ranks, studio.reward.away),
     )
     monkeypatch.setattr(ray_pool, "find_ray", lambda address: None)
     return assemble(config, build(config))

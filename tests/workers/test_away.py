@@ -10,7 +10,7 @@ import torch
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.ray_reward import Judge
+from sage_grpo.rewards.ray_reward import RewardActor
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import Sound
 
@@ -21,7 +21,7 @@ class Near:
     """A judge that is asked in this process, and what it was sent."""
 
     def __init__(self, spec: RewardSpec) -> None:
-        self.judge, self.sent = Judge(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
+        self.judge, self.sent = RewardActor(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
 
     def ask(self, method: str, *given: Any) -> Any:
         self.sent.append((method, given))

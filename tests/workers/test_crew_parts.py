@@ -23,15 +23,15 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.training import sampling
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.rollout import Kept, Rollout, Storage
-from sage_grpo.training.sampling import Studio
-from sage_grpo.training.scoring import Judged
+from sage_grpo.training.rollout import Rollout, SavedRecord, Storage
+from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.training.update import Objective
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.workers import dispatcher, ray_pool
-from sage_grpo.workers.dispatcher import LARGEST, Order
-from sage_grpo.workers.messages import CrewError, Result, checked, packed, unpack
-from sage_grpo.workers.pool import Told
+from sage_grpo.workers.dispatcher import LARGEST, PendingIteration
+from sage_grpo.workers.messages import TaskResult, WorkerError, checked, packed, unpack
+from sage_grpo.workers.pool import JobResult
 from sage_grpo.workers.worker import Worker
 
 
@@ -50,17 +50,17 @@ def test_another_step_checks_a_worker_in_every_iteration() -> None:
 
 def test_bytes_are_those_of_everything_that_travels() -> None:
     x, clips = torch.zeros(2, 3), torch.zeros(5, dtype=torch.uint8)
-    result = Result({None: Kept(x, x, None, None), 1: Kept(x, x, x, x)}, None, [], None, 1.0)
+    result = TaskResult({None: SavedRecord(x, x, None, None), 1: SavedRecord(x, x, x, x)}, None, [], None, 1.0)
     assert result.bytes == 5 * 24
     assert replace(result, latents=[(None, x)]).bytes == 6 * 24
-    assert replace(result, judged=Judged(clips, None)).bytes == 5 * 24 + 5
+    assert replace(result, judged=ScoredClips(clips, None)).bytes == 5 * 24 + 5
 
 
 def test_weights_of_another_model_are_refused_by_name() -> None:
     weights = packed({"b": torch.ones(2), "a": torch.zeros(1), "z": torch.zeros(1)})
-    with pytest.raises(CrewError, match="model: a is only in one of them"):
+    with pytest.raises(WorkerError, match="model: a is only in one of them"):
         unpack(weights, {"b": nn.Parameter(torch.zeros(2))})
-    with pytest.raises(CrewError, match="model: c is only in one of them"):
+    with pytest.raises(WorkerError, match="model: c is only in one of them"):
         unpack(weights, {name: nn.Parameter(torch.zeros(1)) for name in "abcz"})
 
 
@@ -95,7 +95,7 @@ def test_whoever_listens_gets_the_sound(whole: bool, hears: bool, heard: bool, m
     place = SimpleNamespace(
         reward=SimpleNamespace(hears=hears), latents=lambda rollout: torch.zeros(2, 3), model=None, vae=nullcontext
     )
-    assert (Studio.listen(place, Rollout(), whole=whole) is sound) == heard
+    assert (RolloutEngine.listen(place, Rollout(), whole=whole) is sound) == heard
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ def test_only_frames_that_somebody_reads_are_decoded_and_another_decoder_makes_w
     clips, sink, vae, ticks = MagicMock(), MagicMock(), MagicMock(), []
     clips.return_value.add.return_value = "decoded"
     vae.decoding.return_value.__enter__ = lambda self: ticks.append("in")
-    monkeypatch.setattr(sampling, "Clips", clips)
+    monkeypatch.setattr(sampling, "DecodedClips", clips)
     monkeypatch.setattr(sampling, "frames_needed", lambda model, reward: needed if (model, reward) == ("m", "r") else 0)
     mine = [(MicroBatch((Member(1, 0), Member(0, 1))), torch.zeros(2, 3))]
     clock = SimpleNamespace(ticker=lambda number: lambda: ticks.append(number))
     place = SimpleNamespace(_mine=lambda rollout: mine, clock=clock, model="m", reward="r", vae=vae)
     place.small = "small" if small else None
     prompts = [Prompt("a", metadata={"n": 1}), Prompt("b")]
-    assert Studio.decode(place, Rollout(), sink, prompts, **whole) is clips.return_value.videos
+    assert RolloutEngine.decode(place, Rollout(), sink, prompts, **whole) is clips.return_value.videos
     assert clips.call_args == call("m", asked, 2)
     latents, decoder = clips.return_value.add.call_args.args
     assert (latents is mine[0][1], decoder) == (True, place.small)
@@ -134,7 +134,7 @@ def test_latents_and_sound_reach_the_rewards_as_themselves(config, monkeypatch) 
     given: list[tuple[Any, ...]] = []
     monkeypatch.setattr(sampling, "score_here", lambda *arguments: given.append(arguments))
     place = SimpleNamespace(scored=lambda plan: [], reward="r", model=SimpleNamespace(video=SimpleNamespace(fps=8.0)))
-    Studio.sheet(place, "videos", None, early="early", latents="latents", sound="sound")
+    RolloutEngine.sheet(place, "videos", None, early="early", latents="latents", sound="sound")
     assert given == [("r", "videos", [], [], 8.0, "early", "latents", "sound")]
 
 
@@ -146,7 +146,7 @@ def test_a_worker_finds_the_code_of_the_user(config, monkeypatch) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_clips_and_their_sound_travel_where_somebody_looks_at_them(whole: bool) -> None:
-    judged = Judged(torch.ones(2, 1, 4, 4, 3), None, torch.ones(1), Sound(torch.ones(2, 1, 4), 4))
+    judged = ScoredClips(torch.ones(2, 1, 4, 4, 3), None, torch.ones(1), Sound(torch.ones(2, 1, 4), 4))
     worker = SimpleNamespace(
         studio=SimpleNamespace(model=SimpleNamespace(video=VideoSpec(frames=1, height=4, width=4)))
     )
@@ -165,12 +165,12 @@ def test_a_replay_of_one_clip_has_the_law_of_its_group(monkeypatch) -> None:
     for first, law in ((1, ("fresh kernel", "fresh levels")), (2, ("kernel", "schedule"))):
         for shared, rows in ((True, 1), (False, 2)):
             replay = SimpleNamespace(members=[Member(first, 0), Member(first, 1)], shared=shared)
-            found, asked = Studio.replayed(place, plan, replay, conditions)
+            found, asked = RolloutEngine.replayed(place, plan, replay, conditions)
             assert (found.kernel, found.schedule) == law
             assert asked == (conditions[first],) * rows
-    assert Studio.replayed(place, plan, SimpleNamespace(members=[Member(1, 4)], shared=False), conditions)[1] == (
-        "one",
-    )
+    assert RolloutEngine.replayed(place, plan, SimpleNamespace(members=[Member(1, 4)], shared=False), conditions)[
+        1
+    ] == ("one",)
 
 
 def test_a_studio_refuses_what_its_plan_or_model_cannot_do(config, make_trainer, monkeypatch) -> None:
@@ -178,7 +178,7 @@ def test_a_studio_refuses_what_its_plan_or_model_cannot_do(config, make_trainer,
     monkeypatch.setattr(sampling.Planner, "check", lambda planner: seen.append(planner))
     monkeypatch.setattr(sampling, "check_cheap", lambda *given, split: seen.append((*given, split)))
     for group in (None, "the other ranks of this clip"):
-        one = Studio(known.config, known.model, known.reward, world=World(sequence_group=group))
+        one = RolloutEngine(known.config, known.model, known.reward, world=World(sequence_group=group))
         assert seen == [one.planner, (known.config, known.model, one.planner, group is not None)]
         assert one.encoder is None
         seen.clear()
@@ -199,7 +199,7 @@ class Fake:
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.slept.append)
         monkeypatch.setattr(dispatcher, "time", clock)
         place = SimpleNamespace(world=world or World())
-        self.foreman = dispatcher.Foreman(place, {}, self, RaySpec(limit=0.25, patience=50.0), 0.5)
+        self.foreman = dispatcher.Dispatcher(place, {}, self, RaySpec(limit=0.25, patience=50.0), 0.5)
 
     def ready(self) -> list[str]:
         return self.names
@@ -210,7 +210,7 @@ class Fake:
     def start(self, worker: str, job: Any) -> None:
         self.started.append((worker, job.part))
 
-    def wait(self, seconds: float) -> list[Told]:
+    def wait(self, seconds: float) -> list[JobResult]:
         self.waited.append(seconds)
         told, self.told = self.told, []
         return told
@@ -219,9 +219,9 @@ class Fake:
         self.gone.append(worker)
         self.names.remove(worker)
 
-    def order(self, parts: int) -> Order:
+    def order(self, parts: int) -> PendingIteration:
         jobs = [SimpleNamespace(iteration=4, part=part) for part in range(parts)]
-        made = Order(SimpleNamespace(iteration=4), jobs, {}, 3, None)
+        made = PendingIteration(SimpleNamespace(iteration=4), jobs, {}, 3, None)
         self.foreman._orders[4] = made
         self.foreman._queue.extend(jobs)
         return made
@@ -234,17 +234,20 @@ def test_jobs_go_to_who_waits_longest_and_come_back_first_where_they_failed(monk
     crew.foreman._round(0.5)
     assert crew.started == [("b", 0), ("a", 1)]
     assert (crew.foreman._idle, crew.foreman._free, crew.waited) == (13.0, {}, [0.5])
-    crew.now, crew.told = 110.0, [Told("b", error="no memory"), Told("a", result="done"), Told("stranger", result="x")]
+    crew.now, crew.told = (
+        110.0,
+        [JobResult("b", error="no memory"), JobResult("a", result="done"), JobResult("stranger", result="x")],
+    )
     crew.foreman._round(0.5)
     assert order.results == {1: ("a", "done")}
     assert (order.failed, crew.foreman._lost, order.done) == ({0: 1}, 0, False)
     assert [job.part for job in crew.foreman._queue] == [0, 2], "first what failed"
-    crew.told = [Told("a", error="gone", lost=True)]
+    crew.told = [JobResult("a", error="gone", lost=True)]
     crew.foreman._round(0.5)
     assert crew.started[2:] == [("a", 0), ("b", 2)]
     assert (order.failed[0], crew.foreman._lost, [job.part for job in crew.foreman._queue]) == (1, 1, [0])
     for times in (2, 3):
-        crew.told = [Told("a", error=f"again {times}")]
+        crew.told = [JobResult("a", error=f"again {times}")]
         crew.foreman._work(0.5)
     assert crew.foreman._error == ("Part 1 of iteration 5 failed 3 times on workers, the last time on a:\nagain 3")
 
@@ -255,14 +258,14 @@ def test_a_run_without_workers_ends_after_its_patience_or_without_hope(monkeypat
     crew.now = 150.0
     crew.foreman._round(0.5)
     crew.now = 150.1
-    with pytest.raises(CrewError, match="none was there for 50 seconds"):
+    with pytest.raises(WorkerError, match="none was there for 50 seconds"):
         crew.foreman._round(0.5)
     crew.foreman._queue.clear()
     crew.foreman._round(0.5)  # nothing is asked: it is not waited for
     crew.foreman._queue.append(None)
     crew.foreman._round(0.5)
     crew.hoped = "all were refused"
-    with pytest.raises(CrewError, match="clips: all were refused"):
+    with pytest.raises(WorkerError, match="clips: all were refused"):
         crew.foreman._round(0.5)
 
 
@@ -367,7 +370,7 @@ class Cluster:
     def get(self, call: Any) -> Any:
         if self.fails:
             raise self.fails
-        return "cpu" if len(call) == 1 else Result({}, None, [], None, 1.0)
+        return "cpu" if len(call) == 1 else TaskResult({}, None, [], None, 1.0)
 
     fails: Exception | None = None
 
@@ -381,7 +384,7 @@ def test_workers_on_a_cluster_come_work_fail_and_are_replaced(config, make_train
     spec = RaySpec(address="127.0.0.1:1", workers=3, cpus=0.5, gpus=0.25)
     config = replace(config, rollout=replace(config.rollout, ray=spec, staleness=1))
     place = make_trainer(replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec(), staleness=0))).studio
-    hands = ray_pool.RayHands(config, place, rank=1, ranks=2)
+    hands = ray_pool.RayWorkerPool(config, place, rank=1, ranks=2)
     weights = sum(one.nbytes for one in place.model.trainable().values())
     assert asked == [("127.0.0.1:1", config.actor_cpus, 3 * weights)], (
         "room for what is old, what is new, and what comes"
@@ -416,7 +419,7 @@ def test_workers_on_a_cluster_come_work_fail_and_are_replaced(config, make_train
         (told,) = hands.wait(1.0)
     assert "worker 4 could not start: The actor died" in hands.hope()
     assert not hands._actors, "it would not start a second time either"
-    others = ray_pool.RayHands(
+    others = ray_pool.RayWorkerPool(
         replace(config, rollout=replace(config.rollout, ray=replace(spec, workers=4, gpus=None))), place, 1, 2
     )
     assert (list(others._actors), ray.options_["num_gpus"]) == (["worker 2", "worker 4"], 0.0)

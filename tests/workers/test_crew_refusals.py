@@ -19,9 +19,9 @@ from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.recipes.methods import dpo, nft
 from sage_grpo.run.preflight import preflight
-from sage_grpo.training.inputs import Given
+from sage_grpo.training.inputs import Overrides
 from sage_grpo.workers import ray_pool
-from sage_grpo.workers.messages import CrewError
+from sage_grpo.workers.messages import WorkerError
 
 
 @pytest.fixture
@@ -54,15 +54,15 @@ def test_configurations(config, change, said: str) -> None:
 
 def test_what_only_the_start_knows(config, monkeypatch) -> None:
     monkeypatch.setattr(ray_pool, "find_ray", lambda address: None)
-    with pytest.raises(CrewError, match=r"2 training processes without rollout.ray.address"):
+    with pytest.raises(WorkerError, match=r"2 training processes without rollout.ray.address"):
         preflight(config, ranks=2)
     there = replace(config, rollout=replace(config.rollout, ray=RaySpec(address="127.0.0.1:1", workers=1)))
-    with pytest.raises(CrewError, match=r"2 training processes with rollout.ray.workers 1"):
+    with pytest.raises(WorkerError, match=r"2 training processes with rollout.ray.workers 1"):
         preflight(there, ranks=2)
-    with pytest.raises(CrewError, match=r"2 training processes parallel.sp 2"):
+    with pytest.raises(WorkerError, match=r"2 training processes parallel.sp 2"):
         preflight(replace(there, parallel=replace(there.parallel, sp=2)), ranks=2)
-    with pytest.raises(CrewError, match="cannot have the reward mine that this program made"):
-        preflight(config, given=Given(rewards={"mine": None}))  # type: ignore[dict-item]
+    with pytest.raises(WorkerError, match="cannot have the reward mine that this program made"):
+        preflight(config, given=Overrides(rewards={"mine": None}))  # type: ignore[dict-item]
     assert not [text for text in preflight(config) if "task" in text]
     many = replace(config, rollout=replace(config.rollout, ray=RaySpec(workers=9)))
     assert any("9, but an iteration has 2 task(s), so that 7" in text for text in preflight(many))

@@ -21,7 +21,7 @@ from sage_grpo.tools.compare.prepare import ceiling, columns_of
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
 from sage_grpo.worlds.grammar import named_in
-from sage_grpo.worlds.world import SHAPES, WORLDS, World, world_of_model, world_of_prompts
+from sage_grpo.worlds.world import SHAPES, WORLDS, world_of_model, world_of_prompts
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ WRITTEN = re.compile(r"(rollout|heldout)-\d{6,}(-\d{2,}\.mp4|\.txt|\.json)")
 """Names of the files that a run writes here."""
 
 
-class Samples:
+class VideoFolder:
     """Writes mp4 files into a folder and deletes the oldest ones when they exceed the budget."""
 
     def __init__(self, folder: Path, *, megabytes: float) -> None:
@@ -107,7 +107,7 @@ def note(trainer: Trainer, kind: str, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Rows(Observer):
+class MetricsWriter(Observer):
     """Writes metrics.jsonl and the loggers, then the terminal, and events.jsonl."""
 
     trainer: Trainer
@@ -139,11 +139,11 @@ class Rows(Observer):
 
 
 @dataclass(frozen=True)
-class Videos(Observer):
+class VideoSaver(Observer):
     """Saves clips of rollouts and evaluations as mp4 files, and logs those of evaluations."""
 
     trainer: Trainer
-    samples: Samples
+    samples: VideoFolder
     metrics: Metrics
 
     def shows(self, number: int) -> bool:
@@ -188,7 +188,7 @@ class Videos(Observer):
 
 
 @dataclass(frozen=True)
-class Best(Observer):
+class BestWeightsSaver(Observer):
     """Writes best/: the weights of the best evaluation so far, except NaN scores and those that the sentinel doubts."""
 
     trainer: Trainer
@@ -218,7 +218,7 @@ class Best(Observer):
 
 
 @dataclass
-class Profile(Observer):
+class ProfileRecorder(Observer):
     """Records the one iteration of the option `profile`, in the main process."""
 
     trainer: Trainer
@@ -251,12 +251,12 @@ class Profile(Observer):
 
 
 @dataclass(frozen=True)
-class Callbacks(Observer):
+class UserCallbacks(Observer):
     """Calls functions of a program in the main process; an exception ends the run on all ranks after saving."""
 
     trainer: Trainer
     hooks: Hooks
-    saver: Checkpoints
+    saver: CheckpointSaver
 
     def shows(self, number: int) -> bool:
         return self.hooks.iteration is not None
@@ -296,7 +296,7 @@ class Callbacks(Observer):
 
 
 @dataclass(frozen=True)
-class Checkpoints(Saver):
+class CheckpointSaver(Saver):
     """Saves the run: weights and all other state for resuming, with the journal's rows so far."""
 
     trainer: Trainer
@@ -332,14 +332,14 @@ def export(trainer: Trainer, folder: Path) -> str:
 
 
 def observers_of(
-    trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: Samples, hooks: Hooks, saver: Checkpoints
+    trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: VideoFolder, hooks: Hooks, saver: CheckpointSaver
 ) -> list[Observer]:
     """The observers of a run, in the order of their calls."""
     out = Path(trainer.config.out)
     return [
-        Profile(trainer, terminal, out / FOLDER),
-        Rows(trainer, metrics, terminal),
-        Videos(trainer, samples, metrics),
-        Best(trainer, terminal, out / "best"),
-        Callbacks(trainer, hooks, saver),
+        ProfileRecorder(trainer, terminal, out / FOLDER),
+        MetricsWriter(trainer, metrics, terminal),
+        VideoSaver(trainer, samples, metrics),
+        BestWeightsSaver(trainer, terminal, out / "best"),
+        UserCallbacks(trainer, hooks, saver),
     ]

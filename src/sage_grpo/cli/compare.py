@@ -124,7 +124,7 @@ def run(options: Options) -> int:
     arms = chosen(suites, options.arms)
     remarks: dict[str, None] = {}  # many arms have the same
     parts = [
-        lab.Part(
+        lab.SuiteRun(
             folder=out if len(suites) == 1 else out / suite.name,
             suite=suite,
             jobs=prepare(suite, start, lambda config: remarks.update(dict.fromkeys(preflight(config)))),

@@ -31,7 +31,7 @@ class Options:
     """Seed of the run."""
     iterations: Count = 30
     """Iterations. After 30 of them shapes/sage has 95% of its gain in 45 (1.441 and 1.449 from 1.283, 8 seeds,
-    benchmarks/results/methods_h200.jsonl)."""
+    research/benchmarks/results/methods_h200.jsonl)."""
 
 
 def run(options: Options) -> int:

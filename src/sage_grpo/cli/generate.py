@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from sage_grpo.generation.files import ScoredVideo
-    from sage_grpo.generation.generate import Clip
+    from sage_grpo.generation.generate import ClipRequest
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.types import Sound
 
@@ -90,7 +90,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def _judged(options: Options, clips: Sequence[Clip]) -> tuple[CompositeReward, list[ScoredVideo]]:
+def _judged(options: Options, clips: Sequence[ClipRequest]) -> tuple[CompositeReward, list[ScoredVideo]]:
     """The rewards, tried out before sampling, and a row for each clip."""
     from sage_grpo.generation.files import ScoredVideo, judge
     from sage_grpo.models.devices import choose_device

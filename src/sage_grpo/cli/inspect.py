@@ -102,7 +102,7 @@ EVEN_SHIFT = 5.0
 
 
 @dataclass(frozen=True)
-class Grid:
+class GridOptions:
     """The noise grids that all kernels share."""
 
     steps: int
@@ -112,17 +112,17 @@ class Grid:
     """The grid with a number of steps: a model's own, or a shifted even one."""
 
 
-def grid_for(options: Options) -> Grid:
+def grid_for(options: Options) -> GridOptions:
     """The source of the grid."""
     if options.model is None:
         shift = options.shift or EVEN_SHIFT
-        return Grid(options.steps, shift, options.eta, lambda steps: Schedule.shifted(steps, shift))
+        return GridOptions(options.steps, shift, options.eta, lambda steps: Schedule.shifted(steps, shift))
     from sage_grpo.models.spec import ModelSpec
     from sage_grpo.plan.architecture import find_architecture
 
     found = find_architecture(ModelSpec(path=options.model))
     shift = options.shift or found.shift
-    return Grid(options.steps, shift, options.eta, lambda steps: found.grid(steps, options.shift))
+    return GridOptions(options.steps, shift, options.eta, lambda steps: found.grid(steps, options.shift))
 
 
 def report_on(kernel: Kernel, grid: Schedule, options: Options) -> KernelReport:
@@ -177,7 +177,7 @@ def _check_figure(file: Path) -> None:
         raise ValueError(f"--figure {file} is a folder: give the name of a file.")
 
 
-def _print_tables(options: Options, grid: Grid, reports: Sequence[KernelReport]) -> None:
+def _print_tables(options: Options, grid: GridOptions, reports: Sequence[KernelReport]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -217,7 +217,7 @@ def _step_table(report: KernelReport) -> Table:
     return table
 
 
-def _summary_table(options: Options, grid: Grid, reports: Sequence[KernelReport]) -> Table:
+def _summary_table(options: Options, grid: GridOptions, reports: Sequence[KernelReport]) -> Table:
     table = narrow_table(
         f"{grid.steps} steps, shift {grid.shift:g}" + (f", grid of {options.model}" if options.model else "")
     )
@@ -241,7 +241,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def save_figure(grid: Grid, kernels: Sequence[Kernel], reports: Sequence[KernelReport], path: Path) -> Path:
+def save_figure(grid: GridOptions, kernels: Sequence[Kernel], reports: Sequence[KernelReport], path: Path) -> Path:
     """Draw six panels and write them to `path` at once (a reader never sees half a file)."""
     import matplotlib
 
@@ -300,7 +300,7 @@ def _draw_std(axis: Any, reports: Sequence[KernelReport]) -> None:
     _noise_to_data(axis, reports[0])
 
 
-def _draw_integral(axis: Any, grid: Grid) -> None:
+def _draw_integral(axis: Any, grid: GridOptions) -> None:
     """The paper's figure 1 (a.1): Euler's rectangles over the diffusion, and the true integral under it."""
     from matplotlib.patches import Patch
 
@@ -337,7 +337,7 @@ def _draw_integral(axis: Any, grid: Grid) -> None:
     )
 
 
-def _draw_against_flow(axis: Any, grid: Grid) -> None:
+def _draw_against_flow(axis: Any, grid: GridOptions) -> None:
     """The paper's figure 9: std step by step, minus FlowGRPO's."""
     from matplotlib.ticker import MaxNLocator
 
@@ -401,7 +401,7 @@ def _dashed(colour: str, label: str, pattern: tuple[int, tuple[float, float]] | 
     return Line2D([], [], color=colour, ls=pattern or DASHES, label=label)
 
 
-def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: Grid, c: float) -> dict[str, list[float]]:
+def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: GridOptions, c: float) -> dict[str, list[float]]:
     """The final variance of every kernel for each number of steps, every step stochastic; also sets up the axis."""
     axis.axvline(grid.steps, color="#555555", lw=1, ls=(0, (4, 3)), zorder=0)
     axis.set_xscale("log")
@@ -416,7 +416,7 @@ def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: Grid, c: float) -> d
     return {kernel_name(one): [final_variance(on(one, made), made, c) for made in grids] for one in kernels}
 
 
-def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], grid: Grid) -> None:
+def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], grid: GridOptions) -> None:
     axis.set_title("e   Noise left in the video (point data)")
     curves = _over_steps(axis, kernels, grid, 0.0)
     for name, values in curves.items():
@@ -433,7 +433,7 @@ def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], grid: Grid) -> None
         axis.text(0.03, 0.05, text, transform=axis.transAxes, color="#00704f", fontsize=11, bbox=box)
 
 
-def _draw_on_manifold(axis: Any, kernels: Sequence[Kernel], grid: Grid) -> None:
+def _draw_on_manifold(axis: Any, kernels: Sequence[Kernel], grid: GridOptions) -> None:
     axis.set_title("f   Variance of the data (unit data)")
     axis.axhline(1.0, color="#222222", lw=1.2)
     for name, values in _over_steps(axis, kernels, grid, 1.0).items():

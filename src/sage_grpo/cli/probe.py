@@ -21,7 +21,7 @@ from sage_grpo.run.saved import Choice, read_config
 from sage_grpo.tools.probe.estimate import Effect
 from sage_grpo.tools.probe.probe import Prober, ProbeResult
 from sage_grpo.tools.probe.spec import ProbeSpec
-from sage_grpo.tools.probe.ways import Way, WaysResult
+from sage_grpo.tools.probe.ways import CheapSetting, WaysResult
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import narrow_table, progress_bar
@@ -127,7 +127,7 @@ def _ways_table(finding: WaysResult) -> Any:
     for name in ("before", "after", "solver", "without", "passes", "seconds", "alike", "reward"):
         table.add_column(name, justify="left" if name in ("solver", "without") else "right", no_wrap=name != "without")
 
-    def columns(way: Way, passes: float, seconds: float) -> list[str]:
+    def columns(way: CheapSetting, passes: float, seconds: float) -> list[str]:
         return [str(way.before), str(way.after), way.solver, described(way), f"{passes:.1f}", f"{seconds:.2g}"]
 
     table.add_row(*columns(finding.full, finding.full_passes, finding.full_seconds), "full", "")

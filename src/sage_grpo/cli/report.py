@@ -52,12 +52,12 @@ def run(options: Options) -> int:
 
 
 def _serve(options: Options, folders: list[Path]) -> int:
-    from sage_grpo.tools.report.watch import Server
+    from sage_grpo.tools.report.watch import ReportServer
 
     if options.out is not None:
         raise ValueError("--watch serves the page and writes none: leave out --out, or --watch.")
     try:
-        server = Server(folders, port=options.port, every=options.every)
+        server = ReportServer(folders, port=options.port, every=options.every)
     except OSError as error:
         if error.filename is not None:
             raise

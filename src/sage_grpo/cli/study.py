@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from sage_grpo.config.ranges import Count, Range, Seed, Share, checked
 from sage_grpo.tools.study.app import StudyLimits
-from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, Plan, invite, make, open_study
+from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, StudyPlan, invite, make, open_study
 from sage_grpo.tools.study.store import StudyError
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.safe_io import printable, replace_text
@@ -97,7 +97,7 @@ def _create(options: Options) -> None:
                 f"{options.prompts} has {len(prompts)} prompts. Leave --preset out, or the other options."
             )
         against = against or next(iter(options.methods))
-    plan = Plan(
+    plan = StudyPlan(
         title=options.title,
         methods={name: Path(folder) for name, folder in options.methods.items()},
         prompts=prompts,

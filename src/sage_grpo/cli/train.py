@@ -26,7 +26,7 @@ def run(options: Options) -> int:
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
     from sage_grpo.training.update import Diverged
-    from sage_grpo.workers.messages import CrewError
+    from sage_grpo.workers.messages import WorkerError
 
     status = 0
     with outliving_output():
@@ -34,7 +34,7 @@ def run(options: Options) -> int:
             with session.session(options, remark=_remark) as world:
                 try:
                     session.run(options, world)
-                except (Diverged, RewardFailure, SaveFailed, CrewError) as stopped:  # the same on all ranks
+                except (Diverged, RewardFailure, SaveFailed, WorkerError) as stopped:  # the same on all ranks
                     if world.is_main:
                         print(f"sage-grpo train stopped: {stopped}")
                     status = 1

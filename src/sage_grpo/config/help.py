@@ -21,7 +21,7 @@ WIDTH = 80
 
 
 @dataclass(frozen=True)
-class Entry:
+class HelpEntry:
     """An option, or a group of options."""
 
     key: str
@@ -46,7 +46,7 @@ def field_docs(kind: type) -> dict[str, str]:
     return docs
 
 
-def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[Entry]:
+def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[HelpEntry]:
     """Every option and group of a dataclass, in order; `values` is an instance whose values are the defaults."""
     hints, docs, limits = get_type_hints(options), field_docs(options), dict(ranges(options))
     for field in dataclasses.fields(options):
@@ -56,7 +56,7 @@ def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[Ent
         text = docs.get(field.name, "")
         if field.name in limits:
             text = f"{text} Must be {limits[field.name]}.".lstrip()
-        yield Entry(key, kind, text, default, inner)
+        yield HelpEntry(key, kind, text, default, inner)
         if inner is not None:
             yield from entries(inner, f"{key}.", default if isinstance(default, inner) else None)
 
@@ -108,11 +108,11 @@ def manual(
     return "\n".join(lines)
 
 
-def _top(entry: Entry) -> bool:
+def _top(entry: HelpEntry) -> bool:
     return "." not in entry.key
 
 
-def _topic(topic: str, found: Sequence[Entry]) -> str:
+def _topic(topic: str, found: Sequence[HelpEntry]) -> str:
     names = [entry.key.replace("[]", "") for entry in found]
     tails = [name for name in names if name.rsplit(".", 1)[-1] == topic]
     chosen = topic if topic in names else tails[0] if len(tails) == 1 else ""
@@ -132,7 +132,7 @@ def _topic(topic: str, found: Sequence[Entry]) -> str:
     )
 
 
-def _detail(entry: Entry) -> list[str]:
+def _detail(entry: HelpEntry) -> list[str]:
     """An option with its kind, default and whole text; a group as a heading."""
     if entry.group is not None:
         many = " A list of these, as YAML or JSON." if entry.key.endswith("[]") else ""
@@ -142,13 +142,13 @@ def _detail(entry: Entry) -> list[str]:
     return [*_wrap(head, 6, first=0), *_wrap(entry.text, 6)]
 
 
-def _short(entry: Entry) -> str:
+def _short(entry: HelpEntry) -> str:
     """The first sentence, and the default."""
     sentence = entry.text.split(". ")[0].rstrip(".")
     return f"{sentence}.{_default_in_words(entry.default)}"
 
 
-def _count(entry: Entry, found: Sequence[Entry]) -> str:
+def _count(entry: HelpEntry, found: Sequence[HelpEntry]) -> str:
     own = [other for other in found if other.key.startswith(f"{entry.key}.") and other.group is None]
     inner = [other for other in own if "." not in other.key.removeprefix(f"{entry.key}.")]
     return f"{entry.text.split('. ')[0].split(';')[0].rstrip('.')}. ({len(inner)})"

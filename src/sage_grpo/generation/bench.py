@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
-from sage_grpo.generation.generate import BenchName, Clip, GenerateSpec, sample
+from sage_grpo.generation.generate import BenchName, ClipRequest, GenerateSpec, sample
 from sage_grpo.utils.json_schema import demand, read_object, shown
 from sage_grpo.utils.safe_io import replace_text, replacing
 from sage_grpo.utils.suggest import did_you_mean
@@ -54,7 +54,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchPrompt:
     """A prompt and its place in a list."""
 
     prompt: Prompt
@@ -75,7 +75,7 @@ class Entry:
         return tuple(names)
 
 
-def read_lists(given: str | Sequence[str]) -> list[Entry]:
+def read_lists(given: str | Sequence[str]) -> list[BenchPrompt]:
     """The prompts of a list, of several, or of all in a folder."""
     files: list[str | Path] = []
     for name in [given] if isinstance(given, str) else given:
@@ -92,11 +92,13 @@ def read_lists(given: str | Sequence[str]) -> list[Entry]:
     if not files:
         raise ValueError(f"There is no list of prompts in {given!r}: give --prompts FILE with the suite's prompts.")
     return [
-        Entry(prompt, number, Path(file).stem) for file in files for number, prompt in enumerate(load_prompts(file))
+        BenchPrompt(prompt, number, Path(file).stem)
+        for file in files
+        for number, prompt in enumerate(load_prompts(file))
     ]
 
 
-def layout(bench: BenchName, entries: Sequence[Entry], rewrites: Sequence[Prompt] | None = None) -> list[Slot]:
+def layout(bench: BenchName, entries: Sequence[BenchPrompt], rewrites: Sequence[Prompt] | None = None) -> list[Slot]:
     """Every clip of the suite, once; refuses prompts that cannot be a file name unless the suite has a rule."""
     if bench not in SEVERAL and len({entry.source for entry in entries}) > 1:
         raise ValueError(f"{bench} numbers its clips by one list: give --prompts one file.")
@@ -118,7 +120,7 @@ def layout(bench: BenchName, entries: Sequence[Entry], rewrites: Sequence[Prompt
     return list(slots.values())
 
 
-def remark(bench: BenchName, entries: Sequence[Entry]) -> str:
+def remark(bench: BenchName, entries: Sequence[BenchPrompt]) -> str:
     """A remark on information that the list lacks, or an empty string."""
     if bench != "vbench" or any(entry.dimensions or entry.source == FLICKER for entry in entries):
         return ""
@@ -128,12 +130,12 @@ def remark(bench: BenchName, entries: Sequence[Entry]) -> str:
     )
 
 
-def _vbench(entry: Entry) -> Iterator[tuple[str, ...]]:
+def _vbench(entry: BenchPrompt) -> Iterator[tuple[str, ...]]:
     for index in range(25 if FLICKER in (entry.source, *entry.dimensions) else 5):
         yield (f"{entry.prompt.text}-{index}.mp4",)
 
 
-def _vbench2(entry: Entry) -> Iterator[tuple[str, ...]]:
+def _vbench2(entry: BenchPrompt) -> Iterator[tuple[str, ...]]:
     dimensions = entry.dimensions or (entry.source,)
     for dimension in dimensions:
         if dimension not in VBENCH2:
@@ -145,7 +147,7 @@ def _vbench2(entry: Entry) -> Iterator[tuple[str, ...]]:
             yield dimension, f"{entry.prompt.text[:180]}-{index}.mp4"
 
 
-NAMES: dict[str, Callable[[Entry], Iterable[tuple[str, ...]]]] = {
+NAMES: dict[str, Callable[[BenchPrompt], Iterable[tuple[str, ...]]]] = {
     "vbench": _vbench,
     "vbench2": _vbench2,
     "evalcrafter": lambda entry: [(f"{entry.prompt.metadata.get('id', f'{entry.number:04d}')}.mp4",)],
@@ -188,7 +190,7 @@ def make(options: GenerateSpec, out: Path) -> Iterator[str]:
         yield f"{name}: {len(clips)} clips in {out / name}" + (f", {len(kept)} of them from before" if kept else "")
 
 
-def clips_of(options: GenerateSpec) -> dict[Clip, str]:
+def clips_of(options: GenerateSpec) -> dict[ClipRequest, str]:
     """Every clip of the suite and its prompt in the list. The first clip has the options' seed, the next ones the next;
     a list's own seeds win."""
     assert options.bench is not None
@@ -197,12 +199,12 @@ def clips_of(options: GenerateSpec) -> dict[Clip, str]:
     if told:
         print(told, file=sys.stderr)
     rewrites = None if options.rewrites is None else load_prompts(options.rewrites)
-    clips, copies = dict[Clip, str](), dict[str, int]()
+    clips, copies = dict[ClipRequest, str](), dict[str, int]()
     for number, slot in enumerate(layout(options.bench, entries, rewrites)):
         own, key = slot.prompt.seed, f"{Path(slot.file).parent}/{slot.prompt.text}"
         copies[key] = copies.get(key, -1) + 1
         seed = options.seed + number if own is None else own + copies[key]
-        clips[Clip(dataclasses.replace(slot.prompt, text=slot.text), seed, slot.file)] = slot.prompt.text
+        clips[ClipRequest(dataclasses.replace(slot.prompt, text=slot.text), seed, slot.file)] = slot.prompt.text
     return clips
 
 
@@ -214,7 +216,7 @@ def _models(options: GenerateSpec) -> dict[str, Weights]:
 
 
 def _claim(
-    out: Path, options: GenerateSpec, clips: Mapping[Clip, str], models: Mapping[str, Weights]
+    out: Path, options: GenerateSpec, clips: Mapping[ClipRequest, str], models: Mapping[str, Weights]
 ) -> dict[str, Any]:
     """Record the settings of the clips in this folder; refuses a folder with clips of other settings."""
     from sage_grpo.config.metadata import MEANING, affects
@@ -273,7 +275,7 @@ def _print_of(found: Weights) -> list[str]:
 
 
 def _make(
-    options: GenerateSpec, found: Weights, folder: Path, clips: Sequence[Clip], record: dict[str, Any], out: Path
+    options: GenerateSpec, found: Weights, folder: Path, clips: Sequence[ClipRequest], record: dict[str, Any], out: Path
 ) -> None:
     from sage_grpo.utils.video import write_mp4
 
@@ -297,7 +299,7 @@ def _is_whole(file: Path, video: Mapping[str, int] | None) -> bool:
     return video is not None and file.is_file() and video_size(file) == tuple(video.values())
 
 
-def _check_names(folder: Path, clips: Sequence[Clip]) -> None:
+def _check_names(folder: Path, clips: Sequence[ClipRequest]) -> None:
     there = {file.relative_to(folder).as_posix() for file in folder.rglob("*.mp4")}
     lost = [clip.file for clip in clips if clip.file not in there]
     if lost:
@@ -307,7 +309,7 @@ def _check_names(folder: Path, clips: Sequence[Clip]) -> None:
         )
 
 
-def _write_table(file: Path, folder: Path, clips: Mapping[Clip, str]) -> None:
+def _write_table(file: Path, folder: Path, clips: Mapping[ClipRequest, str]) -> None:
     """Write the table of files and captions that VideoPhy's judge reads."""
     with replacing(file) as fresh, fresh.open("w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")

@@ -32,7 +32,7 @@ from sage_grpo.utils.text import lines_on_the_way
 if TYPE_CHECKING:
     from sage_grpo.data.prompts import Prompt
     from sage_grpo.training.evaluate import Evaluation
-    from sage_grpo.training.inputs import Given
+    from sage_grpo.training.inputs import Overrides
 
 
 def _shapes_reward() -> list[RewardSpec]:
@@ -76,14 +76,14 @@ Say = Callable[[str], None]
 """Prints a line on the progress of an evaluation."""
 
 
-def measure(options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None) -> Evaluation:
+def measure(options: EvaluateSpec, own: Overrides | None = None, say: Say = lambda text: None) -> Evaluation:
     """Sample and score; objects of a program replace parts of the options."""
     (result,) = _measure(options, {"evaluation": options}, own, say)
     return result
 
 
 def measure_pair(
-    options: EvaluateSpec, own: Given | None = None, say: Say = lambda text: None
+    options: EvaluateSpec, own: Overrides | None = None, say: Say = lambda text: None
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate the base and the tuned model, each as with `measure`."""
     if not options.tunes:
@@ -94,14 +94,16 @@ def measure_pair(
     return base, tuned
 
 
-def _measure(options: EvaluateSpec, choices: Mapping[str, Choice], own: Given | None, say: Say) -> Iterator[Evaluation]:
+def _measure(
+    options: EvaluateSpec, choices: Mapping[str, Choice], own: Overrides | None, say: Say
+) -> Iterator[Evaluation]:
     """One evaluation per choice of weights, by its name, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.training.evaluate import evaluate
-    from sage_grpo.training.inputs import Given, try_rewards
+    from sage_grpo.training.inputs import Overrides, try_rewards
 
-    own = own or Given()
+    own = own or Overrides()
     if own.model is None:  # before rewards are loaded, which is slow too
         options.model.check_named()
     prompts = _prompts(options) if own.prompts is None else list(own.prompts)

@@ -84,7 +84,7 @@ class GenerateSpec(Choice):
 
 
 @dataclass(frozen=True)
-class Clip:
+class ClipRequest:
     """One clip to generate."""
 
     prompt: Prompt
@@ -98,8 +98,8 @@ class Clip:
 
 
 def sample(
-    options: GenerateSpec, model: VelocityModel, clips: Sequence[Clip]
-) -> Iterator[tuple[Sequence[Clip], Tensor, Sound | None]]:
+    options: GenerateSpec, model: VelocityModel, clips: Sequence[ClipRequest]
+) -> Iterator[tuple[Sequence[ClipRequest], Tensor, Sound | None]]:
     """Sample batches of clips: their videos, uint8 B x F x H x W x 3, and their sound if the model makes one."""
     from sage_grpo.models.parts import sound_of
     from sage_grpo.training.inputs import conditions_of
@@ -113,19 +113,19 @@ def sample(
             yield some, model.decode(latents), sound_of(model, latents)
 
 
-def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[Clip]:
+def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[ClipRequest]:
     """Clips with their seeds and files, of the prompts in the options, or of others."""
     prompts = prompts_of(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")
-    clips: list[Clip] = []
+    clips: list[ClipRequest] = []
     for place, prompt in enumerate(prompts):
         if options.images:
             prompt = replace(prompt, image=Path(options.images[place if len(options.images) > 1 else 0]))
         for copy in range(options.per_prompt):
             seed = options.seed + len(clips) if prompt.seed is None else prompt.seed + copy
             name = re.sub(r"[^a-z0-9]+", "-", prompt.text.lower()).strip("-")[:48] or "clip"
-            clips.append(Clip(prompt, seed, f"{len(clips):04d}-{name}.mp4"))
+            clips.append(ClipRequest(prompt, seed, f"{len(clips):04d}-{name}.mp4"))
     return clips
 
 
@@ -161,7 +161,7 @@ def _policy(options: GenerateSpec, model: VelocityModel) -> Policy:
 def _sample(
     options: GenerateSpec,
     model: VelocityModel,
-    clips: Sequence[Clip],
+    clips: Sequence[ClipRequest],
     conditions: Sequence[Conditioning],
     advance: Callable[[], None],
 ) -> Tensor:

@@ -47,7 +47,7 @@ GROWS = {"gradient/norm": 5.0, "kl/total": 10.0, "optimizer/kl": 10.0, "ratio/la
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class MetricHistory:
     """The past of a run, with which a row is compared."""
 
     start: Sequence[Row]
@@ -78,7 +78,7 @@ def robust(numbers: Sequence[float]) -> tuple[float, float]:
     return middle, 1.4826 * median(abs(number - middle) for number in numbers)
 
 
-def not_finite(row: Row, past: Past) -> str:
+def not_finite(row: Row, past: MetricHistory) -> str:
     """A metric that every row has is not a number."""
     names = ("reward/total", "reward/group_std", "gradient/norm", "ratio/mean", "ratio/largest_log", "kl/total")
     broken = [name for name in names if name in row and (row[name] is None or not math.isfinite(row[name] or 0.0))]
@@ -89,7 +89,7 @@ def not_finite(row: Row, past: Past) -> str:
     )
 
 
-def spread_vanished(row: Row, past: Past) -> str:
+def spread_vanished(row: Row, past: MetricHistory) -> str:
     """The reward no longer distinguishes the members of a group."""
     known, now = values(past.start, "reward/group_std"), row.get("reward/group_std")
     if now is None or len(known) < LEAST_PAST:
@@ -103,7 +103,7 @@ def spread_vanished(row: Row, past: Past) -> str:
     )
 
 
-def spread_exploded(row: Row, past: Past) -> str:
+def spread_exploded(row: Row, past: MetricHistory) -> str:
     """The reward's spread within groups is far above that of the start."""
     now, known = row.get("reward/group_std"), sorted(values(past.start, "reward/group_std"))
     if now is None or not math.isfinite(now) or len(known) < LEAST_PAST:
@@ -119,7 +119,7 @@ def spread_exploded(row: Row, past: Past) -> str:
     )
 
 
-def rewards_failing(row: Row, past: Past) -> str:
+def rewards_failing(row: Row, past: MetricHistory) -> str:
     """Too many clips have no reward."""
     failed = row.get("reward/failed") or 0.0
     return (
@@ -129,7 +129,7 @@ def rewards_failing(row: Row, past: Past) -> str:
     )
 
 
-def replay_differs(row: Row, past: Past) -> str:
+def replay_differs(row: Row, past: MetricHistory) -> str:
     """The first update of a rollout has other probabilities than the rollout."""
     first = row.get("ratio/first_log", row.get("ratio/first_update"))  # its name in runs of earlier versions
     return (
@@ -140,7 +140,7 @@ def replay_differs(row: Row, past: Past) -> str:
     )
 
 
-def ratio_off(row: Row, past: Past) -> str:
+def ratio_off(row: Row, past: MetricHistory) -> str:
     """Ratios far from 1."""
     mean = row.get("ratio/mean")
     if mean is not None and abs(mean - 1.0) > RATIO_OFF:
@@ -148,7 +148,7 @@ def ratio_off(row: Row, past: Past) -> str:
     return _grown(row, past, "ratio/largest_log", floor=past.clip)
 
 
-def clipped_away(row: Row, past: Past) -> str:
+def clipped_away(row: Row, past: MetricHistory) -> str:
     """Most of a rollout has no gradient."""
     share = row.get("ratio/clip_fraction")
     return (
@@ -159,17 +159,17 @@ def clipped_away(row: Row, past: Past) -> str:
     )
 
 
-def gradient_exploded(row: Row, past: Past) -> str:
+def gradient_exploded(row: Row, past: MetricHistory) -> str:
     """A gradient far above its past."""
     return _grown(row, past, "gradient/norm")
 
 
-def kl_away(row: Row, past: Past) -> str:
+def kl_away(row: Row, past: MetricHistory) -> str:
     """A KL far above its past."""
     return _grown(row, past, "kl/total") or _grown(row, past, "optimizer/kl")
 
 
-def ran_away(row: Row, past: Past) -> str:
+def ran_away(row: Row, past: MetricHistory) -> str:
     """The weights leave the start much faster than before."""
     steps = [abs(after - before) for before, after in pairwise(values(past.recent, "weights/distance"))]
     ways = values([past.newest, row], "weights/distance")
@@ -181,7 +181,7 @@ def ran_away(row: Row, past: Past) -> str:
     )
 
 
-def weights_stuck(row: Row, past: Past) -> str:
+def weights_stuck(row: Row, past: MetricHistory) -> str:
     """The optimizer's steps are lost to rounding."""
     moved, norm = row.get("weights/moved"), row.get("gradient/norm")
     if moved is None or not norm or moved >= STUCK:
@@ -192,7 +192,7 @@ def weights_stuck(row: Row, past: Past) -> str:
     )
 
 
-def old_is_new(row: Row, past: Past) -> str:
+def old_is_new(row: Row, past: MetricHistory) -> str:
     """The old policy equals the policy although it should lag behind or differ in a rollout's later updates."""
     moved, norm = row.get("matching/moved"), row.get("gradient/norm")
     if moved != 0.0 or not norm or not past.deviates or not past.newest:  # a run begins at its old policy
@@ -204,7 +204,7 @@ def old_is_new(row: Row, past: Past) -> str:
     )
 
 
-def rate_at_floor(row: Row, past: Past) -> str:
+def rate_at_floor(row: Row, past: MetricHistory) -> str:
     """No learning rate reaches the target KL."""
     factor, kl = row.get("optimizer/lr_factor"), row.get("optimizer/kl")
     if factor is None or kl is None or factor > LEAST * past.brake:
@@ -216,7 +216,7 @@ def rate_at_floor(row: Row, past: Past) -> str:
     )
 
 
-def diversity_collapsed(row: Row, past: Past) -> str:
+def diversity_collapsed(row: Row, past: MetricHistory) -> str:
     """Clips of one prompt look alike."""
     known, now = values(past.start, "video/spread"), row.get("video/spread")
     if now is None or len(known) < LEAST_PAST or now >= ALIKE * median(known):
@@ -237,7 +237,7 @@ SIGNS = {
 """The checks of every row, by the name of the finding."""
 
 
-def _grown(row: Row, past: Past, name: str, floor: float = 0.0) -> str:
+def _grown(row: Row, past: MetricHistory, name: str, floor: float = 0.0) -> str:
     """Check a metric against its own range: a factor of its median and robust deviations of its logarithm."""
     now, known = row.get(name), values(past.recent, name)
     if now is None or not math.isfinite(now) or now <= max(floor, TINY) or len(known) < LEAST_PAST:

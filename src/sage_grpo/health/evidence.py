@@ -17,7 +17,7 @@ Scores = Mapping[str, Column]
 
 
 @dataclass(frozen=True)
-class Change:
+class ScoreChange:
     """A mean over clips before and after, pair by pair."""
 
     by: float
@@ -33,12 +33,12 @@ class Change:
         return self.by / self.stderr if self.stderr > 0 else math.copysign(math.inf, self.by) if self.by else 0.0
 
 
-def change(before: Column, after: Column) -> Change:
+def change(before: Column, after: Column) -> ScoreChange:
     """Mean paired difference with its standard error, over the clips that have both scores; no pairs are no change."""
     return _mean([b - a for a, b in zip(before, after) if a is not None and b is not None])
 
 
-def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> Change:
+def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> ScoreChange:
     """Shortfall of a held-out reward's gain against its earlier rate; both columns at three times: first, in between,
     and now.
 
@@ -48,7 +48,7 @@ def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> Change:
     clips = [clip for clip in zip(*total, *witness) if None not in clip]
     early, late = [b - a for a, b, *_ in clips], [c - b for _, b, c, *_ in clips]
     if len(clips) < 2 or fmean(early) <= 0:
-        return Change(0.0, math.inf)
+        return ScoreChange(0.0, math.inf)
     gained, gains = [b - a for *_, a, b, _ in clips], [c - b for *_, b, c in clips]
     rate, longer = fmean(gained) / fmean(early), fmean(late) / fmean(early)
     return _mean(
@@ -59,10 +59,10 @@ def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> Change:
     )
 
 
-def _mean(numbers: Sequence[float]) -> Change:
+def _mean(numbers: Sequence[float]) -> ScoreChange:
     if len(numbers) < 2:
-        return Change(fmean(numbers) if numbers else 0.0, math.inf)
-    return Change(fmean(numbers), stdev(numbers) / math.sqrt(len(numbers)))
+        return ScoreChange(fmean(numbers) if numbers else 0.0, math.inf)
+    return ScoreChange(fmean(numbers), stdev(numbers) / math.sqrt(len(numbers)))
 
 
 def by_prompt(column: Column, clips: int) -> list[float | None]:
@@ -116,15 +116,15 @@ class Agreement(NamedTuple):
         """Its standard error; every iteration has other prompts and noises."""
         return math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations else math.inf
 
-    def to(self, later: Agreement) -> Change | None:
+    def to(self, later: Agreement) -> ScoreChange | None:
         """Its drop since; None if one of the two has no iteration."""
         if not self.iterations or not later.iterations:
             return None
-        return Change(self.mean - later.mean, math.hypot(self.stderr, later.stderr))
+        return ScoreChange(self.mean - later.mean, math.hypot(self.stderr, later.stderr))
 
 
 @dataclass(frozen=True)
-class Remembered:
+class PastEvaluation:
     """The sentinel's record of an evaluation."""
 
     scores: Mapping[str, Column]
@@ -140,7 +140,7 @@ def agreement_of(rows: Sequence[Row], title: str) -> Agreement:
     return Agreement(len(pairs), math.fsum(mean for mean, _ in pairs), math.fsum(stderr**2 for _, stderr in pairs))
 
 
-def evidence(held_out: Change, drop: Change | None) -> float:
+def evidence(held_out: ScoreChange, drop: ScoreChange | None) -> float:
     """Combined evidence in standard errors of held-out clips and of training's groups, which share no clip; or of the
     first alone."""
     return held_out.sigmas if drop is None else (held_out.sigmas + drop.sigmas) / math.sqrt(2)

@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, Past, Row, values
+from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, MetricHistory, Row, values
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
     Agreement,
-    Change,
     Column,
-    Remembered,
+    PastEvaluation,
+    ScoreChange,
     Scores,
     agreement_of,
     by_prompt,
@@ -85,7 +85,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Witnesses:
+class HeldOutRewards:
     """Held-out scores besides the total."""
 
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -104,12 +104,12 @@ class Sentinel:
         *,
         clips: int = 1,
         clip: float = math.inf,
-        witnesses: Witnesses | None = None,
+        witnesses: HeldOutRewards | None = None,
         trained: Mapping[str, float] | None = None,
         deviates: bool = False,
     ) -> None:
         self.config, self.clips, self.clip, self.deviates = config, clips, clip, deviates
-        self.witnesses = witnesses or Witnesses()
+        self.witnesses = witnesses or HeldOutRewards()
         self.parts = RewardParts(trained or {}, config.window)
         """Parts of the trained reward."""
         self.start: list[Row] = []
@@ -128,7 +128,7 @@ class Sentinel:
         """Factor on the learning rate because of findings."""
         self.agreement: dict[str, Agreement] = {}
         """Agreement of every held-out reward with the total, within groups, over all iterations."""
-        self.remembered: list[Remembered] = []
+        self.remembered: list[PastEvaluation] = []
         """Evaluations so far, always with the first."""
         self.at_best: dict[str, Agreement] = {}
         """Agreement of each held-out reward until its best evaluation."""
@@ -143,7 +143,7 @@ class Sentinel:
             config,
             clips=clips,
             clip=clip,
-            witnesses=Witnesses(
+            witnesses=HeldOutRewards(
                 scores={title: weights for title, weights in parts.items() if weights},
                 statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
             ),
@@ -199,20 +199,20 @@ class Sentinel:
             or not drop.surely(SURE * self.config.stderrs)
         ):
             return ""
-        if Change(since.mean, since.stderr).surely(self.config.stderrs):
+        if ScoreChange(since.mean, since.stderr).surely(self.config.stderrs):
             return ""
         return (
             f"{title}, which nothing is trained on, no longer prefers those clips of a group that the total does{in_words(before, since)}: climbing "
             "the total does not lift it any more. Evaluate now and look at the clips."
         )
 
-    def _past(self, name: str) -> Past:
+    def _past(self, name: str) -> MetricHistory:
         """The past for a check: without the rows that have its finding already, unless it lasts longer than the
         window."""
         window = self.config.window
         before = self.recent[: len(self.recent) - min(self.streaks.get(name, 0), window)][-window:]
         begun = self.parts.rows - self.streaks.get(name, 0)  # rows before the finding
-        return Past(
+        return MetricHistory(
             start=self.start[:begun] if begun > 0 else self.start,
             recent=before,
             newest=self.recent[-1] if self.recent else {},
@@ -254,7 +254,7 @@ class Sentinel:
             self._remember(title, now, total)
         # If every reward failed there are no scores to compare with.
         if self.witnesses.scores and finite(total) and not exploded:
-            self.remembered.append(Remembered(series, dict(self.agreement)))
+            self.remembered.append(PastEvaluation(series, dict(self.agreement)))
             self.remembered = self.remembered if len(self.remembered) <= MOST_REMEMBERED else self.remembered[::2]
         for name in self.witnesses.statistics:
             self.held_out.setdefault(name, {"first": list(scores[name])})
@@ -428,7 +428,7 @@ class Sentinel:
         for name in ("start", "recent", *STATE):
             setattr(self, name, state[name])
         self.agreement, self.at_best = _agreements(self.agreement), _agreements(self.at_best)
-        self.remembered = [Remembered(one["scores"], _agreements(one["agreement"])) for one in state["looks"]]
+        self.remembered = [PastEvaluation(one["scores"], _agreements(one["agreement"])) for one in state["looks"]]
         self.parts.load_state_dict(state["parts"])
 
     def go_back(self, state: Mapping[str, Any]) -> None:

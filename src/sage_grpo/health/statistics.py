@@ -110,7 +110,7 @@ MOST = 1 << 18
 """Weights of the start that each process keeps: means over so many are exact to a fraction of a percent."""
 
 
-class Travel:
+class ParameterDrift:
     """Keeps every n-th trainable weight of the start. It is not saved: a resumed run begins with the same weights."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:

@@ -38,7 +38,7 @@ from sage_grpo.models.network.attention import Shape, checked_backend, choose_ba
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_floats, to_uint8
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
-from sage_grpo.models.network.inputs import Grid, check_image, choose_video, first_given, in_equal_batches
+from sage_grpo.models.network.inputs import LatentGrid, check_image, choose_video, first_given, in_equal_batches
 from sage_grpo.models.network.step_cache import check_given, given_passes
 from sage_grpo.models.schedulers import (
     SchedulerSolver,
@@ -161,7 +161,7 @@ class FamilyModel(ABC):
     # ---- hooks for a family
 
     @abstractmethod
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         """The division of a clip by the VAE and the network."""
 
     @abstractmethod
@@ -228,12 +228,12 @@ class FamilyModel(ABC):
 
     # ---- sizes
 
-    def _grid_of_clips(self, channels: int, sides: int = 1) -> Grid:
+    def _grid_of_clips(self, channels: int, sides: int = 1) -> LatentGrid:
         """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer the size of a token."""
         pipe, config, side = self.pipe, self.transformer.config, self.transformer.config.patch_size
         temporal, spatial = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial
         patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
-        return Grid(channels=channels, temporal=temporal, spatial=spatial, patch=patch, sides=sides)
+        return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch, sides=sides)
 
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, frames, height, width of one sample's latents."""

@@ -15,7 +15,7 @@ from sage_grpo.types import Sound
 
 
 @dataclass(frozen=True)
-class Parts:
+class StateParts:
     """Shapes and places of the parts of a state, in order.
 
     The parts of a clip are denoised together and on one grid, so elementwise operations (noise, kernels, solvers, storage) work on the
@@ -57,7 +57,7 @@ class HasParts(Protocol):
     """A model whose states have several parts; others have one, the video."""
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> StateParts:
         """Their layout; `latent_shape()` is (parts.size,)."""
 
 

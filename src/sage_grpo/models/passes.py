@@ -13,7 +13,7 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.types import Conditioning
 
 
-class Passes:
+class RolloutPasses:
     """Computes the velocities of a rollout. The approximation is on only between two consecutive given steps: no exact pass runs inside."""
 
     def __init__(self, model: VelocityModel, spec: CheapSpec) -> None:

@@ -21,7 +21,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
 from sage_grpo.models.spec import FAMILIES, ModelSpec
 from sage_grpo.plan.counting import count_blocks, count_decoder
-from sage_grpo.plan.formulas import HUNYUAN15, HUNYUAN15_VAE, Network, Vae
+from sage_grpo.plan.formulas import HUNYUAN15, HUNYUAN15_VAE, NetworkShape, Vae
 from sage_grpo.plan.published import PUBLISHED
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import VideoSpec
@@ -49,7 +49,7 @@ WAN = dataclasses.replace(
     vae=WAN_VAE,
 )
 """Measurements of Wan."""
-MEASURED: Mapping[str, Network] = {"hunyuan15": HUNYUAN15, "wan": WAN}
+MEASURED: Mapping[str, NetworkShape] = {"hunyuan15": HUNYUAN15, "wan": WAN}
 """Families with blocks measured on a GPU. The others use Wan's speeds, and their bytes are counted."""
 DECODERS: Mapping[str, tuple[Vae, Callable[[Any], float]]] = {
     "AutoencoderKLHunyuanVideo15": (HUNYUAN15_VAE, lambda config: config.block_out_channels[0] / 128),
@@ -76,7 +76,7 @@ class Architecture:
     """Folder of its files; None if they are not on this machine."""
 
     @cached_property
-    def network(self) -> Network | None:
+    def network(self) -> NetworkShape | None:
         """Parameters of the cost formulas."""
         return None if self.model is None else _network(self.model, MEASURED.get(self.family))
 
@@ -157,7 +157,7 @@ def _architecture(spec: ModelSpec, folder: Path, source: str) -> Architecture:
     return Architecture(family=type(model).__module__.rpartition(".")[2], source=source, spec=spec, model=model)
 
 
-def _network(model: FamilyModel, measured: Network | None) -> Network:
+def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
     """Parameters of the cost formulas: counted on the model, or measured for its family, else for Wan."""
     grid, blocks, both = model.grid, model.blocks(), len(model.experts.components) > 1
     width = math.prod(model.heads)

@@ -24,9 +24,9 @@ from sage_grpo.plan.formulas import (
     DIFFERENTIATED,
     GIB,
     MASTER,
-    Job,
     Memory,
-    Network,
+    NetworkShape,
+    RunShape,
     decoding_memory,
     differentiating_memory,
     levels_within,
@@ -36,7 +36,17 @@ from sage_grpo.plan.formulas import (
     trainable,
 )
 from sage_grpo.plan.hardware import Hardware, here
-from sage_grpo.plan.passes import Counts, Guiding, Kind, Passes, count, evaluation, evaluations, kinds, references
+from sage_grpo.plan.passes import (
+    Counts,
+    Guiding,
+    PassCount,
+    PassKind,
+    count,
+    evaluation,
+    evaluations,
+    kinds,
+    references,
+)
 from sage_grpo.rewards.spec import facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import CONTEXT
@@ -93,7 +103,7 @@ class Forecast:
         return _planner(self.config, self.architecture, self.layout).unexplored()
 
     @property
-    def passes(self) -> list[dict[str, Passes]]:
+    def passes(self) -> list[dict[str, PassCount]]:
         """Passes of the first iteration, by rank and phase."""
         return self._counts[0].phases
 
@@ -114,7 +124,7 @@ class Forecast:
         return [count(plan, parts, guiding, reference=need) for plan, parts, need in rows]
 
     @cached_property
-    def _kinds(self) -> list[list[list[Kind]]]:
+    def _kinds(self) -> list[list[list[PassKind]]]:
         """The kinds of parts of every plan, by rank."""
         like, fresh = self.like, self.config.objective.fresh
         if like is not None and (not fresh or like._counted_by() == self._counted_by()):
@@ -155,30 +165,30 @@ class Forecast:
         )
 
     @cached_property
-    def evaluation(self) -> list[Passes]:
+    def evaluation(self) -> list[PassCount]:
         """Passes of one evaluation, by rank."""
         grid = sigmas(self.architecture.grid(self.config.evaluate.steps_for(self.config.model)))
         return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
 
     @property
-    def network(self) -> Network | None:
+    def network(self) -> NetworkShape | None:
         """The network's parameters; None if costs are not known."""
         return self.architecture.network
 
     @cached_property
-    def job(self) -> Job:
+    def job(self) -> RunShape:
         """The run as input of the formulas."""
         return dataclasses.replace(self._job, keep=tuple(Counter(self.levels).items()))
 
     @cached_property
-    def _job(self) -> Job:
+    def _job(self) -> RunShape:
         """The job without the kept activations."""
         config, video = self.config, self.architecture.video
         model, parallel = config.model, config.parallel
         assert video is not None  # a network comes with its video
         guidance = config.model.training_guidance
         vae = model.vae_dtype or ("float32" if self.hardware.is_cpu else model.dtype)
-        return Job(
+        return RunShape(
             layout=self.layout,
             lora_rank=None if model.lora is None else model.lora.rank,
             frames=video.frames,
@@ -292,7 +302,7 @@ class Forecast:
         held = differentiating_memory(network, job)
         return [Phase("gradient", seconds, dataclasses.replace(held, visitor=held.visitor + self._reward_bytes))]
 
-    def _seconds(self, counts: list[dict[str, Passes]]) -> dict[str, float]:
+    def _seconds(self, counts: list[dict[str, PassCount]]) -> dict[str, float]:
         """Seconds of an iteration's sampling and updates, each on the rank with most."""
         assert self.network is not None
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
@@ -309,7 +319,7 @@ class Forecast:
         step = self.plan.updates * MASTER * (3 + 2 * job.moments) * trained / rates.bandwidth
         return {"rollout": max(forward), "update": max(update) + step}
 
-    def _pass(self, passes: Passes, *, backward: bool = False) -> float:
+    def _pass(self, passes: PassCount, *, backward: bool = False) -> float:
         network, job, rates = self.network, self.job, self.hardware.rates
         assert network is not None
         seconds = formulas.forward_seconds(network, job, rates)

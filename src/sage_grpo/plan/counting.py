@@ -55,7 +55,7 @@ class Decoder:
     """Pixels that are decoded at once."""
 
 
-class Ruler(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Sums operations, and records the peak of live bytes."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Ruler(TorchDispatchMode):
         return out
 
 
-class Flash(TorchFunctionMode):
+class FlashAttention(TorchFunctionMode):
     """Runs attention as a GPU does, without a matrix of all pairs. A mask is dropped: it changes neither operations nor
     kept bytes."""
 
@@ -119,7 +119,7 @@ class _Pass:
             return x
 
         self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x))
-        self._ruler = self._open.enter_context(Ruler())
+        self._ruler = self._open.enter_context(OperationCounter())
 
     def _end(self, block: nn.Module, *_: object) -> None:
         self._open.close()
@@ -149,7 +149,7 @@ def _count_blocks(model: FamilyModel, width: int) -> Blocks:
     for words in (unit, 2 * unit, 3 * unit):
         inputs = {name: one[None] for name, one in trial._trial_inputs(words).items()}
         one = _Pass(times)
-        with one(), torch.enable_grad(), Flash():
+        with one(), torch.enable_grad(), FlashAttention():
             trial._forward(empty(1, *trial.latent_shape(), dtype=torch.bfloat16), torch.tensor(1.0), empty(1), inputs)
         passes.append(one)
     first, second, third = (one.attention / (4 * width * blocks) for one in passes)
@@ -198,7 +198,7 @@ def _count_decoder(model: FamilyModel) -> Decoder:
     trial.video = replace(model.video, frames=min(model.video.frames, FRAMES))
     trial.pipe = copy.copy(model.pipe)
     trial.pipe.vae = copy.deepcopy(vae).bfloat16()
-    with torch.no_grad(), Flash(), Ruler() as ruler:
+    with torch.no_grad(), FlashAttention(), OperationCounter() as ruler:
         for chunk in trial._pixels(trial._to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
             del chunk
     area = model.video.height * model.video.width

@@ -54,7 +54,7 @@ class Vae:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class NetworkShape:
     """Parameters of a video transformer for the formulas, by its mean block. Fitted numbers are bytes per token and
     unit of width."""
 
@@ -131,7 +131,7 @@ HUNYUAN15_VAE = Vae(
     graph_pixels=2 * 2**20,
     efficiency=0.36,
 )
-HUNYUAN15 = Network(
+HUNYUAN15 = NetworkShape(
     blocks=54,
     width=2048,
     heads=16,
@@ -148,7 +148,7 @@ HUNYUAN15 = Network(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RunShape:
     """The properties of a training run that memory and traffic depend on."""
 
     layout: Layout = Layout()
@@ -201,7 +201,7 @@ class Job:
         """Micro-batches of a rank."""
         return math.ceil(self.clips / self.layout.data / self.micro_batch)
 
-    def levels(self, network: Network) -> dict[Keep, int]:
+    def levels(self, network: NetworkShape) -> dict[Keep, int]:
         """Number of blocks by kept activations."""
         if not self.checkpointing:
             return {"all": network.blocks}
@@ -230,21 +230,21 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-def tokens(network: Network, job: Job) -> int:
+def tokens(network: NetworkShape, job: RunShape) -> int:
     """Tokens in a clip's blocks: of the video and of given ones."""
     frames, height, width = network.patch
     own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
     return own + network.given_tokens
 
 
-def trainable(network: Network, job: Job) -> int:
+def trainable(network: NetworkShape, job: RunShape) -> int:
     """Number of trained parameters."""
     if job.lora_rank is None:
         return network.trained_networks * (network.parameters - network.unread_parameters)
     return round(network.trained_networks * network.blocks * network.lora_width * job.lora_rank)
 
 
-def memory(network: Network, job: Job) -> Memory:
+def memory(network: NetworkShape, job: RunShape) -> Memory:
     """Bytes per GPU at the peak of an update, without encoders, VAE and rewards, which are moved off between phases."""
     layout, train = job.layout, trainable(network, job)
     full = job.lora_rank is None
@@ -265,7 +265,7 @@ def memory(network: Network, job: Job) -> Memory:
     )
 
 
-def levels_within(network: Network, job: Job, room: float) -> dict[Keep, int]:
+def levels_within(network: NetworkShape, job: RunShape, room: float) -> dict[Keep, int]:
     """Kept activations of the blocks with which an update takes at most `room` bytes and recomputes least.
 
     Attention is the slowest part of a block to recompute per byte kept, so all blocks keep its outputs before any keeps
@@ -281,7 +281,7 @@ def levels_within(network: Network, job: Job, room: float) -> dict[Keep, int]:
     return {"input": blocks}
 
 
-def sampling_memory(network: Network, job: Job) -> Memory:
+def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
     """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
     # A compiled block runs as in a pass with gradients, for equal bits; its graph is then detached.
     working = max(network.forward, saved(network, job)) if job.compiled else network.forward
@@ -289,7 +289,7 @@ def sampling_memory(network: Network, job: Job) -> Memory:
     return dataclasses.replace(memory(network, job), gradients=0.0, activations=passing)
 
 
-def decoding_memory(network: Network, job: Job) -> Memory:
+def decoding_memory(network: NetworkShape, job: RunShape) -> Memory:
     """Bytes per GPU while a clip is decoded."""
     idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
     vae = network.vae
@@ -308,7 +308,7 @@ def decoding_memory(network: Network, job: Job) -> Memory:
     return dataclasses.replace(idle, activations=working, visitor=float(job.vae_bytes * vae.parameters))
 
 
-def differentiating_memory(network: Network, job: Job) -> Memory:
+def differentiating_memory(network: NetworkShape, job: RunShape) -> Memory:
     """Bytes per GPU while a clip is decoded with a graph and differentiated, without the reward's own activations.
 
     For n chunks in runs of sqrt(n), the kept bytes are the pasts of all runs, those of the current run's chunks, and
@@ -327,7 +327,7 @@ def differentiating_memory(network: Network, job: Job) -> Memory:
     return dataclasses.replace(decoding, activations=graph * job.vae_bytes / COMPUTE + clip)
 
 
-def _numbers(network: Network, job: Job) -> float:
+def _numbers(network: NetworkShape, job: RunShape) -> float:
     """Tokens of this rank's part of a micro-batch, times the width."""
     layout = job.layout
     local = math.ceil(tokens(network, job) / layout.sequence)
@@ -336,7 +336,7 @@ def _numbers(network: Network, job: Job) -> float:
     return float(local * network.width * job.micro_batch)
 
 
-def _trajectories(network: Network, job: Job) -> float:
+def _trajectories(network: NetworkShape, job: RunShape) -> float:
     if job.kept_states is not None:
         return job.kept_states
     # x in bfloat16 (rollout.storage), v_old, and the reference's velocities of one update.
@@ -345,7 +345,7 @@ def _trajectories(network: Network, job: Job) -> float:
     return state * elements * job.trained_steps * job.rounds * job.micro_batch
 
 
-def _gathered(network: Network, job: Job) -> float:
+def _gathered(network: NetworkShape, job: RunShape) -> float:
     """Weights in the computing precision besides the shards: of the current block and the next one, or of all."""
     blocks = network.blocks
     if job.layout.processes == 1:
@@ -358,21 +358,21 @@ def _gathered(network: Network, job: Job) -> float:
     return block * (2 if job.reshard else blocks) + COMPUTE * network.other_parameters
 
 
-def saved(network: Network, job: Job) -> float:
+def saved(network: NetworkShape, job: RunShape) -> float:
     """Bytes per token and unit of width that a block without recomputation keeps."""
     if job.lora_rank is None:
         return network.saved_full
     return network.saved_compiled or network.saved_lora if job.compiled else network.saved_lora
 
 
-def kept_by_blocks(network: Network, job: Job) -> float:
+def kept_by_blocks(network: NetworkShape, job: RunShape) -> float:
     """Bytes per token and unit of width that all blocks together keep of one forward pass."""
     attention = COMPUTE * (1 if network.text_stream else 2)
     kept = {"input": COMPUTE, "attention": COMPUTE + attention, "all": saved(network, job)}
     return sum(count * kept[level] for level, count in job.levels(network).items())
 
 
-def _activations(network: Network, job: Job) -> float:
+def _activations(network: NetworkShape, job: RunShape) -> float:
     """Bytes per token and unit of width: kept by every branch with a gradient, and used by the current block, which is
     recomputed if it kept less."""
     at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
@@ -415,7 +415,7 @@ class Operations:
     """Bytes."""
 
 
-def operations(network: Network, job: Job) -> Operations:
+def operations(network: NetworkShape, job: RunShape) -> Operations:
     """Operations of one block, clip and branch on one of the ranks that share the clip."""
     d, video, text = network.width, tokens(network, job), job.text_tokens
     share = job.layout.sequence
@@ -433,12 +433,12 @@ def operations(network: Network, job: Job) -> Operations:
     return Operations(attention / share, products / share, moving * d * moved / share)
 
 
-def forward_seconds(network: Network, job: Job, rates: Rates) -> float:
+def forward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
     """Seconds of the forward pass of one clip and one branch."""
     return network.blocks * _forward(operations(network, job), job, rates)
 
 
-def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
+def backward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
     """Seconds of the backward pass of one clip and one branch, with its recomputation."""
     one = operations(network, job)
     # Frozen weights need only the gradient of their input; adapters are small.
@@ -451,7 +451,7 @@ def backward_seconds(network: Network, job: Job, rates: Rates) -> float:
     return sum(count * (plain + again[level]) for level, count in job.levels(network).items())
 
 
-def decode_seconds(network: Network, job: Job, rates: Rates) -> float:
+def decode_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
     """Seconds of decoding one clip."""
     vae = network.vae
     if vae is None:
@@ -467,7 +467,7 @@ DIFFERENTIATED = 5.0
 pass."""
 
 
-def _forward(one: Operations, job: Job, rates: Rates) -> float:
+def _forward(one: Operations, job: RunShape, rates: Rates) -> float:
     slower = IN_ORDER if _in_order(job) else 1.0
     return max(_least(job, rates), rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
 
@@ -478,13 +478,13 @@ WITHOUT_LORA = 0.5
 """Ratio of kernels of a block without a LoRA to those with one: 85 operations of HunyuanVideo-1.5's, counted."""
 
 
-def _least(job: Job, rates: Rates) -> float:
+def _least(job: RunShape, rates: Rates) -> float:
     """Seconds of launching a block's kernels."""
     eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
     return max(rates.launch, eager)
 
 
-def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:
+def _again(one: Operations, level: Keep, job: RunShape, rates: Rates) -> float:
     """Seconds of recomputation in the backward pass of a block with these kept activations."""
     if level == "all":
         return 0.0
@@ -493,11 +493,11 @@ def _again(one: Operations, level: Keep, job: Job, rates: Rates) -> float:
     return rates.forward * _at(0.0, one.products, one.moved, job, rates)
 
 
-def _in_order(job: Job) -> bool:
+def _in_order(job: RunShape) -> bool:
     """True if the fastest attention is not used because of a fixed order; in float32 it is not available anyway."""
     return job.same_bits and job.compute == COMPUTE
 
 
-def _at(attention: float, products: float, moved: float, job: Job, rates: Rates) -> float:
+def _at(attention: float, products: float, moved: float, job: RunShape, rates: Rates) -> float:
     slower = 1.0 if job.compute == COMPUTE else rates.slow
     return slower * (attention / rates.attention + products / rates.products) + moved / rates.bandwidth

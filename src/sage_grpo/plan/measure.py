@@ -14,7 +14,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.plan import formulas
 from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.costs import forecast
-from sage_grpo.plan.formulas import Job, Network, Rates
+from sage_grpo.plan.formulas import NetworkShape, Rates, RunShape
 from sage_grpo.plan.hardware import Hardware
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.memory import levels
@@ -72,7 +72,9 @@ def _block(few: float, more: float) -> float:
     return max((more - few) / MORE, share / 10)
 
 
-def fitted(network: Network, job: Job, rates: Rates, *, forward: float, backward: float, decode: float | None) -> Rates:
+def fitted(
+    network: NetworkShape, job: RunShape, rates: Rates, *, forward: float, backward: float, decode: float | None
+) -> Rates:
     """Rates with which the formulas reproduce the measured seconds of one block's passes, and of a decode."""
     one = replace(network, blocks=1)
     rates = replace(rates, forward=1.0, backward=1.0, decode=1.0, launch=0.0, eager=0.0)

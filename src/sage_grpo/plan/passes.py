@@ -11,7 +11,7 @@ from sage_grpo.models.cheap import Guide
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
 from sage_grpo.training.plan import Group, Plan, Replay
-from sage_grpo.training.reference import Anchor, Reference
+from sage_grpo.training.reference import ReferenceKl, ReferencePolicy
 from sage_grpo.utils.text import fixed
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
@@ -22,7 +22,7 @@ may measure again)."""
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassCount:
     """Passes of one phase."""
 
     velocities: int = 0
@@ -32,11 +32,11 @@ class Passes:
     clips: int = 0
     """Clips in all these forward passes together, to which time is proportional."""
 
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
+    def __add__(self, other: PassCount) -> PassCount:
+        return PassCount(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
 
-    def __mul__(self, times: int) -> Passes:
-        return Passes(times * self.velocities, times * self.forwards, times * self.clips)
+    def __mul__(self, times: int) -> PassCount:
+        return PassCount(times * self.velocities, times * self.forwards, times * self.clips)
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Guiding:
     together: int = 0
     """Up to this many clips, both branches are one batch."""
 
-    def one(self, rows: int, sigma: float, guide: Guide = "exact") -> Passes:
+    def one(self, rows: int, sigma: float, guide: Guide = "exact") -> PassCount:
         """One velocity of `rows` clips; a cheap step may skip the negative prompt."""
         branches = self.branches(sigma) if guide in ("exact", "whole") else 1
-        return Passes(1, 1 if rows <= self.together else branches, rows * branches)
+        return PassCount(1, 1 if rows <= self.together else branches, rows * branches)
 
 
 @dataclass(frozen=True)
-class Kind:
+class PassKind:
     """A part of a plan, as a plan of its own, and its number of occurrences.
 
     A plan of thousands of clips consists of a few kinds of micro-batches and groups. Each kind is counted by the plan's
@@ -71,7 +71,7 @@ class Kind:
 class Counts:
     """Passes of an iteration."""
 
-    phases: list[dict[str, Passes]]
+    phases: list[dict[str, PassCount]]
     """Passes of every rank, by phase."""
     padding: int
     """Padding replays of all ranks together."""
@@ -88,19 +88,19 @@ def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], 
     return f"{total:,} evaluations per iteration ({parts}), {fixed(total / clips, 1)} per clip; a guided one counts two"
 
 
-Work = Mapping[Hashable, Passes]
+Work = Mapping[Hashable, PassCount]
 """A rank's own passes: of a phase, of ("rollout", network), of ("update", its number, network) and of ("gauge",
 network)."""
 
 
-def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
+def count(plan: Plan, kinds: Sequence[Sequence[PassKind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
     """Count every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` is the number
     of reference passes of each update. Ranks with fewer passes than others repeat some to keep synchronized."""
     known = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
     counted = {number: count_own(one, guiding) for number, one in known.items()}
     works = []
     for row in kinds:
-        work: defaultdict[Hashable, Passes] = defaultdict(Passes)
+        work: defaultdict[Hashable, PassCount] = defaultdict(PassCount)
         for kind in row:
             for key, passes in counted[id(kind.plan)].items():
                 work[key] += passes * kind.times
@@ -117,7 +117,7 @@ def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, refe
             for update, referenced in enumerate(reference):
                 own = work["update", update, network]
                 lacking = most.get(("update", update, network), 0) - own.velocities
-                fill = _spare(plan, rank, network, [update], guiding) * lacking if lacking else Passes()
+                fill = _spare(plan, rank, network, [update], guiding) * lacking if lacking else PassCount()
                 found["replay"] += own + fill
                 found["reference"] += (own + fill) * referenced
                 padding += lacking
@@ -130,7 +130,7 @@ def count(plan: Plan, kinds: Sequence[Sequence[Kind]], guiding: Guiding, *, refe
 
 def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
     """A rank's own passes, one by one."""
-    work: defaultdict[Hashable, Passes] = defaultdict(Passes)
+    work: defaultdict[Hashable, PassCount] = defaultdict(PassCount)
     for one in plan.sampled(rank):
         passes = guiding.one(one.rows, one.sigma, one.guide)
         work["shared" if one.shared else "sampling"] += passes
@@ -149,7 +149,7 @@ def _sigma(plan: Plan, replay: Replay) -> float:
     return plan.groups[replay.members[0].group].sigma(replay.step)
 
 
-def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> Passes:
+def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
     """A padding pass of a rank with fewer replays of a network than another."""
     turn = plan.spare(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
@@ -165,16 +165,16 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     if not config.trust_region.uses_anchor:
         return list(map(int, old))
     done, every = iteration * updates, config.anchor.every if config.trust_region.renews_anchor else None
-    anchor = Anchor({}, every=every)
+    anchor = ReferencePolicy({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
-    needs = Reference.of(config).needs(anchor, done, updates, 0.0)
+    needs = ReferenceKl.of(config).needs(anchor, done, updates, 0.0)
     each = config.objective.reference_passes
     return [(need == "pass") * each + first for need, first in zip(needs, old)]
 
 
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
-) -> list[Passes]:
+) -> list[PassCount]:
     """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps, with the model's own
     guidance."""
     spec = config.evaluate
@@ -183,7 +183,7 @@ def evaluation(
     for share in share_out(members, config.batch.micro_batch, world_size=ranks):
         sizes = Counter(len(batch.members) for batch in share)
         passes = (guiding.one(size, sigma) * number for size, number in sizes.items() for sigma in sigmas)
-        result.append(sum(passes, Passes()))
+        result.append(sum(passes, PassCount()))
     return result
 
 
@@ -192,7 +192,7 @@ def evaluations(config: TrainConfig) -> int:
     return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
 
 
-def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
+def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
     """Every rank's parts by kind; a kind that several ranks have is one plan. Groups at fresh noise levels are of one
     kind if `alike` is equal for their levels."""
     numbers: dict[Hashable, int] = {}
@@ -216,7 +216,7 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[Kind]]:
             often[sign] += 1
             if sign not in known:
                 known[sign] = _alone(plan, groups, batches)
-        ranks.append([Kind(known[sign], times) for sign, times in often.items()])
+        ranks.append([PassKind(known[sign], times) for sign, times in often.items()])
     return ranks
 
 

@@ -17,8 +17,8 @@ from sage_grpo.plan.costs import Forecast
 from sage_grpo.plan.costs import forecast as make_forecast
 from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
-from sage_grpo.plan.passes import PHASES, Passes, evaluations
-from sage_grpo.plan.workers import Crew, crew_of
+from sage_grpo.plan.passes import PHASES, PassCount, evaluations
+from sage_grpo.plan.workers import WorkerCosts, crew_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.memory import kept
 from sage_grpo.training.plan import Plan
@@ -91,7 +91,7 @@ def _micro_batches(plan: Plan, size: int) -> str:
 def _left_idle(forecast: Forecast) -> str:
     """Text on padding passes, and on the nearest number of prompts without them."""
     plan, layout = forecast.plan, forecast.layout
-    wasted = sum((row["idle"] for row in forecast.passes), Passes()).clips
+    wasted = sum((row["idle"] for row in forecast.passes), PassCount()).clips
     wasted += forecast.padding
     if not wasted:
         return ""
@@ -115,7 +115,7 @@ def passes_table(forecast: Forecast) -> Table:
     return table
 
 
-def _most(rows: Sequence[Passes]) -> list[str]:
+def _most(rows: Sequence[PassCount]) -> list[str]:
     busy = max(rows, key=lambda row: row.clips)
     return [f"{busy.velocities:,}", f"{busy.forwards:,}", f"{busy.clips:,}", f"{sum(row.clips for row in rows):,}"]
 
@@ -168,7 +168,7 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
     return table
 
 
-def crew_lines(crew: Crew, kind: str) -> Iterator[str]:
+def crew_lines(crew: WorkerCosts, kind: str) -> Iterator[str]:
     """Lines on workers on Ray: their tasks, their traffic and the bottleneck."""
     yield (
         f"{crew.workers} workers ({kind}) do {crew.tasks} tasks an iteration, {crew.rounds} each at most: sampling {_time(crew.sampling_seconds)}, updates "

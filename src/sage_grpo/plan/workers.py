@@ -12,7 +12,7 @@ from sage_grpo.training.update import Objective
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerCosts:
     """An iteration with workers."""
 
     workers: int
@@ -47,7 +47,7 @@ class Crew:
         return "the trainer's updates: more workers do not help"
 
 
-def crew_of(trainer: Forecast, worker: Forecast) -> Crew | None:
+def crew_of(trainer: Forecast, worker: Forecast) -> WorkerCosts | None:
     """Forecast an iteration with workers on the hardware of `worker`; None if the run has none, or costs are not
     known."""
     config, plan = trainer.config, trainer.plan
@@ -62,7 +62,7 @@ def crew_of(trainer: Forecast, worker: Forecast) -> Crew | None:
     velocities = Objective(config.surrogate, config.trust_region, 1, config.objective).needs_v_old
     kept = [{one for update in range(plan.updates) for one in task.replayable(0, update)} for task in tasks]
     rows = [sum(one.rows * (1 + velocities) + len(one.members) for one in replays) for replays in kept]
-    return Crew(
+    return WorkerCosts(
         workers=workers,
         tasks=sum(len(plan.tasks(rank)) for rank in ranks),
         rounds=rounds,

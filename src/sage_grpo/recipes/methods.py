@@ -18,13 +18,13 @@ from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainCon
 
 def sage(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO (arXiv 2603.21872): integrated variance, equaliser, dual trust region, two-stage coefficient."""
-    # Every part of the method acts, so a rollout is used twice. Measured (docs/results: strategy_updates, table2), long runs score higher
+    # Every part of the method acts, so a rollout is used twice. Measured (research/results: strategy_updates, table2), long runs score higher
     # with one update, and the KL changes nothing: `branch` has neither; `--update.updates_per_rollout 1 --trust_region.mode none` removes both here.
     return config
 
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
-    """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (docs/results) does not change them."""
+    """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (research/results) does not change them."""
     return replace(
         config,
         kernel=KernelSpec(name="sage", eta=0.5, sigma_max=1.0 - 3e-3),
@@ -162,22 +162,22 @@ def branch(config: TrainConfig) -> TrainConfig:
 
 
 def branch_long(config: TrainConfig) -> TrainConfig:
-    """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (docs/results/after_long.md)."""
+    """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (research/results/after_long.md)."""
     config = branch(config)
     third = max(1, config.rollout.steps // 3)
     return replace(
         config,
         iterations=236,
         batch=replace(config.batch, prompts=24),
-        # Where one step explores, the later ones get worse (docs/results/where.md), so some prompts explore those. Two second-order steps after the
-        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (docs/results/after.md).
+        # Where one step explores, the later ones get worse (research/results/where.md), so some prompts explore those. Two second-order steps after the
+        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (research/results/after.md).
         rollout=replace(
             config.rollout, window=_later(config.rollout.steps), solver="ab2", before_steps=third, after_steps=third
         ),
         # The noise of its steps limits a long run: more prompts and a falling rate both lower it, and a start at twice the rate makes up
-        # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (docs/results/distance.md).
+        # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (research/results/distance.md).
         optimizer=replace(config.optimizer, lr=2 * config.optimizer.lr, decay="linear"),
-        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (docs/results/distance.md);
+        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (research/results/distance.md);
         # its effect with these settings is not measured.
         sentinel=replace(config.sentinel, action="rollback"),
     )

@@ -14,21 +14,21 @@ from torch import Tensor
 
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import ClipBatch, FailureReport, Member, Outcome, without_latents
-from sage_grpo.rewards.ray_reward import Asked, Away
+from sage_grpo.rewards.member import ClipBatch, FailureReport, Outcome, RewardMember, without_latents
+from sage_grpo.rewards.ray_reward import Away, RewardActors
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Placeable, Reward, Scores, Sound, VideoSpec
 
 
-class Early:
+class AsyncScoring:
     """Scores clips asynchronously, one thread per reward; each reward scores its clips in order."""
 
-    def __init__(self, members: Sequence[Member], fps: float) -> None:
+    def __init__(self, members: Sequence[RewardMember], fps: float) -> None:
         self.fps = fps
         self._lines = [(member, ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")) for member in members]
         self._coming: dict[str, list[Future[Outcome]]] = {}
 
-    def __enter__(self) -> Early:
+    def __enter__(self) -> AsyncScoring:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -90,7 +90,7 @@ class CompositeReward:
         offload_between: bool = False,
         require_weights: bool = True,
         objects: Mapping[str, Reward] | None = None,
-        away: Mapping[str, Asked] | None = None,
+        away: Mapping[str, RewardActors] | None = None,
         optional: bool = False,
     ) -> None:
         """objects: rewards already loaded, by spec name. away: rewards in other processes, by title. All others are loaded. optional: allow an empty
@@ -108,7 +108,7 @@ class CompositeReward:
         self._members = [
             Away(spec, self.away[spec.title], require_weights=require_weights)
             if spec.title in self.away
-            else Member(
+            else RewardMember(
                 spec,
                 there[spec.name] if spec.name in there else load_reward(spec),
                 require_weights=require_weights,
@@ -161,7 +161,7 @@ class CompositeReward:
                 }
         return found
 
-    def _public(self, member: Member, part: str) -> str:
+    def _public(self, member: RewardMember, part: str) -> str:
         shared = sum(part in other.reward.names for other in self._members) > 1
         return f"{member.spec.title}/{part}" if shared else part
 
@@ -220,7 +220,7 @@ class CompositeReward:
         prompts: Sequence[str],
         fps: float,
         metadata: Sequence[Mapping[str, Any]] | None = None,
-        early: Early | None = None,
+        early: AsyncScoring | None = None,
         latents: Tensor | None = None,
         groups: Sequence[int] = (),
         sound: Sound | None = None,
@@ -283,7 +283,7 @@ class CompositeReward:
         finite = total.isfinite() & found.flatten(1).isfinite().all(1)
         return torch.where(finite.view(-1, *[1] * (found.ndim - 1)), found, 0.0)
 
-    def early(self, fps: float) -> Early:
+    def early(self, fps: float) -> AsyncScoring:
         """An asynchronous scorer for the rewards that may overlap and do not use the policy's device."""
         elsewhere = [
             member
@@ -293,9 +293,9 @@ class CompositeReward:
             and not member.compares  # a micro-batch may hold a part of a group
             and not member.hears
         ]
-        return Early(elsewhere, fps)
+        return AsyncScoring(elsewhere, fps)
 
-    def _run(self, clips: ClipBatch, early: Early | None) -> list[Outcome]:
+    def _run(self, clips: ClipBatch, early: AsyncScoring | None) -> list[Outcome]:
         """Outcomes in the order of the rewards; rewards that may overlap run in threads while the others run in this one."""
         coming = {} if early is None else early.outcomes()  # empty if no clips were added
         late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
@@ -343,7 +343,9 @@ class CompositeReward:
         return "\n".join(problems)
 
 
-def _try(member: Member, video: VideoSpec, *, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool) -> str:
+def _try(
+    member: RewardMember, video: VideoSpec, *, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool
+) -> str:
     """The fault in a reward's scores of a clip with the first prompt, or an empty string; without a score and a reason, the others are tried."""
     picture = _moving_picture(video)
     videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture

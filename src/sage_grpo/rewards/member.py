@@ -166,7 +166,7 @@ class Outcome:
         return not scored.any() and all(failure.silent for failure in self.failures)
 
 
-class Member:
+class RewardMember:
     """A loaded reward with its spec and the weights of its parts in the total."""
 
     def __init__(self, spec: RewardSpec, reward: Reward, *, require_weights: bool, device: torch.device) -> None:

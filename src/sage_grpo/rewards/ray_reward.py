@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import ClipBatch, Member, Outcome
+from sage_grpo.rewards.member import ClipBatch, Outcome, RewardMember
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Placeable
 
 CPU = torch.device("cpu")
 
 
-class Asked(Protocol):
+class RewardActors(Protocol):
     """Client of reward actors in other processes."""
 
     def ask(self, method: str, *given: Any) -> Any:
@@ -27,7 +27,7 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True)
-class Traits:
+class RewardTraits:
     """Proxy of a remote reward: its properties, without its weights."""
 
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Traits:
         raise NotImplementedError
 
 
-class Judge:
+class RewardActor:
     """An actor that holds one reward in a process of its own."""
 
     def __init__(
@@ -50,14 +50,14 @@ class Judge:
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
         get_ready()
-        self.member = Member(spec, load_reward(spec), require_weights=False, device=torch.device(device))
+        self.member = RewardMember(spec, load_reward(spec), require_weights=False, device=torch.device(device))
         if isinstance(self.member.reward, Placeable):
             self.member.reward.to(self.member.device)
 
-    def traits(self) -> Traits:
+    def traits(self) -> RewardTraits:
         """The properties that senders of clips need."""
         one = self.member
-        return Traits(one.reward.names, "latents" if one.reads_latents else "clips", one.compares, one.hears)
+        return RewardTraits(one.reward.names, "latents" if one.reads_latents else "clips", one.compares, one.hears)
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
         """Frames of a clip that the reward reads; None is all."""
@@ -68,11 +68,11 @@ class Judge:
         return self.member.score(clips)
 
 
-class Away(Member):
+class Away(RewardMember):
     """A reward of a composition that actors score, with the same batches and search for failures as a local one."""
 
-    def __init__(self, spec: RewardSpec, judges: Asked, *, require_weights: bool) -> None:
-        traits: Traits = judges.ask("traits")
+    def __init__(self, spec: RewardSpec, judges: RewardActors, *, require_weights: bool) -> None:
+        traits: RewardTraits = judges.ask("traits")
         super().__init__(spec, traits, require_weights=require_weights, device=CPU)
         self.hears, self._judges = traits.hears, judges
         self._frames: dict[tuple[int, float], set[int] | None] = {}

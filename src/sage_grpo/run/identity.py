@@ -32,7 +32,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.functions import FunctionReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import Given, load_sources
+from sage_grpo.training.inputs import Overrides, load_sources
 from sage_grpo.utils.imports import PREFIX
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.version import ROOT, __version__
@@ -56,10 +56,10 @@ FINISHED = ".finished"
 as finished."""
 
 
-def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
+def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, str]:
     """Fingerprints of all content that the configuration only names, or of the objects that a program passes
     instead."""
-    given = given or Given()
+    given = given or Overrides()
     prompts, held_out = load_sources(config, given)
     return {
         "prompts": _of_prompts(prompts),
@@ -70,7 +70,7 @@ def identify(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
     }
 
 
-def unsure(given: Given) -> list[str]:
+def unsure(given: Overrides) -> list[str]:
     """Remarks on objects whose state cannot be compared with the earlier run."""
     names = [
         name.removeprefix(PREFIX) for name, reward in given.rewards.items() if not isinstance(reward, Fingerprinted)
@@ -194,7 +194,7 @@ def of_code() -> str:
     return f"{__version__}/{sha.hexdigest()}"
 
 
-def _of_plugins(config: TrainConfig, given: Given) -> str:
+def _of_plugins(config: TrainConfig, given: Overrides) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
     names += [] if config.model.own_family is None else [config.model.own_family]
     paths = [path for path in (config.kernel.name, config.model.decoder) if path is not None]
@@ -311,7 +311,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """State of the run's folder."""
 
     checkpoint: str
@@ -325,7 +325,7 @@ class Found:
     """The final iteration, if the run is finished."""
 
 
-def find_run(config: TrainConfig, given: Given, out: Path) -> Found:
+def find_run(config: TrainConfig, given: Overrides, out: Path) -> FoundRun:
     """Inspect the folder and decide whether this run may resume it; refuses before anything heavy is loaded."""
     check_names(config.allow_changes)
     root, mode = out / "checkpoints", config.resume
@@ -344,7 +344,7 @@ def find_run(config: TrainConfig, given: Given, out: Path) -> Found:
     if mode == "must" and folder is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
     prints = identify(config, given)
-    found = Found("", prints, [], notes, None)
+    found = FoundRun("", prints, [], notes, None)
     if folder is not None:
         meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
         changed = check(config, prints, meta, out)

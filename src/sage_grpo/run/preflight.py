@@ -20,20 +20,20 @@ from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
 from sage_grpo.run.identity import stable
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import MOVED, NAMES, Given, load_sources
+from sage_grpo.training.inputs import MOVED, NAMES, Overrides, load_sources
 from sage_grpo.training.planner import Planner
 from sage_grpo.utils.imports import refuse_object
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.workers import ray_pool
 
 
-def preflight(config: TrainConfig, ranks: int = 1, given: Given | None = None) -> list[str]:
+def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = None) -> list[str]:
     """Check the plan, the device and the files of a run; a ValueError or FileNotFoundError has the remedy. Returns
     remarks on likely mistakes. Objects in `given` are not checked.
 
     Checks that need the model (its own noise levels, and those of its trained expert) run again once it is loaded.
     """
-    given = given or Given()
+    given = given or Overrides()
     objects = ["model"] * (given.model is not None) + [f"reward {name}" for name in given.rewards]
     ray_pool.check(config, ranks, objects)
     planner = check_plan(config, ranks)
@@ -107,7 +107,7 @@ def check_model(model: ModelSpec) -> None:
         check_lengths(resolve(model))
 
 
-def check_code(config: TrainConfig, given: Given) -> None:
+def check_code(config: TrainConfig, given: Overrides) -> None:
     """Check rewards, sinks and model families with an import path; built-in rewards are slow to import, and always
     there."""
     for path in config.log.sinks:
@@ -156,9 +156,9 @@ def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
     return planner
 
 
-def check_files(config: TrainConfig, given: Given | None = None) -> None:
+def check_files(config: TrainConfig, given: Overrides | None = None) -> None:
     """Refuse missing files, all in one message with the origin of each."""
-    given = given or Given()
+    given = given or Overrides()
     objects = {
         "data.prompts": given.prompts,
         "data.eval_prompts": given.held_out,

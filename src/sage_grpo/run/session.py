@@ -13,7 +13,7 @@ import yaml
 
 from sage_grpo.callbacks import journal
 from sage_grpo.callbacks.metrics import Metrics
-from sage_grpo.callbacks.observers import Checkpoints, Samples, export, note, observers_of
+from sage_grpo.callbacks.observers import CheckpointSaver, VideoFolder, export, note, observers_of
 from sage_grpo.callbacks.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import RankLost, World, start
@@ -23,26 +23,26 @@ from sage_grpo.plan.passes import evaluations_of
 from sage_grpo.plan.show import opening
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.run import identity
-from sage_grpo.run.identity import FINISHED, Found, find_run
+from sage_grpo.run.identity import FINISHED, FoundRun, find_run
 from sage_grpo.run.lock import by_main, owned
 from sage_grpo.run.preflight import preflight
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.events import Ended, Hooks, StopRequest
-from sage_grpo.training.guard import Guard
-from sage_grpo.training.inputs import Given, Inputs, build
+from sage_grpo.training.events import Hooks, RunEnded, StopRequest
+from sage_grpo.training.guard import HealthGuard
+from sage_grpo.training.inputs import Inputs, Overrides, build
 from sage_grpo.training.loop import Loop
 from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
-from sage_grpo.workers.messages import CrewError
+from sage_grpo.workers.messages import WorkerError
 from sage_grpo.workers.ray_pool import crew_of
 
 
 @contextmanager
 def session(
-    config: TrainConfig, given: Given | None = None, remark: Callable[[str], None] | None = None
+    config: TrainConfig, given: Overrides | None = None, remark: Callable[[str], None] | None = None
 ) -> Iterator[World]:
     """Start the ranks, refuse invalid runs before anything heavy is loaded, and monitor the ranks while inside.
 
@@ -73,17 +73,17 @@ def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, cl
 def run(
     config: TrainConfig,
     world: World | None = None,
-    given: Given | None = None,
+    given: Overrides | None = None,
     hooks: Hooks | None = None,
     stop: StopRequest | None = None,
     *,
     quiet: bool = False,
-) -> Ended:
+) -> RunEnded:
     """Train to the end, resuming a run in the folder; `given` replaces parts of the configuration by objects."""
-    world, given, out = world or World(), given or Given(), Path(config.out)
+    world, given, out = world or World(), given or Overrides(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
-        found = Found(
+        found = FoundRun(
             **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, given, out)))))
         )
         for text in found.notes:
@@ -93,7 +93,7 @@ def run(
                 f"{out} is finished: {found.finished} iterations are done, weights in {out / 'final'}. Nothing was changed; raise "
                 "`iterations` to train on."
             )
-            return Ended(found.finished, stopped=False)
+            return RunEnded(found.finished, stopped=False)
 
         def listen(phase: str, done: int, total: int) -> None:
             world.note(f"{phase} {done}/{total}")
@@ -105,7 +105,7 @@ def run(
         trainer = assemble(config, build(config, world, given), world, Clock(listen))
         resumed = _resume(trainer, out, found, terminal)
         metrics = _open_metrics(trainer, found, terminal, resumed)
-        saver = Checkpoints(trainer, out / "checkpoints", found.identity, metrics)
+        saver = CheckpointSaver(trainer, out / "checkpoints", found.identity, metrics)
         stop = stop or StopRequest()
         loop = _loop(trainer, terminal, metrics, hooks or Hooks(), saver, stop)
         try:
@@ -119,8 +119,8 @@ def run(
                     _say_why(trainer, terminal, by_sentinel=loop.guard.stops, by_signal=stop.signal is not None)
                 else:
                     _finish(trainer, terminal)
-            return Ended(trainer.state.iteration, stopped=stopped, model=trainer.model)
-        except (Diverged, RewardFailure, CrewError) as error:
+            return RunEnded(trainer.state.iteration, stopped=stopped, model=trainer.model)
+        except (Diverged, RewardFailure, WorkerError) as error:
             # All ranks raise alike, so they can also finish writing together.
             note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
             trainer.writer.finish()
@@ -131,12 +131,12 @@ def run(
 
 
 def _loop(
-    trainer: Trainer, terminal: Terminal, metrics: Metrics, hooks: Hooks, saver: Checkpoints, stop: StopRequest
+    trainer: Trainer, terminal: Terminal, metrics: Metrics, hooks: Hooks, saver: CheckpointSaver, stop: StopRequest
 ) -> Loop:
     """The loop of a run of `sage-grpo train`, with its observers."""
     config = trainer.config
-    samples = Samples(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
-    guard = Guard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
+    samples = VideoFolder(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
+    guard = HealthGuard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
     observers = observers_of(trainer, metrics, terminal, samples, hooks, saver)
     return Loop(trainer, guard, saver, observers, config.evaluate.points(config.iterations), stop)
 
@@ -175,7 +175,7 @@ def _doubt(trainer: Trainer) -> str:
     return f"The sentinel doubts the weights that this run ends with ({', '.join(signs)}): {advice}."
 
 
-def _resume(trainer: Trainer, out: Path, found: Found, terminal: Terminal) -> int | None:
+def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) -> int | None:
     """Resume an existing run; returns its iteration."""
     folder = out / "checkpoints" / found.checkpoint
     if found.checkpoint:
@@ -213,7 +213,7 @@ def _branches(trainer: Trainer, sigma: float) -> int:
     return model.branches(sigma, trainer.config.model.training_guidance) if isinstance(model, RunsCheaply) else 1
 
 
-def _open_metrics(trainer: Trainer, found: Found, terminal: Terminal, resumed: int | None) -> Metrics:
+def _open_metrics(trainer: Trainer, found: FoundRun, terminal: Terminal, resumed: int | None) -> Metrics:
     """Write the files of the run's start, and open the journal and the loggers; only in the main process."""
     config, out = trainer.config, Path(trainer.config.out)
     if not trainer.world.is_main:

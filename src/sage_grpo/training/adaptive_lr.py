@@ -19,7 +19,7 @@ TRIES = 12
 """Most shares of a step that are measured; two to four are usual."""
 
 
-class Pace:
+class AdaptiveRate:
     """Holds the factor on the learning rate; `observe` is called once per rollout with the same KL on every rank."""
 
     def __init__(self, target: float | None, *, most: float = 1.0) -> None:

@@ -93,7 +93,7 @@ def _stride(model: VelocityModel) -> int:
     return max(1, (model.video.frames - 1) // max(1, model.latent_shape()[1] - 1))
 
 
-class Clips:
+class DecodedClips:
     """The clips of one process, decoded one micro-batch at a time; with `frames` only these are decoded, and all others
     are black."""
 

@@ -117,7 +117,7 @@ class CallbackFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnded:
     """End of a run."""
 
     iteration: int

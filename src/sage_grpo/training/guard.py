@@ -16,7 +16,7 @@ from sage_grpo.training.state import TrainState
 
 
 @dataclass
-class Guard:
+class HealthGuard:
     """Passes every iteration and evaluation to the sentinel, and acts between iterations. All ranks call it alike and
     do the same."""
 

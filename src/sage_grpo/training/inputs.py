@@ -41,7 +41,7 @@ MOVED = {"scenes": "research/scenes/train.txt (held out: heldout.txt beside it)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class Overrides:
     """Objects of a Python program that replace parts of the configuration; None keeps the configured part."""
 
     model: VelocityModel | None = None
@@ -74,7 +74,7 @@ def adopt(
     rewards: RewardLike | Sequence[RewardLike] | None = None,
     prompts: Iterable[Row] | Frame | None = None,
     held_out: Iterable[Row] | Frame | None = None,
-) -> tuple[TrainConfig, Given]:
+) -> tuple[TrainConfig, Overrides]:
     """Take objects in place of configured parts: the configuration that names them, and the objects."""
     objects: dict[str, Reward] = {}
     if rewards is not None:
@@ -89,7 +89,7 @@ def adopt(
     if model is not None:
         spec = check_model(model)
         config = replace(config, model=replace(spec, family=name_of(type(model).__name__)))
-    return config, Given(model=model, rewards=objects, prompts=train, held_out=test)
+    return config, Overrides(model=model, rewards=objects, prompts=train, held_out=test)
 
 
 def check_model(model: VelocityModel) -> ModelSpec:
@@ -108,13 +108,13 @@ def check_model(model: VelocityModel) -> ModelSpec:
     )
 
 
-def build(config: TrainConfig, world: World | None = None, given: Given | None = None) -> Inputs:
+def build(config: TrainConfig, world: World | None = None, given: Overrides | None = None) -> Inputs:
     """Build all inputs that the configuration names, except those that a program passes.
 
     Prompts and rewards come first (which are tried out): finding a broken one takes seconds, and loading a model takes
     minutes.
     """
-    world, given = world or World(), given or Given()
+    world, given = world or World(), given or Overrides()
     get_ready(wanted=config.model.deterministic)
     device = _device(config, world, given)
     hold_to_budget(config.model, device)
@@ -165,7 +165,7 @@ def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
     """The model that the configuration names."""
     torch.manual_seed(config.seed)
-    device = _device(config, world, Given())
+    device = _device(config, world, Overrides())
     compiled, why = compiles(config, device)
     model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
     if isinstance(model, Explains):
@@ -173,7 +173,7 @@ def load_model(config: TrainConfig, world: World) -> VelocityModel:
     return model
 
 
-def _device(config: TrainConfig, world: World, given: Given) -> torch.device:
+def _device(config: TrainConfig, world: World, given: Overrides) -> torch.device:
     """Device of the model, also before it is loaded."""
     if given.model is not None:
         return given.model.device
@@ -197,12 +197,12 @@ def load_rewards(
     config: TrainConfig,
     prompts: Sequence[Prompt],
     world: World,
-    given: Given | None = None,
+    given: Overrides | None = None,
     opened: ExitStack | None = None,
 ) -> CompositeReward:
     """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy. `opened` gets
     their actors; without it there are none."""
-    given = given or Given()
+    given = given or Overrides()
     if config.objective.by_gradient:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
     away = {} if opened is None else hire(config, opened)
@@ -239,9 +239,9 @@ def try_rewards(
         raise RewardConfigError("\n".join(dict.fromkeys(problems)))
 
 
-def load_sources(config: TrainConfig, given: Given | None = None) -> tuple[list[Prompt], list[Prompt]]:
+def load_sources(config: TrainConfig, given: Overrides | None = None) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out prompts."""
-    given, source, clips = given or Given(), config.held_out, config.data.clips
+    given, source, clips = given or Overrides(), config.held_out, config.data.clips
     if clips is not None:
         if given.prompts is not None:
             raise ConfigError(f"There are prompts as an object and in data.clips ({clips}): leave one of them out.")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
-from sage_grpo.training.guard import Guard
+from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged
 
@@ -76,7 +76,7 @@ class Loop:
     """A run between its start and its end."""
 
     trainer: Trainer
-    guard: Guard
+    guard: HealthGuard
     saver: Saver
     observers: Sequence[Observer]
     points: Collection[int]

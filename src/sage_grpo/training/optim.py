@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.training.adaptive_lr import Pace
+from sage_grpo.training.adaptive_lr import AdaptiveRate
 from sage_grpo.training.config import OptimizerConfig
 
 
@@ -18,7 +18,7 @@ class Optimizer:
 
     def __init__(self, params: Mapping[str, nn.Parameter], config: OptimizerConfig, *, total_updates: int) -> None:
         self.params, self.config, self.total_updates = dict(params), config, total_updates
-        self.pace = Pace(config.target_kl, most=config.max_lr_factor)
+        self.pace = AdaptiveRate(config.target_kl, most=config.max_lr_factor)
         matrices = [p for p in self.params.values() if config.kind == "muon" and p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.params.values() if id(p) not in chosen]

@@ -22,7 +22,7 @@ from sage_grpo.samplers.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Levels:
+class NoiseLevels:
     """The noise levels of a group, shared by its members: the common part of their errors then cancels, as in
     advantages."""
 
@@ -37,7 +37,7 @@ class Levels:
 
 
 @dataclass(frozen=True)
-class Gauge:
+class KlProbe:
     """One trained step of a group at which the KL of the updates is measured."""
 
     step: int
@@ -65,9 +65,9 @@ class Group:
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
     """Members start from the same noise: all steps up to the first exploring one run once."""
-    gauge: Gauge | None = None
+    gauge: KlProbe | None = None
     """Step at which the KL of the iteration's updates is measured; None measures none."""
-    levels: Levels | None = None
+    levels: NoiseLevels | None = None
     """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
     `schedule`."""
     guides: tuple[Guide, ...] = ()
@@ -113,7 +113,7 @@ class Group:
         return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
 
 
-class Reached(NamedTuple):
+class PrefixPass(NamedTuple):
     """Key of a network pass before the members of a group branch; groups with equal keys make the pass once."""
 
     number: int
@@ -152,7 +152,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ScheduledReplay:
     """A pass that all ranks make at the same time, because a sharded network needs all ranks to run."""
 
     replay: Replay
@@ -219,13 +219,13 @@ class Plan:
             ranks.append({group: tuple(members) for group, members in own.items()})
         return ranks
 
-    def trunk(self, group: Group) -> list[Reached]:
+    def trunk(self, group: Group) -> list[PrefixPass]:
         """Keys of a group's network passes before its members branch: the prompt and the sigmas so far.
 
         Groups of one prompt have the same passes until the first of them branches.
         """
         sigmas = group.schedule.sigmas.tolist()
-        return [Reached(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
+        return [PrefixPass(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
 
     def trunks(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
@@ -334,31 +334,33 @@ class Plan:
                     found.setdefault(replay, []).append((row, gauge.weight))
         return found
 
-    def turns(self, rank: int, update: int) -> list[Turn]:
+    def turns(self, rank: int, update: int) -> list[ScheduledReplay]:
         """A rank's passes in an update, synchronized with all ranks: one network after another, as often as the rank
         with most of its passes."""
         return self._in_step(rank, self.replays(rank, update), self._most_replays[update], [update])
 
-    def gauge_turns(self, rank: int) -> list[Turn]:
+    def gauge_turns(self, rank: int) -> list[ScheduledReplay]:
         """A rank's passes that measure the KL of the updates, synchronized with all ranks."""
         return self._in_step(rank, list(self.gauged(rank)), self._most_gauged, range(self.updates))
 
-    def _in_step(self, rank: int, own: Sequence[Replay], most: Counter[int], updates: Sequence[int]) -> list[Turn]:
-        result: list[Turn] = []
+    def _in_step(
+        self, rank: int, own: Sequence[Replay], most: Counter[int], updates: Sequence[int]
+    ) -> list[ScheduledReplay]:
+        result: list[ScheduledReplay] = []
         for network in self.order:
-            mine = [Turn(replay, replay, network) for replay in own if self.network_of(replay) == network]
+            mine = [ScheduledReplay(replay, replay, network) for replay in own if self.network_of(replay) == network]
             lacking = most[network] - len(mine)
             result += mine + ([self.spare(rank, network, updates)] * lacking if lacking else [])
         return result
 
-    def spare(self, rank: int, network: int, updates: Sequence[int]) -> Turn:
+    def spare(self, rank: int, network: int, updates: Sequence[int]) -> ScheduledReplay:
         """A padding pass for a rank with fewer replays of a network than another: its first replay, or another rank's
         step on its own states."""
         # A rank without trained clips still has states.
         own = [one for update in updates for one in self.replayable(rank, update)]
         others = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
         replay = next(one for one in chain(own, others) if self.network_of(one) == network)
-        return Turn(replay, replay if replay in own else own[0], network, counts=False)
+        return ScheduledReplay(replay, replay if replay in own else own[0], network, counts=False)
 
     def network_of(self, replay: Replay) -> int:
         """The network of a replay."""

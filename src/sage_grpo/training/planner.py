@@ -29,8 +29,8 @@ from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import explore, left_out
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.plan import Gauge, Group, Levels, Plan
-from sage_grpo.training.update import Part
+from sage_grpo.training.plan import Group, KlProbe, NoiseLevels, Plan
+from sage_grpo.training.update import StatePart
 
 LOOK = "Look at `sage-grpo inspect`."
 """End of errors about steps that cannot be trained."""
@@ -137,7 +137,7 @@ class Planner:
                 f"objective.levels is {spec.levels}, but the trained network runs at steps {steps} of the {len(sigmas) - 1} of a rollout: use "
                 "fewer levels, or more rollout.steps."
             )
-        levels = Levels(
+        levels = NoiseLevels(
             Schedule(torch.tensor([*(sigmas[step] for step in chosen), 0.0])), tuple(chosen), Matching(), visited=True
         )
         schedule = Schedule(torch.tensor(sigmas)).exploring((False,) * (len(sigmas) - 1))
@@ -274,7 +274,7 @@ class Planner:
             self._schedules[key] = schedule, offset
         return self._schedules[key]
 
-    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> Gauge:
+    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> KlProbe:
         """A trained step for measuring the KL, drawn in proportion to its squared sensitivity, the main difference
         between the KLs of steps (the rest is the change of the velocity). The groups' draws are evenly spaced, so that
         together they cover the steps."""
@@ -288,7 +288,7 @@ class Planner:
         draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
         place = bisect(edges, (draw + index) % groups / groups * edges[-1])
         place = min(place, len(steps) - 1)  # rounding
-        return Gauge(steps[place], edges[-1] / squares[place])
+        return KlProbe(steps[place], edges[-1] / squares[place])
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
         """The trained steps of a group, one list per optimizer update."""
@@ -328,7 +328,9 @@ def _listed(steps: Sequence[int]) -> str:
     return f"{steps[0]} to {steps[-1]}" if whole else ", ".join(map(str, steps))
 
 
-def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random) -> Levels:
+def draw_levels(
+    spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random
+) -> NoiseLevels:
     """Draw levels along the grid at which the trained network runs."""
     sigmas = grid.sigmas.tolist()
     steps = [step for step in range(grid.num_steps) if trains(sigmas[step])]
@@ -355,7 +357,7 @@ def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], b
         chosen = [steps[int(place)] for place in places]
         values = [sigmas[step] + place % 1 * (sigmas[step + 1] - sigmas[step]) for step, place in zip(chosen, places)]
     schedule = Schedule(torch.tensor([*values, 0.0]))
-    return Levels(schedule, tuple(chosen), Matching(by_sigma=spec.weight == "sigma"))
+    return NoiseLevels(schedule, tuple(chosen), Matching(by_sigma=spec.weight == "sigma"))
 
 
 def _strata(spec: ObjectiveSpec, steps: Sequence[int], rng: random.Random) -> list[int]:
@@ -471,7 +473,7 @@ def _often(plan: Plan, rank: int) -> Counter[tuple[int, Guide]]:
     return Counter((plan.network(one.sigma), one.guide) for one in plan.sampled(rank))
 
 
-def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[Part, ...]:
+def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]:
     """The parts of a clip with a ratio of their own, in the model's order; empty if the state is learned as one."""
     explore, judged = config.rollout.explore, [spec.judges for spec in config.rewards if spec.judges]
     if not explore and not judged:
@@ -498,4 +500,4 @@ def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[Part, ...]:
         if found:
             raise ModelError(f"{asked} cannot be had here: {reason}. Leave one of them out.")
     places = {name: place for name, place in model.parts.places().items() if name in explore or not explore}
-    return tuple(Part(name, place, column, 1 / len(places)) for column, (name, place) in enumerate(places.items()))
+    return tuple(StatePart(name, place, column, 1 / len(places)) for column, (name, place) in enumerate(places.items()))

@@ -51,7 +51,7 @@ class Snapshot:
             self.copies[name].copy_(live)
 
 
-class Anchor(Snapshot):
+class ReferencePolicy(Snapshot):
     """The reference policy of the position term: fixed, or renewed every `every` optimizer updates."""
 
     def __init__(self, params: Mapping[str, nn.Parameter], *, every: int | None, offload: bool = False) -> None:
@@ -89,7 +89,7 @@ class Ema(Snapshot):
             self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - self.decay)
 
 
-class Old(Snapshot):
+class OldPolicy(Snapshot):
     """The old policy of losses at fresh noise levels: the weights before a rollout's updates, or an average that lags behind."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Old(Snapshot):
             self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - decay)
 
 
-class Past:
+class PastWeights:
     """The weights that sample later iterations (rollout.staleness). They are part of a checkpoint."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
@@ -167,7 +167,7 @@ UNMEASURED = ("kl/total", "kl/position", "loss/kl", "gradient/kl_share")
 """Metrics that are not known without the reference's velocities."""
 
 
-class Reference:
+class ReferenceKl:
     """Measures the KL over one stretch of updates (from one renewal of the reference to the next), then may skip it for
     a few.
 
@@ -180,12 +180,12 @@ class Reference:
         self.measured, self.peak, self.rest = 0, 0.0, 0
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Reference:
+    def of(cls, config: TrainConfig) -> ReferenceKl:
         """Build it from a run's configuration. Coefficients that follow the KL need it in every update."""
         blind = config.kl.kind in ("constant", "two_stage")
         return cls(limit=config.anchor.skip_below if blind else 0.0, stretch=config.anchor.every)
 
-    def needs(self, anchor: Anchor | None, updates: int, count: int, kl_lambda: float) -> list[Need]:
+    def needs(self, anchor: ReferencePolicy | None, updates: int, count: int, kl_lambda: float) -> list[Need]:
         """The reference that each of the next `count` updates needs after `updates` updates."""
         if anchor is None:
             return ["none"] * count

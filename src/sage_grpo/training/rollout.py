@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.models.passes import Passes
+from sage_grpo.models.passes import RolloutPasses
 from sage_grpo.models.policy import Policy, Step, started
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.solvers import Rule, Stepper
 from sage_grpo.training.offload import settle, to_device, to_storage
-from sage_grpo.training.plan import Group, Plan, Replay, Turn
-from sage_grpo.training.scoring import Judged
+from sage_grpo.training.plan import Group, Plan, Replay, ScheduledReplay
+from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.types import Conditioning
 
 
@@ -40,7 +40,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedRecord:
     """The parts of a record that cannot be recomputed, in CPU memory, for sending."""
 
     x: Tensor
@@ -49,7 +49,7 @@ class Kept:
     log_prob_old: Tensor | None
 
     @classmethod
-    def of(cls, record: Record) -> Kept:
+    def of(cls, record: Record) -> SavedRecord:
         """Copy them from a record. Call `settle` before the CPU reads it."""
         rows = (getattr(record, one.name) for one in fields(cls))
         return cls(*(None if own is None else to_storage(own, torch.device("cpu")) for own in rows))  # type: ignore[arg-type]
@@ -65,10 +65,10 @@ class Rollout:
 
     latents: list[tuple[MicroBatch, Tensor]] = field(default_factory=list)
     records: dict[Replay, Record] = field(default_factory=dict)
-    judged: Judged | None = None
+    judged: ScoredClips | None = None
     """Scored clips, if the workers that sampled them also scored them."""
 
-    def record(self, plan: Plan, turn: Turn) -> Record:
+    def record(self, plan: Plan, turn: ScheduledReplay) -> Record:
         """The record that is replayed in a turn. Padding replay: it has no old log-probability, so its ratio is 1."""
         own = self.records[turn.states]
         if turn.replay == turn.states:
@@ -151,7 +151,7 @@ class Sampler:
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         self.gauged = plan.gauged(rank)
         self.result = Rollout()
-        self.passes = Passes(policies(plan.groups[0]).model, cheap or CheapSpec())
+        self.passes = RolloutPasses(policies(plan.groups[0]).model, cheap or CheapSpec())
         self.known: Known = {} if known is None else known
         """Velocities of passes that several trunks share; a caller may pass those of another sampler with the same
         solver and policy."""
@@ -181,10 +181,10 @@ class Sampler:
 
         With two networks, all ranks first run the one for high noise, because a sharded network needs all ranks.
         """
-        trunks = [_Trunk(self, groups) for groups in self.plan.trunks(self.rank)]
+        trunks = [_SharedPrefix(self, groups) for groups in self.plan.trunks(self.rank)]
         trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
         idle = self.plan.idle_passes(self.rank)
-        walks: list[_Trunk | _Members] = [*trunks, *paths]
+        walks: list[_SharedPrefix | _Members] = [*trunks, *paths]
         try:
             for network in (0, 1):
                 for walk in walks:
@@ -257,7 +257,7 @@ class Sampler:
                 log_prob_old=law.log_prob(self.storage.rounded(step.velocity)),
             )
 
-    def explore(self, walk: _Trunk | _Members, replay: Replay, step: Step) -> Tensor:
+    def explore(self, walk: _SharedPrefix | _Members, replay: Replay, step: Step) -> Tensor:
         """Take a noisy step for every member, and record it if an update replays it."""
         policy, storage = walk.policy, self.storage
         law = step.gaussian.expand(len(replay.members))
@@ -313,7 +313,7 @@ class _Walk:
         return self.sampler.storage.rounded(x_next)
 
 
-class _Trunk(_Walk):
+class _SharedPrefix(_Walk):
     """The shared prefix of batched groups: one row per group until its members branch at the first exploring step."""
 
     def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:

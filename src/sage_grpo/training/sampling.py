@@ -20,17 +20,17 @@ from sage_grpo.models.base import VelocityModel, in_format, network_of
 from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.parts import Sounds, sound_of
 from sage_grpo.models.policy import Policy
-from sage_grpo.rewards.base import CompositeReward, Early
+from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import LATENTS, Clips, Encoder, frames_needed
+from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, frames_needed
 from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, check_cheap, parts_of
-from sage_grpo.training.reference import Past
+from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import Judged, Scored, Sheet, gathered, metadata_of, score_here
+from sage_grpo.training.scoring import LocalScores, ScoredClips, Scores, gathered, metadata_of, score_here
 from sage_grpo.training.update import Objective
 from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
@@ -52,12 +52,14 @@ class Workers(Protocol):
         """Stop all running work."""
 
 
-MakeWorkers = Callable[["TrainConfig", "Studio", "Mapping[str, nn.Parameter]", "Past | None", float], "Workers | None"]
+MakeWorkers = Callable[
+    ["TrainConfig", "RolloutEngine", "Mapping[str, nn.Parameter]", "PastWeights | None", float], "Workers | None"
+]
 """Makes the workers of a configuration, or None: engine, parameters by name, old weights if they sample, and the clip
 range."""
 
 
-class Studio:
+class RolloutEngine:
     """Samples, decodes and scores the clips of a plan with the current weights of its model."""
 
     def __init__(
@@ -146,7 +148,7 @@ class Studio:
         rows = dict.fromkeys(groups) if replay.shared else groups
         return policy, tuple(conditions[group] for group in rows)
 
-    def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> Judged:
+    def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> ScoredClips:
         """Decode and score this process's clips; `whole` decodes all frames, for observers that need full clips."""
         with self.reward.early(self.model.video.fps) as early:
             with self.clock("decode"):
@@ -155,10 +157,10 @@ class Studio:
                 small = thumbnails(videos) if whole or self.reward.reads_clips else None
             with self.clock("reward"):
                 sheet = self.sheet(videos, plan, early, self.latents(rollout), sound)
-        return Judged(videos, sheet, small, sound)
+        return ScoredClips(videos, sheet, small, sound)
 
     def decode(
-        self, rollout: Rollout, early: Early | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
+        self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
     ) -> Tensor:
         """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel read.
         Asynchronous rewards (`early`) get each micro-batch as soon as it is decoded, with the prompts of its groups."""
@@ -166,7 +168,7 @@ class Studio:
         tick = self.clock.ticker(len(mine))
         frames = None if whole else frames_needed(self.model, self.reward)
         frames = None if frames and self.small is not None else frames  # another decoder makes whole clips
-        clips = Clips(self.model, frames, sum(len(latents) for _, latents in mine))
+        clips = DecodedClips(self.model, frames, sum(len(latents) for _, latents in mine))
         with self.vae.decoding() if self.small is None and frames != [] else nullcontext():
             for batch, latents in mine:
                 decoded = clips.add(latents, self.small)
@@ -195,16 +197,18 @@ class Studio:
         self,
         videos: Tensor,
         plan: Plan,
-        early: Early | None = None,
+        early: AsyncScoring | None = None,
         latents: Tensor | None = None,
         sound: Sound | None = None,
-    ) -> Sheet:
+    ) -> LocalScores:
         """Rewards of this process's clips."""
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
 
-    def score(self, videos: Tensor, plan: Plan, early: Early | None = None, latents: Tensor | None = None) -> Scored:
+    def score(
+        self, videos: Tensor, plan: Plan, early: AsyncScoring | None = None, latents: Tensor | None = None
+    ) -> Scores:
         """Rewards of all ranks' clips."""
         return gathered(self.reward, self.sheet(videos, plan, early, latents), self.world, torch.float32)
 

@@ -20,9 +20,9 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.cluster import Actors, connected, hired
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import agreements
-from sage_grpo.rewards.base import CompositeReward, Early
+from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
-from sage_grpo.rewards.ray_reward import Asked, Judge
+from sage_grpo.rewards.ray_reward import RewardActor, RewardActors
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import get_ready
 from sage_grpo.types import Reward, Sound, VideoSpec
@@ -39,7 +39,7 @@ def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
                 partial(get_ready, wanted=config.model.deterministic),
             )
             judge = (spec, torch.get_num_threads(), paths, ready, "cuda" if spec.actor_gpus else "cpu")
-            made = hired(ray, Judge, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
+            made = hired(ray, RewardActor, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
             away[spec.title] = opened.enter_context(made)
     return away
 
@@ -48,7 +48,7 @@ def compose(
     config: TrainConfig,
     device: torch.device,
     objects: Mapping[str, Reward] | None = None,
-    away: Mapping[str, Asked] | None = None,
+    away: Mapping[str, RewardActors] | None = None,
     *,
     scores: bool = True,
 ) -> CompositeReward:
@@ -65,7 +65,7 @@ def compose(
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scores:
     """Scores of all ranks' clips, in the order (group, member)."""
 
     groups: Tensor
@@ -90,10 +90,10 @@ def metadata_of(prompt: Prompt) -> dict[str, Any]:
     return {**prompt.metadata, **prompt.columns()}
 
 
-def preferred(groups: int, size: int) -> Scored:
+def preferred(groups: int, size: int) -> Scores:
     """Scores of given clips, in place of rewards: in every row the first clip is the better one."""
     places = torch.arange(groups * size)
-    return Scored(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {}, "")
+    return Scores(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {}, "")
 
 
 def no_clips(video: VideoSpec) -> Tensor:
@@ -119,7 +119,7 @@ def check_groups(
 
 
 @dataclass(frozen=True)
-class Sheet:
+class LocalScores:
     """Scores of one process or one worker."""
 
     rows: Tensor
@@ -131,12 +131,12 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredClips:
     """The scored clips of one process or one worker."""
 
     videos: Tensor
     """Decoded, uint8; empty if a worker decoded them and no observer needs them."""
-    sheet: Sheet
+    sheet: LocalScores
     thumbnails: Tensor | None = None
     """Input of the sentinel's statistics, if clips were decoded."""
     sound: Sound | None = None
@@ -148,10 +148,10 @@ def score_here(
     members: Sequence[Member],
     prompts: Sequence[Prompt],
     fps: float,
-    early: Early | None = None,
+    early: AsyncScoring | None = None,
     latents: Tensor | None = None,
     sound: Sound | None = None,
-) -> Sheet:
+) -> LocalScores:
     """Score clips. `members` and `prompts` have an entry for each clip; `latents` are those that were decoded."""
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
     groups = [member.group for member in members]
@@ -159,21 +159,21 @@ def score_here(
     places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
     columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
     counts = report.counts()
-    return Sheet(
+    return LocalScores(
         rows=torch.cat([places, columns.double().cpu()], 1),
         failed=[counts.get(title, 0) for title in reward.titles],
         failures=merged(report.failures),
     )
 
 
-def joined(sheets: Sequence[Sheet]) -> Sheet:
+def joined(sheets: Sequence[LocalScores]) -> LocalScores:
     """Concatenate the scores of several workers."""
     counts = [sum(column) for column in zip(*(sheet.failed for sheet in sheets))]
     failures = merged(one for sheet in sheets for one in sheet.failures)
-    return Sheet(torch.cat([sheet.rows for sheet in sheets]), counts, failures)
+    return LocalScores(torch.cat([sheet.rows for sheet in sheets]), counts, failures)
 
 
-def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.dtype = torch.float64) -> Scored:
+def gathered(reward: CompositeReward, sheet: LocalScores, world: World, dtype: torch.dtype = torch.float64) -> Scores:
     """Gather the scores of all ranks, in order; RewardFailure on all of them when too many clips have no total."""
     rows = world.gather(sheet.rows)
     counts = world.gather(torch.tensor([sheet.failed])).sum(0).tolist()
@@ -185,10 +185,10 @@ def gathered(reward: CompositeReward, sheet: Sheet, world: World, dtype: torch.d
     check_failures(int((~torch.isfinite(rows[:, 2])).sum()), len(rows), reward.max_failed_fraction, text)
     rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]
     total, *parts = (column.to(dtype) for column in rows[:, 2:].unbind(1))
-    return Scored(rows[:, 0].long(), rows[:, 1].long(), total, dict(zip(reward.names, parts)), failed, text)
+    return Scores(rows[:, 0].long(), rows[:, 1].long(), total, dict(zip(reward.names, parts)), failed, text)
 
 
-def describe(scored: Scored, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metrics of the rewards; `witnesses` are the held-out rewards, with the weights of their parts."""
     ok = scored.valid
     spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]

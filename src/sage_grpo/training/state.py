@@ -19,7 +19,7 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.kl_control import KlController
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.reference import Anchor, Ema, Old, Past, Reference
+from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferenceKl, ReferencePolicy
 
 
 @dataclass
@@ -32,14 +32,14 @@ class TrainState:
 
     params: dict[str, nn.Parameter]
     optimizer: Optimizer
-    anchor: Anchor | None
+    anchor: ReferencePolicy | None
     ema: Ema | None
     kl: KlController
     stream: PromptStream
-    reference: Reference = field(default_factory=Reference)
-    old: Old | None = None
+    reference: ReferenceKl = field(default_factory=ReferenceKl)
+    old: OldPolicy | None = None
     """The sampling policy, if it lags behind the live one."""
-    past: Past | None = None
+    past: PastWeights | None = None
     """Earlier weights, if they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
@@ -52,14 +52,16 @@ class TrainState:
     """Iteration and score of the best evaluation."""
 
     @classmethod
-    def begin(cls, config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt], old: Old | None) -> TrainState:
+    def begin(
+        cls, config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt], old: OldPolicy | None
+    ) -> TrainState:
         """The state of a run before its first iteration; `old` is an old policy that lags behind."""
         params, region = model.trainable(), config.trust_region
         updates = config.iterations * config.update.updates_per_rollout
         anchor = None
         if region.uses_anchor:
             every = config.anchor.every if region.renews_anchor else None
-            anchor = Anchor(params, every=every, offload=config.anchor.offload)
+            anchor = ReferencePolicy(params, every=every, offload=config.anchor.offload)
         return cls(
             params=params,
             optimizer=Optimizer(params, config.optimizer, total_updates=updates),
@@ -67,9 +69,9 @@ class TrainState:
             ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
             kl=config.kl.controller(),
             stream=PromptStream(prompts, config.seed),
-            reference=Reference.of(config),
+            reference=ReferenceKl.of(config),
             old=old,
-            past=Past(params) if config.rollout.staleness else None,
+            past=PastWeights(params) if config.rollout.staleness else None,
         )
 
     @property

@@ -23,7 +23,7 @@ from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
 from sage_grpo.health.sentinel import Sentinel
-from sage_grpo.health.statistics import Travel, appearance
+from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.objectives.surrogate import clip_range
 from sage_grpo.training.adaptive_lr import share_kept
@@ -39,12 +39,12 @@ from sage_grpo.training.memory import fit_memory
 from sage_grpo.training.offload import distribute
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
-from sage_grpo.training.reference import Old, Snapshot
+from sage_grpo.training.reference import OldPolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.sampling import MakeWorkers, Studio
+from sage_grpo.training.sampling import MakeWorkers, RolloutEngine
 from sage_grpo.training.scoring import (
-    Judged,
-    Scored,
+    ScoredClips,
+    Scores,
     check_groups,
     describe,
     gathered,
@@ -55,10 +55,10 @@ from sage_grpo.training.scoring import (
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import (
     Diverged,
-    Duel,
-    Item,
     Objective,
-    Push,
+    PreferencePair,
+    RewardSignal,
+    TrainItem,
     accumulate,
     mean_of,
     path_kl,
@@ -92,17 +92,17 @@ class Trainer:
         self.engine = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
-        self.travel = Travel(params)
+        self.travel = ParameterDrift(params)
         spec, old = config.objective, None
         differs = any(spec.old_passes(config.update.updates_per_rollout))
         if differs:
-            old = Old(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload)
+            old = OldPolicy(params, lags=spec.lags, samples=spec.old_samples, offload=config.anchor.offload)
         self.old = old
         """The old policy of a loss at fresh noise levels."""
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if spec.lags else None)
         self.before = None if config.optimizer.max_kl is None else Snapshot(params)
         """The weights that made the rollout, if its updates may be scaled back."""
-        self.studio = Studio(
+        self.studio = RolloutEngine(
             config,
             self.model,
             self.reward,
@@ -188,11 +188,11 @@ class Trainer:
         crew = {} if self.crew is None else self.crew.row
         return {**rewards, **metrics, **seen, **crew, **times}
 
-    def judge(self, rollout: Rollout, plan: Plan) -> Judged:
+    def judge(self, rollout: Rollout, plan: Plan) -> ScoredClips:
         """This process's scored clips, from here or from the workers that sampled them."""
         return rollout.judged or self.studio.judge(rollout, plan, whole=self.shows(plan.iteration))
 
-    def score(self, judged: Judged) -> Scored:
+    def score(self, judged: ScoredClips) -> Scores:
         """The scores of all ranks' clips, equal on every rank."""
         return gathered(self.reward, judged.sheet, self.world, torch.float32)
 
@@ -232,7 +232,7 @@ class Trainer:
         prompts = self.state.stream.peek(len(numbers) * size)
         return [self.planner.plan(n, prompts[at * size : (at + 1) * size]) for at, n in enumerate(numbers)]
 
-    def advantages(self, scored: Scored) -> Tensor:
+    def advantages(self, scored: Scores) -> Tensor:
         """Group-relative advantages of all rollouts; one column per part if rewards judge parts."""
         if not any(spec.judges for spec in self.config.rewards):
             return self._advantage(scored, self.reward.weights, scored.total)
@@ -243,7 +243,7 @@ class Trainer:
             columns.append(self._advantage(scored, weights, total.sum(0)))
         return torch.stack(columns, dim=1)
 
-    def _advantage(self, scored: Scored, weights: Mapping[str, float], total: Tensor) -> Tensor:
+    def _advantage(self, scored: Scores, weights: Mapping[str, float], total: Tensor) -> Tensor:
         config = self.config.advantage
         if config.decoupled and weights:
             return decoupled_advantage(
@@ -256,7 +256,7 @@ class Trainer:
             )
         return group_advantage(total, scored.groups, valid=scored.valid, scale=config.scale, clip=config.clip)
 
-    def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Push]:
+    def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], RewardSignal]:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a
         decoder's graph is large, unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
@@ -272,7 +272,7 @@ class Trainer:
                     rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
                     for _ in some:
                         tick()
-                found[batch.members] = Push(torch.cat(rows).to(torch.float32))
+                found[batch.members] = RewardSignal(torch.cat(rows).to(torch.float32))
         if self.reward.offload_between:
             self.reward.offload()
         return found
@@ -281,9 +281,9 @@ class Trainer:
         self,
         plan: Plan,
         rollout: Rollout,
-        scored: Scored,
+        scored: Scores,
         advantages: Tensor,
-        pushes: Mapping[tuple[Member, ...], Push],
+        pushes: Mapping[tuple[Member, ...], RewardSignal],
     ) -> dict[str, float]:
         """Run the optimizer updates of one rollout, with the reward's gradients (`pushes`) if it is differentiated;
         returns their mean metrics."""
@@ -337,11 +337,11 @@ class Trainer:
         self,
         plan: Plan,
         rollout: Rollout,
-        scored: Scored,
+        scored: Scores,
         advantages: Tensor,
         update: int,
-        pushes: Mapping[tuple[Member, ...], Push] | None = None,
-    ) -> list[Item]:
+        pushes: Mapping[tuple[Member, ...], RewardSignal] | None = None,
+    ) -> list[TrainItem]:
         """This rank's replays in an update; every rank has the same number, padded with weight 0."""
         counts = scored.valid.clone()
         if plan.chosen is not None:
@@ -356,7 +356,7 @@ class Trainer:
             rows = torch.tensor([m.group * plan.group_size + m.index for m in members])
             label = group.label(step)
             items.append(
-                Item(
+                TrainItem(
                     record=rollout.record(plan, turn),
                     step=step,
                     label=label,
@@ -372,11 +372,11 @@ class Trainer:
             )
         return items
 
-    def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> Duel:
+    def _duel(self, plan: Plan, members: Sequence[Member], rows: Tensor) -> PreferencePair:
         """The preference pairs of a replay's members."""
         found = [plan.rivals.get(member, (0, member)) for member in members]
         rivals = torch.tensor([rival.group * plan.group_size + rival.index for _, rival in found])
-        return Duel(rows, rivals, torch.tensor([float(side) for side, _ in found]), torch.zeros(len(members)))
+        return PreferencePair(rows, rivals, torch.tensor([float(side) for side, _ in found]), torch.zeros(len(members)))
 
     def _apply(self, metrics: dict[str, float]) -> dict[str, float]:
         """One optimizer step."""

@@ -30,7 +30,7 @@ from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.training.config import SurrogateConfig
 from sage_grpo.training.offload import same_bits, settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.reference import Anchor, Need
+from sage_grpo.training.reference import Need, ReferencePolicy
 from sage_grpo.training.rollout import Record, Rollout
 
 KINDS = ("raw", "equalized", "sent")
@@ -119,7 +119,7 @@ class Objective:
         return sigma if self.spec.weight == "sigma" else 1.0
 
 
-class Tally:
+class UpdateSums:
     """Sums over the items of one update, in float64 on the losses' device; read once, and summed over ranks
     together."""
 
@@ -132,7 +132,7 @@ class Tally:
 
 
 @dataclass
-class Push:
+class RewardSignal:
     """The gradient of the reward at the states after a step, one row per member; it is propagated back from step to
     step."""
 
@@ -144,7 +144,7 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Duel:
+class PreferencePair:
     """The preference pairs of an item's members, by member."""
 
     rows: Tensor
@@ -158,7 +158,7 @@ class Duel:
 
 
 @dataclass(frozen=True)
-class Item:
+class TrainItem:
     """One replay with the loss inputs besides its record. Values are by member."""
 
     record: Record
@@ -176,16 +176,16 @@ class Item:
     v_anchor: Tensor | None = None
     at_anchor: bool = False
     """True if the policy equals the reference, so that the KL and its gradient are 0."""
-    push: Push | None = None
+    push: RewardSignal | None = None
     """Gradient of a differentiated reward at the state after the step."""
     reach: float = 0.0
     """Length of the step: the state after it is x + reach v."""
-    duel: Duel | None = None
+    duel: PreferencePair | None = None
     """Preference pairs of its members."""
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """A part of a clip's state with a ratio of its own: it explores, or a reward judges it alone."""
 
     name: str
@@ -200,7 +200,7 @@ class Part:
         """Dimensions of the part in a sample."""
         return int(self.place.stop - self.place.start)
 
-    def of(self, item: Item, step: Step) -> tuple[Item, Step]:
+    def of(self, item: TrainItem, step: Step) -> tuple[TrainItem, Step]:
         """Restrict an item and its step to this part."""
         record = item.record
 
@@ -223,7 +223,7 @@ class Part:
         return item, Step(gaussian=record.policy.transition(item.step)(x, v), velocity=v)
 
 
-def joined(gradients: Sequence[Tensor], parts: Sequence[Part], whole: Tensor) -> Tensor:
+def joined(gradients: Sequence[Tensor], parts: Sequence[StatePart], whole: Tensor) -> Tensor:
     """Combine the gradients at the parts into one at the whole velocity, 0 elsewhere."""
     if not parts:
         (gradient,) = gradients
@@ -264,7 +264,7 @@ class Loss:
         return self.policy + self.trust
 
 
-def loss_of(objective: Objective, item: Item, step: Step, *, kl_lambda: float) -> Loss:
+def loss_of(objective: Objective, item: TrainItem, step: Step, *, kl_lambda: float) -> Loss:
     """Surrogate + lambda KL of one item at the velocities of `step`, which have a graph, and its gradients there.
 
     They are taken at the velocity first: the shares of surrogate and KL and the norms per step then cost nothing, and
@@ -341,7 +341,7 @@ def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
     return trust.square().flatten(1).sum(1).dot(spread)
 
 
-def replay(item: Item, device: torch.device, x: Tensor | None = None) -> Step:
+def replay(item: TrainItem, device: torch.device, x: Tensor | None = None) -> Step:
     """Run an item's step again with the model's current weights; `x` is its state if the caller needs a gradient
     there."""
     record = item.record
@@ -355,7 +355,7 @@ def gradient_terms(v: Tensor, push: Tensor, reach: float) -> SurrogateTerms:
     return SurrogateTerms(loss=loss, ratio=None, inactive=torch.zeros_like(loss, dtype=torch.bool))
 
 
-def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
+def _count(tally: UpdateSums, item: TrainItem, loss: Loss, kl_lambda: float) -> None:
     """Add one item to the tally, without waiting for the device."""
     w, kl, terms = item.weight, loss.kl, loss.terms
     value = loss.value.double()
@@ -385,8 +385,12 @@ def _count(tally: Tally, item: Item, loss: Loss, kl_lambda: float) -> None:
 
 
 def with_anchor(
-    items: Sequence[Item], need: Need, anchor: Anchor, device: torch.device, progress: Callable[[], None] = lambda: None
-) -> list[Item]:
+    items: Sequence[TrainItem],
+    need: Need,
+    anchor: ReferencePolicy,
+    device: torch.device,
+    progress: Callable[[], None] = lambda: None,
+) -> list[TrainItem]:
     """Run the reference pass: items with the reference's velocities, or marked `at_anchor` without a pass."""
     if need != "pass":
         return [dataclasses.replace(item, at_anchor=True) for item in items]
@@ -403,13 +407,13 @@ def with_anchor(
 @torch.no_grad()
 def with_rivals(
     objective: Objective,
-    items: Sequence[Item],
+    items: Sequence[TrainItem],
     need: Need,
     clips: int,
     world: World,
     device: torch.device,
     progress: Callable[[], None] = lambda: None,
-) -> list[Item]:
+) -> list[TrainItem]:
     """Add the excess error of each clip's rival, which may be in another item or on another rank, to items of pairs:
     one pass of each without gradient, and a table of all `clips` that ranks fill together. A policy at its reference
     has no excess and needs no pass."""
@@ -437,11 +441,11 @@ def with_rivals(
 @torch.no_grad()
 def with_old(
     objective: Objective,
-    items: Sequence[Item],
+    items: Sequence[TrainItem],
     device: torch.device,
     progress: Callable[[], None] = lambda: None,
-    parts: Sequence[Part] = (),
-) -> list[Item]:
+    parts: Sequence[StatePart] = (),
+) -> list[TrainItem]:
     """Add the old policy's velocities and log-probabilities to items at fresh noise levels; the model has the old
     weights.
 
@@ -458,7 +462,7 @@ def with_old(
     return result
 
 
-def _log_probs(objective: Objective, item: Item, step: Step, parts: Sequence[Part]) -> Tensor:
+def _log_probs(objective: Objective, item: TrainItem, step: Step, parts: Sequence[StatePart]) -> Tensor:
     """Log-probabilities of a step's end by member, with one column per part."""
     columns = []
     for seen, law in [part.of(item, step) for part in parts] or [(item, step)]:
@@ -469,7 +473,7 @@ def _log_probs(objective: Objective, item: Item, step: Step, parts: Sequence[Par
 
 def accumulate(
     objective: Objective,
-    items: Sequence[Item],
+    items: Sequence[TrainItem],
     device: torch.device,
     *,
     kl_lambda: float,
@@ -478,15 +482,15 @@ def accumulate(
     before_first: Callable[[], None] = lambda: None,
     before_last: Callable[[], None] = lambda: None,
     progress: Callable[[], None] = lambda: None,
-    parts: Sequence[Part] = (),
-) -> Tally:
+    parts: Sequence[StatePart] = (),
+) -> UpdateSums:
     """Replay the items of one optimizer update and add up their gradients; every part in `parts` has a loss of its own.
 
     `scale` compensates for an engine that averages gradients over ranks. `before_first` and `before_last` are called
     before the first and the last backward pass of every network: engines that synchronize gradients do so only at the
     last.
     """
-    tally = Tally(device)
+    tally = UpdateSums(device)
     networks = [item.network for item in items]
     for number, item in enumerate(items):
         if item.network not in networks[:number]:
@@ -516,7 +520,7 @@ def accumulate(
     return tally
 
 
-def _carry(item: Item, x: Tensor, scale: float) -> None:
+def _carry(item: TrainItem, x: Tensor, scale: float) -> None:
     """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + reach (dv/dx)^T dR/dx_next.
 
     The backward pass yields the second term times the factors on the loss; a KL would be included, and is refused with
@@ -528,7 +532,7 @@ def _carry(item: Item, x: Tensor, scale: float) -> None:
     item.push.carry(torch.where(factor != 0, x.grad / torch.where(factor != 0, factor, 1.0), 0.0))
 
 
-def summarize(tally: Tally, world: World, steps: Sequence[int]) -> dict[str, float]:
+def summarize(tally: UpdateSums, world: World, steps: Sequence[int]) -> dict[str, float]:
     """Metrics of one update over all ranks; raises Diverged on every rank if a loss was not finite."""
     norms = [f"gradient/{kind}/{step:03d}" for kind in KINDS for step in steps]
     bad = [f"bad/{step:03d}" for step in steps]

@@ -28,7 +28,7 @@ FOLDER, TABLE = "profile", "table.txt"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class GpuKernel:
     """Time of one kernel (on a CPU: one operator, without those inside it)."""
 
     name: str
@@ -45,7 +45,7 @@ class Recorded:
     """Wall-clock time."""
     passes: int
     """Passes in it; 0 for a phase that has none."""
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[GpuKernel, ...]
     """The slowest first."""
 
     @property
@@ -105,14 +105,14 @@ class Recorder:
         return text
 
 
-def kernels_of(recording: profile) -> tuple[Kernel, ...]:
+def kernels_of(recording: profile) -> tuple[GpuKernel, ...]:
     """Kernels on the GPU, or operators on the CPU without one, by name."""
     averages = [event for event in recording.key_averages() if not event.is_user_annotation]
     on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
     if on_gpu:
-        kernels = [Kernel(event.key, event.self_device_time_total / 1e6, event.count) for event in on_gpu]
+        kernels = [GpuKernel(event.key, event.self_device_time_total / 1e6, event.count) for event in on_gpu]
     else:
-        kernels = [Kernel(event.key, event.self_cpu_time_total / 1e6, event.count) for event in averages]
+        kernels = [GpuKernel(event.key, event.self_cpu_time_total / 1e6, event.count) for event in averages]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds))
 
 

@@ -21,11 +21,20 @@ from torch import nn
 
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.reference import Past, Snapshot
+from sage_grpo.training.reference import PastWeights, Snapshot
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.sampling import Conditions, Studio
-from sage_grpo.workers.messages import CrewError, Job, Result, checked, log_prob, moved, packed, rollout_of
-from sage_grpo.workers.pool import Hands, Told
+from sage_grpo.training.sampling import Conditions, RolloutEngine
+from sage_grpo.workers.messages import (
+    RolloutTask,
+    TaskResult,
+    WorkerError,
+    checked,
+    log_prob,
+    moved,
+    packed,
+    rollout_of,
+)
+from sage_grpo.workers.pool import JobResult, WorkerPool
 
 ATTEMPTS = 3
 """Failures of a job at which the run fails; lost workers do not count."""
@@ -36,18 +45,18 @@ LARGEST = ("crew/staleness", "crew/waited_s", "crew/gap")
 
 
 @dataclass
-class Order:
+class PendingIteration:
     """This process's part of an iteration that is being sampled."""
 
     plan: Plan
-    jobs: list[Job]
+    jobs: list[RolloutTask]
     conditions: Conditions
     """Conditionings on the trainer's device."""
     since: int
     """The iteration in which its weights were the newest."""
     weights: Snapshot | None
     """These weights, if they may be old when the iteration is due."""
-    results: dict[int, tuple[str, Result]] = field(default_factory=dict)
+    results: dict[int, tuple[str, TaskResult]] = field(default_factory=dict)
     """Results by part, with the worker."""
     failed: Counter[int] = field(default_factory=Counter)
     """Number of failures by part."""
@@ -58,18 +67,18 @@ class Order:
         return len(self.results) == len(self.jobs)
 
 
-class Foreman:
+class Dispatcher:
     """Makes the rollouts of a trainer with workers. Each training process has its own, with its own workers; decisions
     about the run are common to all."""
 
     def __init__(
         self,
-        studio: Studio,
+        studio: RolloutEngine,
         params: Mapping[str, nn.Parameter],
-        hands: Hands,
+        hands: WorkerPool,
         spec: RaySpec,
         clip: float,
-        past: Past | None = None,
+        past: PastWeights | None = None,
     ) -> None:
         """clip: the clip range; past: old weights, if iterations are sampled before they are due."""
         self.studio, self.params, self.hands, self.spec, self.past = studio, dict(params), hands, spec, past
@@ -78,10 +87,10 @@ class Foreman:
         """Metrics of the last iteration."""
         self.gaps: dict[str, float] = {}
         """Difference of every worker's log-probability from the trainer's when last measured."""
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, PendingIteration] = {}
         """Orders by iteration."""
-        self._queue: deque[Job] = deque()
-        self._running: dict[str, Job] = {}
+        self._queue: deque[RolloutTask] = deque()
+        self._running: dict[str, RolloutTask] = {}
         self._free: dict[str, float] = {}
         """Time since which a worker has been idle."""
         self._version, self._idle, self._lost, self._refused = -1, 0.0, 0, 0
@@ -135,11 +144,11 @@ class Foreman:
         prompts = {group.number: group.prompt for group in plan.groups}
         shown = tuple(prompts[number] for number in sorted(prompts))
         owns = [{group: travelling[group] for group in task.members(0)} for task in plan.tasks(rank)]
-        jobs = [Job(plan.iteration, rank, part, version, shown, own, whole) for part, own in enumerate(owns)]
-        self._orders[plan.iteration] = Order(plan, jobs, conditions, since, weights)
+        jobs = [RolloutTask(plan.iteration, rank, part, version, shown, own, whole) for part, own in enumerate(owns)]
+        self._orders[plan.iteration] = PendingIteration(plan, jobs, conditions, since, weights)
         self._queue.extend(jobs)
 
-    def _wanted(self, job: Job) -> bool:
+    def _wanted(self, job: RolloutTask) -> bool:
         """True if a job has not been discarded."""
         order = self._orders.get(job.iteration)
         return order is not None and order.jobs[job.part] is job
@@ -150,7 +159,7 @@ class Foreman:
             self._work(WAIT / 10)
             time.sleep(WAIT / 100 if self._running else WAIT / 5)
 
-    def _until(self, order: Order) -> None:
+    def _until(self, order: PendingIteration) -> None:
         """Wait for all parts; an error in one training process ends the run in all."""
         tick, told = self.studio.clock.ticker(len(order.jobs)), 0
         while not order.done and not self._error:
@@ -160,13 +169,13 @@ class Foreman:
             told = max(told, len(order.results))
         errors = [text for text in self.studio.world.texts(self._error) if text]
         if errors:
-            raise CrewError(errors[0])
+            raise WorkerError(errors[0])
 
     def _work(self, seconds: float) -> None:
         with self._lock:
             try:
                 self._round(seconds)
-            except CrewError as error:
+            except WorkerError as error:
                 self._error = str(error)
 
     def _round(self, seconds: float) -> None:
@@ -178,7 +187,7 @@ class Foreman:
         hope = self.hands.hope()
         if not ready and not self._running and (hope or now - self._alive > self.spec.patience):
             why = hope or f"none was there for {self.spec.patience:g} seconds (rollout.ray.patience)"
-            raise CrewError(f"There is no worker to sample clips: {why}. A continued run begins where this one ends.")
+            raise WorkerError(f"There is no worker to sample clips: {why}. A continued run begins where this one ends.")
         longest = sorted(self._free, key=lambda worker: self._free[worker])
         for worker in longest[: len(self._queue)]:
             job = self._queue.popleft()
@@ -190,7 +199,7 @@ class Foreman:
             if done is not None and self._wanted(done):
                 self._take(told, done, self._orders[done.iteration])
 
-    def _take(self, told: Told, job: Job, order: Order) -> None:
+    def _take(self, told: JobResult, job: RolloutTask, order: PendingIteration) -> None:
         if told.result is not None:
             order.results[job.part] = told.worker, told.result
             return
@@ -198,12 +207,12 @@ class Foreman:
         self._lost += told.lost
         order.failed[job.part] += not told.lost
         if order.failed[job.part] == ATTEMPTS:
-            raise CrewError(
+            raise WorkerError(
                 f"Part {job.part + 1} of iteration {job.iteration + 1} failed {ATTEMPTS} times on workers, the last time on {told.worker}:\n"
                 f"{told.error}"
             )
 
-    def _refuse(self, order: Order) -> bool:
+    def _refuse(self, order: PendingIteration) -> bool:
         """Dismiss workers whose log-probabilities differ from the trainer's; returns True if there are any, here or in
         another training process."""
         gaps = self._measure(order)
@@ -225,7 +234,7 @@ class Foreman:
                 )
         return self.studio.world.any(bool(wrong))
 
-    def _measure(self, order: Order) -> dict[str, float]:
+    def _measure(self, order: PendingIteration) -> dict[str, float]:
         """Replay one step of every worker with the weights that sampled it; returns the differences of
         log-probabilities. A sharded network needs all training processes for a pass: those with fewer workers repeat
         their last one."""
@@ -254,7 +263,7 @@ class Foreman:
             order.results = {part: made for part, made in order.results.items() if part not in own}
         self._queue.extendleft(again)
 
-    def _tell(self, order: Order, queued: int, waited: float) -> None:
+    def _tell(self, order: PendingIteration, queued: int, waited: float) -> None:
         results = [result for _, result in order.results.values()]
         own = {
             "crew/workers": len(self.hands.ready()),

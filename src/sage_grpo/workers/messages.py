@@ -15,19 +15,19 @@ from sage_grpo.distributed.fsdp import whole
 from sage_grpo.models.policy import Policy
 from sage_grpo.training.offload import to_device
 from sage_grpo.training.plan import Plan, Replay
-from sage_grpo.training.rollout import Kept, Record, Rollout
-from sage_grpo.training.scoring import Judged, joined
+from sage_grpo.training.rollout import Record, Rollout, SavedRecord
+from sage_grpo.training.scoring import ScoredClips, joined
 from sage_grpo.types import Conditioning, Sound
 
 Law = Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]
 
 
-class CrewError(ValueError):
+class WorkerError(ValueError):
     """A request that workers cannot fulfill; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
-class Job:
+class RolloutTask:
     """One task of an iteration's plan (`Plan.tasks`): the worker makes the plan itself, so that messages are small."""
 
     iteration: int
@@ -46,15 +46,15 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class TaskResult:
     """A finished job."""
 
-    records: dict[Replay, Kept]
+    records: dict[Replay, SavedRecord]
     proof: Tensor | None
     """The log-probability of the checked step (`checked`) under the worker's weights, if its record has none."""
     latents: list[tuple[MicroBatch, Tensor]]
     """Latents, if the trainer scores or differentiates."""
-    judged: Judged | None
+    judged: ScoredClips | None
     """Scored clips, if the worker scores."""
     seconds: float
 
@@ -108,7 +108,7 @@ def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
     """Load packed weights into parameters of the same names."""
     found = load(weights)
     if different := sorted(found.keys() ^ params.keys()):
-        raise CrewError(
+        raise WorkerError(
             f"The trainer's weights are not those of this worker's model: {different[0]} is only in one of them. Use the same checkpoint and the "
             "same version of sage-grpo on all nodes."
         )
@@ -116,7 +116,7 @@ def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
         p.copy_(found[name])
 
 
-def rollout_of(plan: Plan, rank: int, results: Sequence[Result], replayed: Law, device: torch.device) -> Rollout:
+def rollout_of(plan: Plan, rank: int, results: Sequence[TaskResult], replayed: Law, device: torch.device) -> Rollout:
     """Assemble a rank's rollout from the results of its parts, in the order of its own sampling; `replayed` returns the
     policy of a replay and the conditionings of its rows."""
     records = {replay: kept.record(*replayed(replay)) for result in results for replay, kept in result.records.items()}
@@ -132,7 +132,7 @@ def rollout_of(plan: Plan, rank: int, results: Sequence[Result], replayed: Law, 
     )
 
 
-def _joined(judged: Sequence[Judged], order: Sequence[int]) -> Judged:
+def _joined(judged: Sequence[ScoredClips], order: Sequence[int]) -> ScoredClips:
     """Concatenate the workers' scored clips; `order` has the rows of the whole."""
 
     def together(pieces: Sequence[Tensor | None]) -> Tensor | None:
@@ -141,7 +141,7 @@ def _joined(judged: Sequence[Judged], order: Sequence[int]) -> Judged:
 
     videos, sounds = together([one.videos for one in judged]), [one.sound for one in judged if one.sound is not None]
     heard = together([one.waves for one in sounds])
-    return Judged(
+    return ScoredClips(
         videos=judged[0].videos if videos is None else videos,
         sheet=joined([one.sheet for one in judged]),
         thumbnails=together([one.thumbnails for one in judged]),

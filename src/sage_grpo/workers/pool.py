@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sage_grpo.workers.messages import Job, Result
+from sage_grpo.workers.messages import RolloutTask, TaskResult
 
 
 @dataclass(frozen=True)
-class Told:
+class JobResult:
     """Outcome of a worker's job."""
 
     worker: str
-    result: Result | None = None
+    result: TaskResult | None = None
     error: str = ""
     """Reason for a missing result."""
     lost: bool = False
     """The worker no longer exists."""
 
 
-class Hands(Protocol):
+class WorkerPool(Protocol):
     """A pool of workers."""
 
     def ready(self) -> Sequence[str]:
@@ -32,11 +32,11 @@ class Hands(Protocol):
         """Publish weights for jobs with this version; versions before the `oldest` are no longer needed."""
         ...
 
-    def start(self, worker: str, job: Job) -> None:
+    def start(self, worker: str, job: RolloutTask) -> None:
         """Start a job on a worker."""
         ...
 
-    def wait(self, seconds: float) -> Sequence[Told]:
+    def wait(self, seconds: float) -> Sequence[JobResult]:
         """Outcomes of jobs since the last call; waits up to `seconds` for the first."""
         ...
 

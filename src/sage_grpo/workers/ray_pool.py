@@ -17,31 +17,35 @@ from sage_grpo.distributed.cluster import connected, find_ray
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.reference import Past
-from sage_grpo.training.sampling import Studio
-from sage_grpo.workers.dispatcher import Foreman
-from sage_grpo.workers.messages import CrewError, Job
-from sage_grpo.workers.pool import Told
-from sage_grpo.workers.stale_rollouts import Lagging
+from sage_grpo.training.reference import PastWeights
+from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.workers.dispatcher import Dispatcher
+from sage_grpo.workers.messages import RolloutTask, WorkerError
+from sage_grpo.workers.pool import JobResult
+from sage_grpo.workers.stale_rollouts import StaleRollouts
 from sage_grpo.workers.worker import Worker, title
 
 
 def crew_of(
-    config: TrainConfig, studio: Studio, params: Mapping[str, nn.Parameter], past: Past | None, clip: float
-) -> Foreman | Lagging | None:
+    config: TrainConfig,
+    studio: RolloutEngine,
+    params: Mapping[str, nn.Parameter],
+    past: PastWeights | None,
+    clip: float,
+) -> Dispatcher | StaleRollouts | None:
     """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample; `clip` is the clip
     range."""
     rollout, world = config.rollout, studio.world
     if rollout.on == "here":
-        return None if past is None else Lagging(studio, past)
+        return None if past is None else StaleRollouts(studio, past)
     check(config, world.processes)
     if world.size > 1 and studio.model.others:
-        raise CrewError(
+        raise WorkerError(
             f"rollout.on ray with {world.size} training processes needs a model with one network, and this one has {1 + len(studio.model.others)}: the "
             "processes that share them would not check their workers on the same one. Use one training process."
         )
-    hands = RayHands(config, studio, world.rank, world.size)
-    return Foreman(studio, params, hands, rollout.ray, clip, past)
+    hands = RayWorkerPool(config, studio, world.rank, world.size)
+    return Dispatcher(studio, params, hands, rollout.ray, clip, past)
 
 
 def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> None:
@@ -60,9 +64,9 @@ def check(config: TrainConfig, processes: int, given: Sequence[str] = ()) -> Non
     }
     for reason, found in wrong.items() if processes > 1 else ():
         if found:
-            raise CrewError(f"rollout.on ray does not work for {processes} training processes {reason}.")
+            raise WorkerError(f"rollout.on ray does not work for {processes} training processes {reason}.")
     if given:
-        raise CrewError(
+        raise WorkerError(
             f"rollout.on ray: workers load what the configuration names, and cannot have the {given[0]} that this program made. Name it by a path "
             "or an import path (module:Name), or use rollout.on here."
         )
@@ -76,10 +80,10 @@ def chosen_by(model: VelocityModel) -> tuple[str, str] | None:
     return title(model.device), model.attention
 
 
-class RayHands:
+class RayWorkerPool:
     """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each when resources are free."""
 
-    def __init__(self, config: TrainConfig, studio: Studio, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, config: TrainConfig, studio: RolloutEngine, rank: int = 0, ranks: int = 1) -> None:
         """studio: the trainer's."""
         spec, device = config.rollout.ray, studio.model.device
         self._open = ExitStack()
@@ -114,11 +118,11 @@ class RayHands:
         self._weights = {number: one for number, one in self._weights.items() if number >= oldest}
         self._weights[version] = self._ray.put(weights)
 
-    def start(self, worker: str, job: Job) -> None:
+    def start(self, worker: str, job: RolloutTask) -> None:
         """Start a job on a worker."""
         self._running[self._actors[worker].make.remote(job, self._weights[job.version])] = worker
 
-    def wait(self, seconds: float) -> Sequence[Told]:
+    def wait(self, seconds: float) -> Sequence[JobResult]:
         """Outcomes of jobs; also registers new workers."""
         waiting = [*self._running, *self._coming]
         if not waiting:
@@ -128,18 +132,18 @@ class RayHands:
         for one in done:
             worker = self._running.pop(one, None) or self._coming.pop(one)
             found = self._became(one, worker)
-            if isinstance(found, Told):
+            if isinstance(found, JobResult):
                 told.append(found)
             elif worker in self._actors:  # else it was dismissed meanwhile
                 self._ready[worker] = found
         return told
 
-    def _became(self, one: Any, worker: str) -> Told | str:
+    def _became(self, one: Any, worker: str) -> JobResult | str:
         errors = self._ray.exceptions
         try:
             found = self._ray.get(one)
         except errors.RayTaskError as error:  # raised by the worker
-            return Told(worker, error=str(error))
+            return JobResult(worker, error=str(error))
         except errors.RayError as error:  # the worker is gone, or its node with the result
             if worker in self._actors:
                 self.dismiss(worker)
@@ -148,8 +152,8 @@ class RayHands:
                     warnings.warn(self._why, stacklevel=2)
                 else:
                     self._hire()
-            return Told(worker, error=str(error), lost=True)
-        return found if isinstance(found, str) else Told(worker, result=found)
+            return JobResult(worker, error=str(error), lost=True)
+        return found if isinstance(found, str) else JobResult(worker, result=found)
 
     def dismiss(self, worker: str) -> None:
         """Remove a worker without a replacement."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.reference import Past
+from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.sampling import Studio
+from sage_grpo.training.sampling import RolloutEngine
 
 
-class Lagging:
+class StaleRollouts:
     """Samples in this process with weights that are some iterations old."""
 
-    def __init__(self, studio: Studio, past: Past) -> None:
+    def __init__(self, studio: RolloutEngine, past: PastWeights) -> None:
         self.studio, self.past = studio, past
         self.row: dict[str, float] = {}
 

@@ -11,14 +11,14 @@ import torch
 
 from sage_grpo.distributed.world import World
 from sage_grpo.models.devices import choose_device
-from sage_grpo.rewards.ray_reward import Asked
+from sage_grpo.rewards.ray_reward import RewardActors
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import load_model
 from sage_grpo.training.offload import get_ready, hold_to_budget, settle
-from sage_grpo.training.rollout import Kept
-from sage_grpo.training.sampling import Studio
-from sage_grpo.training.scoring import Judged, compose, no_clips
-from sage_grpo.workers.messages import Job, Result, checked, log_prob, moved, unpack
+from sage_grpo.training.rollout import SavedRecord
+from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.training.scoring import ScoredClips, compose, no_clips
+from sage_grpo.workers.messages import RolloutTask, TaskResult, checked, log_prob, moved, unpack
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Worker:
         ranks: int,
         threads: int,
         paths: Sequence[str],
-        away: Mapping[str, Asked],
+        away: Mapping[str, RewardActors],
         chosen: tuple[str, str] | None = None,
     ) -> None:
         """ranks: training processes, among which plans divide clips. threads: PyTorch's CPU threads, as in the trainer:
@@ -57,14 +57,14 @@ class Worker:
         hold_to_budget(config.model, model.device)
         scores = config.rollout.ray.scores == "workers"
         reward = compose(config, model.device, away=away, scores=scores)
-        self.studio = Studio(config, model, reward, world=World(size=ranks))
+        self.studio = RolloutEngine(config, model, reward, world=World(size=ranks))
         self.scores, self.version = scores, -1
 
     def ready(self) -> str:
         """Name of its device."""
         return title(self.studio.model.device)
 
-    def make(self, job: Job, weights: bytes) -> Result:
+    def make(self, job: RolloutTask, weights: bytes) -> TaskResult:
         """Run a job."""
         began, studio = time.perf_counter(), self.studio
         if job.version != self.version:
@@ -77,8 +77,8 @@ class Worker:
         record = rollout.records[replay]
         proof = log_prob(record, replay.step).to(CPU) if record.log_prob_old is None else None
         sends = not self.scores or studio.config.objective.by_gradient
-        result = Result(
-            {replay: Kept.of(record) for replay, record in rollout.records.items()},
+        result = TaskResult(
+            {replay: SavedRecord.of(record) for replay, record in rollout.records.items()},
             proof,
             [(batch, rows.to(CPU)) for batch, rows in rollout.latents if sends],
             judged,
@@ -87,7 +87,7 @@ class Worker:
         settle(studio.model.device)
         return result
 
-    def _shown(self, judged: Judged, job: Job) -> Judged:
+    def _shown(self, judged: ScoredClips, job: RolloutTask) -> ScoredClips:
         """Send clips only if an observer needs them."""
         videos = judged.videos.to(CPU) if job.whole else no_clips(self.studio.model.video)
         return replace(judged, videos=videos, sound=judged.sound if job.whole else None)

@@ -1,7 +1,7 @@
 """A world by the names of its modules, and the worlds that the package carries.
 
 A world is a package of three modules: `scene` (what can be shown, to and from text, and which combinations are held out), `render` (how a clean
-clip looks) and `judge` (how well a clip shows its prompt). A `World` names them; they are imported when they are asked for, so that a
+clip looks) and `judge` (how well a clip shows its prompt). A `PromptWorld` names them; they are imported when they are asked for, so that a
 configuration can name a world at no cost. A world outside the package needs no entry here: its judge is a reward by import path, its prompts
 are files and its model is a folder (research/scenes is one).
 """
@@ -59,7 +59,7 @@ class RenderModule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class PromptWorld:
     """A world by the names of its parts."""
 
     name: str
@@ -116,7 +116,7 @@ class World:
         return found
 
 
-SHAPES = World(
+SHAPES = PromptWorld(
     name="shapes",
     package="sage_grpo.worlds.shapes",
     judge_class="ShapesJudge",
@@ -124,17 +124,17 @@ SHAPES = World(
     ceiling={"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154},
 )
 """One shape that moves on a plain background, 9 frames of 32 x 32. Its ceiling: `python -m research.pretraining.shapes ceiling --prompts 128`
-(benchmarks/results/ceiling.json)."""
-WORLDS: Mapping[str, World] = {world.name: world for world in (SHAPES,)}
+(research/benchmarks/results/ceiling.json)."""
+WORLDS: Mapping[str, PromptWorld] = {world.name: world for world in (SHAPES,)}
 """The worlds by name."""
 
 
-def world_of_model(path: str | None) -> World | None:
+def world_of_model(path: str | None) -> PromptWorld | None:
     """The world whose model a `model.path` names; None for any other checkpoint, a user's folder of a world's name among them."""
     return SHAPES if path is None else WORLDS.get(path)
 
 
-def world_of_prompts(prompts: Sequence[str]) -> World | None:
+def world_of_prompts(prompts: Sequence[str]) -> PromptWorld | None:
     """The first world that understands all of these prompts; None where there is none, or no prompt."""
     for world in WORLDS.values():
         try:

@@ -8,7 +8,7 @@ from torch import Tensor
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.distilled import is_schnell
 from sage_grpo.models.family import ImageModel
-from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
+from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
@@ -46,7 +46,7 @@ class Flux(ImageModel):
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
         self.choices["text tokens"] = f"{self.text_tokens} ({why})"
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)
 
     def _reading(self) -> str:

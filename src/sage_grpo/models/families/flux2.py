@@ -11,7 +11,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.family import ImageModel
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.inputs import SIDE, Grid, pack, unpack
+from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, unpack
 from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
@@ -46,8 +46,8 @@ class Flux2(ImageModel):
     def _guidance_style(self) -> Guidance:
         return Guidance(scale=1.0) if self.distilled else Guidance()
 
-    def _grid(self) -> Grid:
-        return Grid(
+    def _grid(self) -> LatentGrid:
+        return LatentGrid(
             channels=self.transformer.config.in_channels, temporal=None, spatial=SIDE * self.pipe.vae_scale_factor
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.network.inputs import LatentGrid
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
@@ -64,7 +64,7 @@ class Hunyuan(FamilyModel):
             block.attn.set_processor(Unmasked())
         return transformer
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         return self._grid_of_clips(self.transformer.config.in_channels)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.network.inputs import LatentGrid
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
@@ -141,7 +141,7 @@ class Hunyuan15(FamilyModel):
         valid = (torch.arange(length, device=text.device) < len(text)).float()
         return {**inputs, "text": F.pad(text, (0, 0, 0, length - len(text))), "valid": valid}
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         return self._grid_of_clips(self.pipe.vae.config.latent_channels)
 
     def split_sequence(self, sequence: SequenceSplit) -> None:

@@ -18,7 +18,7 @@ from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.inputs import Grid, after_frames, pack, put_frames, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_frames, pack, put_frames, seen_tokens, unpack
 from sage_grpo.models.network.sequence_split import TOKENS, SplitPlan, split_network
 from sage_grpo.models.schedulers import BENT, TAKES_MU, start_of
 from sage_grpo.models.spec import ModelSpec
@@ -67,9 +67,9 @@ class Ltx(FamilyModel):
                 "it. Leave them out."
             )
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         pipe = self.pipe
-        return Grid(
+        return LatentGrid(
             channels=self.transformer.config.in_channels,
             temporal=pipe.vae_temporal_compression_ratio,
             spatial=pipe.vae_spatial_compression_ratio,

@@ -16,9 +16,9 @@ from sage_grpo.models.checkpoints.cache import digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import Grid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan, split_network
-from sage_grpo.models.parts import Parts
+from sage_grpo.models.parts import StateParts
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
@@ -91,13 +91,13 @@ class Ltx2(FamilyModel):
         self._upsampler = self._load_upsampler() if self.options["upsample"] else None
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         pipe, patch = self.pipe, self.transformer.config
         if (patch.patch_size_t, patch.patch_size) != (1, 1):
             raise ModelError(
                 f'The transformer of "{self.folder}" has patches of {patch.patch_size} latents; supported is 1.'
             )
-        return Grid(
+        return LatentGrid(
             channels=patch.in_channels,
             temporal=pipe.vae_temporal_compression_ratio,
             spatial=pipe.vae_spatial_compression_ratio,
@@ -106,7 +106,7 @@ class Ltx2(FamilyModel):
     # ---- parts
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> StateParts:
         """The video's latents (channels, frames, height, width) and the sound's (channels, moments, bands)."""
         pipe, video = self.pipe, self.video
         per_second = pipe.audio_sampling_rate / pipe.audio_hop_length / float(pipe.audio_vae_temporal_compression_ratio)
@@ -115,7 +115,7 @@ class Ltx2(FamilyModel):
         if pipe.audio_vae is not None:
             config = pipe.audio_vae.config
             sound = (config.latent_channels, moments, config.mel_bins // pipe.audio_vae_mel_compression_ratio)
-        return Parts({"video": self.grid.latents(video), "audio": sound})
+        return StateParts({"video": self.grid.latents(video), "audio": sound})
 
     def latent_shape(self) -> tuple[int, ...]:
         """Numbers of one sample's parts together."""

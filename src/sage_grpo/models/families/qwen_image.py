@@ -15,7 +15,7 @@ from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
-from sage_grpo.models.network.inputs import SIDE, Grid, pack, packed_grid, unpack
+from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
@@ -50,7 +50,7 @@ class QwenImage(FamilyModel):
                     f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
                 )
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)
 
     def _guidance_style(self) -> Guidance:

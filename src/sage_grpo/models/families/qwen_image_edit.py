@@ -22,7 +22,7 @@ PLACE = "<|image_pad|>"
 """The place of the picture in the pipeline's template."""
 
 
-class Reader:
+class PromptReader:
     """Makes the inputs of Qwen2-VL from a text and a picture, as transformers' processor does, which needs torchvision for videos."""
 
     def __init__(self, folder: Path, tokenizer: Any) -> None:
@@ -55,7 +55,7 @@ class QwenImageEdit(QwenImage):
 
     def _prepare(self) -> None:
         if has_component(self.index, "processor"):
-            self.pipe.processor = Reader(self.folder / "processor", self.pipe.tokenizer)
+            self.pipe.processor = PromptReader(self.folder / "processor", self.pipe.tokenizer)
 
     @property
     def image_to_video(self) -> bool:

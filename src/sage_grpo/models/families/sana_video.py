@@ -16,7 +16,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
-from sage_grpo.models.network.inputs import Grid, seen_tokens
+from sage_grpo.models.network.inputs import LatentGrid, seen_tokens
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
@@ -81,7 +81,7 @@ class SanaVideo(FamilyModel):
             else f"prompts end in{_motion(score)!r}"
         )
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         # The pipeline wants multiples of 32 with both VAEs, though Wan's needs 16 only.
         return self._grid_of_clips(self.transformer.config.in_channels, sides=32)
 

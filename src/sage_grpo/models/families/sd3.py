@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
 from sage_grpo.models.family import ImageModel
-from sage_grpo.models.network.inputs import Grid
+from sage_grpo.models.network.inputs import LatentGrid
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
@@ -37,10 +37,10 @@ class Sd3(ImageModel):
         if has_component(index, "text_encoder_3"):
             check_components(folder, index, ["tokenizer_3"], [])
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         config = self.transformer.config
         patch = (1, config.patch_size, config.patch_size)
-        return Grid(channels=config.in_channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=patch)
+        return LatentGrid(channels=config.in_channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=patch)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:

@@ -18,7 +18,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import Grid, after_first_frame
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame
 from sage_grpo.models.schedulers import start_of
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
@@ -121,7 +121,7 @@ class Wan(FamilyModel):
             inputs["condition"] = empty(config.in_channels - channels, *size)
         return inputs
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         return self._grid_of_clips(self.pipe.vae.config.z_dim)
 
     def split_sequence(self, sequence: SequenceSplit) -> None:

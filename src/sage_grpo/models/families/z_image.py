@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models.family import ImageModel
-from sage_grpo.models.network.inputs import SIDE, Grid
+from sage_grpo.models.network.inputs import SIDE, LatentGrid
 from sage_grpo.models.traits import IMAGE, Traits
 
 
@@ -51,9 +51,9 @@ class ZImage(ImageModel):
         config = self.transformer.config
         return config.n_heads, config.dim // config.n_heads
 
-    def _grid(self) -> Grid:
+    def _grid(self) -> LatentGrid:
         channels = self.transformer.config.in_channels
-        return Grid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
+        return LatentGrid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
 
     def _unread(self, transformer: Any) -> set[str]:
         from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF

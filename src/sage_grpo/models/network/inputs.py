@@ -20,7 +20,7 @@ Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class LatentGrid:
     """The division of a clip into latents by a VAE, and of the latents into tokens by a network."""
 
     channels: int
@@ -119,9 +119,9 @@ def first_given(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def packed_grid(channels: int, spatial: int) -> Grid:
+def packed_grid(channels: int, spatial: int) -> LatentGrid:
     """The grid of a pipeline that packs pictures into tokens of so many channels."""
-    return Grid(channels=channels // SIDE**2, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
+    return LatentGrid(channels=channels // SIDE**2, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
 
 
 def pack(x: Tensor, side: int = 1) -> Tensor:

@@ -158,7 +158,7 @@ class Reply:
 
 
 @checked
-class Network:
+class RetryOptions:
     """Timeouts, retries and parallel requests of an endpoint."""
 
     timeout: Seconds = 120.0
@@ -176,7 +176,9 @@ class Network:
 class Endpoint:
     """POST url/chat/completions."""
 
-    def __init__(self, url: str, key_env: str, network: Network, meter: Meter, *, needs_tokens: bool = False) -> None:
+    def __init__(
+        self, url: str, key_env: str, network: RetryOptions, meter: Meter, *, needs_tokens: bool = False
+    ) -> None:
         """needs_tokens: refuse an endpoint that does not count tokens, because a limit depends on it."""
         self.url = check_url(url)
         self._where = f"{self.url.scheme}://{self.url.netloc}{self.url.path}"

@@ -22,7 +22,16 @@ from torch import Tensor
 from sage_grpo.config.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known, check_takes, nearest
-from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Ledger, Limits, Meter, Network, Spent, Usage
+from sage_grpo.rewards.judge.endpoint import (
+    Endpoint,
+    EndpointFailure,
+    Ledger,
+    Limits,
+    Meter,
+    RetryOptions,
+    Spent,
+    Usage,
+)
 from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.types import PartScores, RewardFacts
 from sage_grpo.utils.json_schema import parse_json
@@ -102,7 +111,7 @@ class VlmJudge:
 
         url: the address before /chat/completions. key_env: environment variable with the key; empty sends none. dimensions: name -> question. takes:
         clips, scored one by one, or pairs of a group's. ask_again: repeats of a request with an unreadable answer. body: further keys of the request,
-        null removes one. cache: a folder for paid scores. frames, network, limits: the fields of `Frames`, `Network` and `Limits`.
+        null removes one. cache: a folder for paid scores. frames, network, limits: the fields of `Frames`, `RetryOptions` and `Limits`.
         """
         if len(scale) != 2 or not scale[0] < scale[1]:
             raise RewardConfigError(f"The judge's scale must be [lowest, highest], got {list(scale)}.")
@@ -125,7 +134,7 @@ class VlmJudge:
         fixed = {"temperature": temperature, "seed": seed, "max_tokens": answer_tokens}
         self._body = _body(model, {**fixed, "response_format": {"type": "json_object"}, **(body or {})})
         self._frames = _group(Frames, "frames", frames)
-        self._network, allowed = _group(Network, "network", network), _group(Limits, "limits", limits)
+        self._network, allowed = _group(RetryOptions, "network", network), _group(Limits, "limits", limits)
         self.meter = Meter(allowed)
         needs_tokens = bool(allowed.max_tokens or allowed.max_cost)
         self._endpoint = Endpoint(url, key_env, self._network, self.meter, needs_tokens=needs_tokens)

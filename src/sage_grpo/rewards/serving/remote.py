@@ -37,7 +37,7 @@ LONGEST = 600.0
 
 
 @dataclass(eq=False)
-class Server:
+class ServerState:
     """State of one server."""
 
     url: SplitResult
@@ -65,16 +65,16 @@ class Server:
         return (len(self.running) + 1) * expected, len(self.running)
 
 
-class Pool:
+class ServerPool:
     """The servers of a remote reward. All methods may be called from many threads."""
 
     def __init__(self, urls: Sequence[SplitResult], backoff: Backoff) -> None:
-        self.servers = [Server(url) for url in urls]
+        self.servers = [ServerState(url) for url in urls]
         self._backoff = backoff
         self._lock = threading.Lock()
         self._turn, self._number = 0, 0
 
-    def acquire(self, avoid: Collection[Server] = (), *, patient: bool = False) -> tuple[Server, int] | None:
+    def acquire(self, avoid: Collection[ServerState] = (), *, patient: bool = False) -> tuple[ServerState, int] | None:
         """The server to ask and the number of the request; None if there is none outside `avoid`.
 
         A failed server is paused for a time that doubles with every failure, and then gets one request to try. When all are paused, the one whose
@@ -94,7 +94,7 @@ class Pool:
             chosen.running[self._number] = now
             return chosen, self._number
 
-    def succeeded(self, server: Server, number: int) -> None:
+    def succeeded(self, server: ServerState, number: int) -> None:
         """Record an answered request."""
         with self._lock:
             now = time.monotonic()
@@ -102,13 +102,13 @@ class Pool:
             server.seconds = took if server.seconds is None else 0.7 * server.seconds + 0.3 * took
             server.measured, server.failures, server.down_until = now, 0, 0.0
 
-    def busy(self, server: Server, number: int) -> None:
+    def busy(self, server: ServerState, number: int) -> None:
         """Record a busy server: it works, but gets a short pause."""
         with self._lock:
             server.running.pop(number)
             server.down_until = max(server.down_until, time.monotonic() + self._backoff.first)
 
-    def dropped(self, server: Server, number: int, *, late: bool) -> None:
+    def dropped(self, server: ServerState, number: int, *, late: bool) -> None:
         """Record an answer that is no longer needed; `late` if another server gave it first, so that this one gained nothing."""
         with self._lock:
             start = server.running.pop(number)
@@ -116,13 +116,13 @@ class Pool:
             if late:
                 self._lock_out(server, start, "another server answered its request first")
 
-    def failed(self, server: Server, number: int | None, reason: str) -> None:
+    def failed(self, server: ServerState, number: int | None, reason: str) -> None:
         """Record a failure: the server hung, or returned nonsense or an error; without a number, an earlier answer was wrong."""
         with self._lock:
             start = time.monotonic() if number is None else server.running.pop(number)
             self._lock_out(server, start, reason)
 
-    def _lock_out(self, server: Server, start: float, reason: str) -> None:
+    def _lock_out(self, server: ServerState, start: float, reason: str) -> None:
         now = time.monotonic()
         if now < server.down_until or (server.failures and start <= server.measured):
             return  # one of many requests that failed together
@@ -132,7 +132,7 @@ class Pool:
         told = "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row."
         log.warning(told, server.url.geturl(), reason[:300], pause, server.failures)
 
-    def quicker(self, waited: float, avoid: Collection[Server], factor: float) -> tuple[Server, int] | None:
+    def quicker(self, waited: float, avoid: Collection[ServerState], factor: float) -> tuple[ServerState, int] | None:
         """A server that could have answered `factor` times in the `waited` seconds that another one has taken; None without one."""
         found = self.acquire(avoid, patient=True)
         if found is None:
@@ -208,7 +208,7 @@ class RemoteReward:
         self._token()  # refuses an invalid token now
         self._retries, self._backoff = retries, Backoff(backoff, max_backoff)
         self._clips, self._parallel = clips_per_request, parallel or 2 * len(self._urls)
-        self._pool = Pool(self._urls, self._backoff)
+        self._pool = ServerPool(self._urls, self._backoff)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; failed requests give NaN and a reason."""
@@ -248,7 +248,7 @@ class RemoteReward:
             for executor in (first, second):
                 executor.shutdown(wait=False, cancel_futures=True)  # a thread may still wait for an unreachable machine
 
-    def _late(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, Server, int]]:
+    def _late(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, ServerState, int]]:
         """Tasks at a slow server, each with a quicker one; while there is other work, only for a very slow one."""
         now, factor = time.monotonic(), 2.0 if all(task.tries for task in tasks) else 10.0
         for task in tasks:
@@ -282,7 +282,7 @@ class RemoteReward:
         empty = {part: torch.full((len(task.prompts),), torch.nan) for part in self.names}
         task.settle(PartScores(empty, dict.fromkeys(range(len(task.prompts)), task.reason)))
 
-    def _second(self, task: _Task, server: Server, number: int) -> None:
+    def _second(self, task: _Task, server: ServerState, number: int) -> None:
         """Try a second server beside the first; if it fails, the first goes on alone."""
         task.tries += 1
         scores = self._try(task, server, number, second=True)
@@ -298,7 +298,7 @@ class RemoteReward:
         """A server's text without the token, which some servers repeat. Call it before cutting the text, which could leave half a token."""
         return hide(text, self._token())
 
-    def _try(self, task: _Task, server: Server, number: int, *, second: bool = False) -> PartScores | None:
+    def _try(self, task: _Task, server: ServerState, number: int, *, second: bool = False) -> PartScores | None:
         """Ask one server once; None when the request has to be tried again, here or elsewhere. A `second` try may lose to the first."""
         where, (body, checksum) = server.url.geturl(), task.encoded
         try:
@@ -335,7 +335,7 @@ class RemoteReward:
             task.refused.append(server)  # this server will always refuse the request; another one may accept it
         return None
 
-    def _elsewhere(self, task: _Task, scores: PartScores, server: Server) -> PartScores:
+    def _elsewhere(self, task: _Task, scores: PartScores, server: ServerState) -> PartScores:
         """Ask one other server for the clips that this one could not score: it may be the server's fault, not the clips'."""
         bad = [i for i in range(len(task.prompts)) if not all(bool(scores[part][i].isfinite()) for part in self.names)]
         found = self._pool.acquire([server, *task.refused], patient=True) if bad else None
@@ -372,9 +372,9 @@ class _Task:
         self.id = uuid.uuid4().hex
         self.tries = 0
         self.reason = "not tried"
-        self.refused: list[Server] = []
+        self.refused: list[ServerState] = []
         """Servers that will never answer it."""
-        self.server: Server | None = None
+        self.server: ServerState | None = None
         """The server that has it, since the time `since`."""
         self.since = 0.0
         self.second = False

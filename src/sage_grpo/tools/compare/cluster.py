@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed.cluster import connected
-from sage_grpo.tools.compare.engine import Lost, Process
+from sage_grpo.tools.compare.engine import PlaceLost, Process
 from sage_grpo.utils.safe_io import inside, replace_text
 
 if TYPE_CHECKING:  # a node imports this module for `Place` alone
@@ -111,7 +111,7 @@ class Remote:
                 return
             self._ray.kill(self._place)  # perhaps it only seems lost: no run is made twice
             self._place = None
-            raise Lost(f"Its node {self._node} was lost ({type(error).__name__}).") from error
+            raise PlaceLost(f"Its node {self._node} was lost ({type(error).__name__}).") from error
 
     def close(self, *, now: bool) -> None:
         """Release the node; a process without a job ends by itself."""

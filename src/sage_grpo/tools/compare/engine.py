@@ -19,29 +19,29 @@ if TYPE_CHECKING:  # a node of a cluster holds a process, and needs none of thes
 COMMAND = (sys.executable, "-m", "sage_grpo.tools.compare.worker")
 
 
-class Lost(Exception):
+class PlaceLost(Exception):
     """The process or node of a run is lost, by no fault of the run: the run is made again elsewhere."""
 
 
-class Worker(Protocol):
+class RunWorker(Protocol):
     """Makes one run after another; a thread of the pool waits for it."""
 
     def ready(self) -> bool:
         """Wait for room to make a run; False when the worker was closed before."""
 
     def answer(self, line: str) -> Iterator[Mapping[str, Any]]:
-        """The messages of a job; the last is its {"row": ...}, or the reason why it has none, {"ended": sentence}. Raises `Lost`."""
+        """The messages of a job; the last is its {"row": ...}, or the reason why it has none, {"ended": sentence}. Raises `PlaceLost`."""
 
     def close(self, *, now: bool) -> None:
         """Take no more jobs; `now` also ends this one."""
 
 
-class Engine(Protocol):
+class RunEngine(Protocol):
     """Makes runs somewhere."""
 
     def open(
         self, configs: Sequence[TrainConfig], out: Path, most: int | None
-    ) -> AbstractContextManager[tuple[Sequence[Worker], str]]:
+    ) -> AbstractContextManager[tuple[Sequence[RunWorker], str]]:
         """Workers for these runs while the context is open, at most `most` (None: as many as are useful), and a description of them. Logs go
         to `out`."""
 

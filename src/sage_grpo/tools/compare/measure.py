@@ -27,12 +27,12 @@ from sage_grpo.plan.passes import references
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.run.identity import identify, of_code, plain
 from sage_grpo.run.session import assemble
-from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.store import KEPT_EVERY
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
-from sage_grpo.training.guard import Guard
+from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loop import Evaluated, Loop, Observer
 from sage_grpo.training.plan import Plan
@@ -52,7 +52,7 @@ RECORD = "metrics.jsonl"
 
 
 @dataclass
-class Record:
+class RunRecord:
     """The record of a run so far; a run that diverges or fails keeps it too."""
 
     evaluations: dict[str, Scores] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Record:
 
 
 def measure(
-    job: Job,
+    job: CompareJob,
     bases: Bases,
     progress: Progress,
     weights: Path | None = None,
@@ -125,7 +125,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run a job; returns its row. `bases` caches evaluations of untrained models, which many runs share. `unfinished` is the folder where
     the run is kept while it is under way, and from which an interrupted one resumes."""
-    record = Record()
+    record = RunRecord()
     status, fault = "done", None
     try:
         with (
@@ -155,7 +155,7 @@ class Recording(Observer):
     """Writes a run's record: every iteration's row and cost, and every evaluation's scores."""
 
     trainer: Trainer
-    record: Record
+    record: RunRecord
     bases: Bases
     progress: Progress
     budgets: Mapping[str, int]
@@ -213,11 +213,11 @@ class Recording(Observer):
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedRun:
     """Saves a run under way, at its points and at intervals."""
 
     trainer: Trainer
-    record: Record
+    record: RunRecord
     place: Unfinished
     points: Collection[int]
 
@@ -286,7 +286,9 @@ class Unfinished:
         return f"the checkpoint that its sentinel may go back to is damaged: {fault}" if fault else ""
 
 
-def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Progress, place: Unfinished) -> None:
+def train(
+    trainer: Trainer, job: CompareJob, record: RunRecord, bases: Bases, progress: Progress, place: Unfinished
+) -> None:
     """Train to the end, from the start or from the interruption; evaluate at the points and budgets."""
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
@@ -296,8 +298,8 @@ def train(trainer: Trainer, job: Job, record: Record, bases: Bases, progress: Pr
     trainer.encode_prompts()  # the prompts depend on the iteration
     points = {*job.points, *record.budgets.values()}
     recording = Recording(trainer, record, bases, progress, job.budgets, points)
-    guard = Guard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
-    saver = Kept(trainer, record, place, points)
+    guard = HealthGuard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
+    saver = SavedRun(trainer, record, place, points)
     loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
         recording.keep(recording.evaluate(), trainer.config.iterations)
@@ -343,7 +345,7 @@ def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
     }
 
 
-def sample(trainer: Trainer, record: Record, progress: Progress) -> None:
+def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
     """Only sample, with exploration, and score; the means take the place of an evaluation's."""
     config, state = trainer.config, trainer.state
     trainer.encode_prompts()
@@ -441,7 +443,7 @@ KINDS = ("raw", "equalized", "sent")
 """Gradient norms that the trainer logs by step."""
 
 
-def made_by(job: Job) -> dict[str, Any]:
+def made_by(job: CompareJob) -> dict[str, Any]:
     """All that decides the results of a run: an interrupted run resumes only where it is the same."""
     around = surroundings(job.config)
     return {

@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sage_grpo.tools.compare.engine import Lost, Worker
-from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.engine import PlaceLost, RunWorker
+from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.store import KEPT_EVERY
 
 Row = dict[str, Any]
@@ -26,18 +26,18 @@ class Estimates:
         self._ended: dict[str, float] = {}
         self._under_way: dict[str, float] = {}
 
-    def learn(self, job: Job, seconds: float, iterations: float) -> None:
+    def learn(self, job: CompareJob, seconds: float, iterations: float) -> None:
         """Add a finished job: its iterations and their seconds."""
         if iterations > 0:
             self._ended[_kind(job)] = seconds / iterations
 
-    def guess(self, job: Job, seconds: float, iterations: float) -> None:
+    def guess(self, job: CompareJob, seconds: float, iterations: float) -> None:
         """Add a job under way: its iterations and their seconds, without its start."""
         if iterations > 0:
             self._under_way[_kind(job)] = seconds / iterations
 
     def seconds(
-        self, job: Job, iterations: int, unknown: Callable[[Iterable[float]], float] = statistics.fmean
+        self, job: CompareJob, iterations: int, unknown: Callable[[Iterable[float]], float] = statistics.fmean
     ) -> float | None:
         """Seconds for so many iterations of a job; `unknown` makes a rate of the other arms' where its own is not known yet. None where
         no rate is known."""
@@ -48,22 +48,22 @@ class Estimates:
         return iterations * (unknown(rates.values()) if rate is None else rate)
 
 
-def _kind(job: Job) -> str:
+def _kind(job: CompareJob) -> str:
     """Key of runs that differ in their seed alone; suites may have arms of one name."""
     return json.dumps([job.arm, job.recipe, job.settings], sort_keys=True)
 
 
-class Pool:
+class RunPool:
     """Runs jobs in order on the workers; `on_row` gets every row, one at a time."""
 
     def __init__(
         self,
-        jobs: Sequence[Job],
-        workers: Sequence[Worker],
-        on_row: Callable[[Job, Row], None],
-        request: Callable[[Job], Mapping[str, Any]],
+        jobs: Sequence[CompareJob],
+        workers: Sequence[RunWorker],
+        on_row: Callable[[CompareJob, Row], None],
+        request: Callable[[CompareJob], Mapping[str, Any]],
         *,
-        on_note: Callable[[Job, str], None] = lambda job, text: None,
+        on_note: Callable[[CompareJob, str], None] = lambda job, text: None,
         kept: Mapping[str, int] | None = None,
         budget: float | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class Pool:
         iteration."""
         self.waiting, self.workers, self.on_row = deque(jobs), list(workers), on_row
         self.request, self.on_note, self.kept, self.budget = request, on_note, dict(kept or {}), budget
-        self.estimates, self.running = Estimates(), dict[str, tuple[Job, float, int]]()
+        self.estimates, self.running = Estimates(), dict[str, tuple[CompareJob, float, int]]()
         self._heard = dict[str, tuple[float, int, int]]()
         """Of a run under way: time of its first report, its iteration then, and its iteration now. Time before that is its start, not its speed."""
         self.began = time.monotonic()
@@ -79,7 +79,7 @@ class Pool:
         self._stopped, self._lost = False, Counter[str]()
         self._fault: BaseException | None = None
 
-    def run(self, look: Callable[[Pool], None] = lambda pool: None, interval: float = 0.5) -> None:
+    def run(self, look: Callable[[RunPool], None] = lambda pool: None, interval: float = 0.5) -> None:
         """Run until all jobs are done or the budget is spent; `look` is called at intervals. An interruption ends the workers."""
         threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self.workers]
         for thread in threads:
@@ -123,17 +123,17 @@ class Pool:
             return None
         return max(sum(known) / max(1, len(self.workers)), max(known, default=0.0))
 
-    def _ahead(self, job: Job) -> int:
+    def _ahead(self, job: CompareJob) -> int:
         """Iterations that a job still has to do."""
         _, _, done = self._heard.get(job.key, (0.0, 0, self.kept.get(job.key, 0)))
         return job.config.iterations - done
 
-    def _stretch(self, job: Job) -> int:
+    def _stretch(self, job: CompareJob) -> int:
         """Iterations until a job is saved the next time."""
         at, points = self.kept.get(job.key, 0), job.points or (job.config.iterations,)
         return next((point - at for point in points if point > at), 0)
 
-    def _take(self) -> Job | None:
+    def _take(self) -> CompareJob | None:
         """The next job that reaches a save within the budget: runs are saved at every evaluated point, and at intervals between."""
         with self._lock:
             if self._stopped:
@@ -146,7 +146,7 @@ class Pool:
                     return job
             return None
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: RunWorker) -> None:
         try:
             while worker.ready() and (job := self._take()) is not None:
                 try:
@@ -155,14 +155,14 @@ class Pool:
                             self._end(job, words.get("row") or words["ended"])
                         else:
                             self._hear(job, words)
-                except Lost as loss:
+                except PlaceLost as loss:
                     self._end(job, loss)
             worker.close(now=False)  # its room is free for another worker
         except BaseException as error:  # noqa: BLE001 - the thread's caller raises it
             self._fault = error
         self._changed.set()
 
-    def _hear(self, job: Job, words: Mapping[str, Any]) -> None:
+    def _hear(self, job: CompareJob, words: Mapping[str, Any]) -> None:
         with self._lock:
             if "note" in words:
                 self.on_note(job, words["note"])
@@ -176,13 +176,13 @@ class Pool:
                 self._heard[job.key] = (then, at, done)
                 self.estimates.guess(job, now - then, done - at)
 
-    def _end(self, job: Job, answer: Row | str | Lost) -> None:
+    def _end(self, job: CompareJob, answer: Row | str | PlaceLost) -> None:
         """A job has its row, ended without one, or lost its worker."""
         with self._lock:
             _, since, first = self.running.pop(job.key)
             self._heard.pop(job.key, None)
             if not isinstance(answer, dict):
-                fault, lost = str(answer), isinstance(answer, Lost)
+                fault, lost = str(answer), isinstance(answer, PlaceLost)
                 self._lost[job.key] += lost
                 again = lost and self._lost[job.key] < LOSSES
                 if again:

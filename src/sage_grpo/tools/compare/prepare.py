@@ -39,7 +39,7 @@ PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CompareJob:
     """One run."""
 
     arm: str
@@ -71,7 +71,7 @@ class Job:
 
 def prepare(
     suite: Suite, recipe: Callable[..., TrainConfig], check: Callable[[TrainConfig], object] = lambda config: None
-) -> list[Job]:
+) -> list[CompareJob]:
     """All jobs, seed by seed, long runs first; `check` must accept every configuration before any run starts."""
     arms = []
     for arm in suite.arms:
@@ -110,13 +110,13 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Job:
+def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> CompareJob:
     points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
     changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
     budgets = {name: most for name in BUDGETS if (most := getattr(suite, name)) is not None}
     # Settings that the benchmark's rules need are recorded even if unchanged.
     rules = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in EVALUATION}
-    return Job(
+    return CompareJob(
         arm=arm.name,
         recipe=arm.recipe,
         seed=config.seed,
@@ -144,7 +144,7 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def head(job: Job, status: str, fault: str | None) -> dict[str, Any]:
+def head(job: CompareJob, status: str, fault: str | None) -> dict[str, Any]:
     """The job's part of a row."""
     return {
         "format": FORMAT,

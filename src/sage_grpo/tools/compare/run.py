@@ -20,9 +20,9 @@ from sage_grpo.run.identity import of_code
 from sage_grpo.run.lock import FolderLock
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
-from sage_grpo.tools.compare.engine import Engine
-from sage_grpo.tools.compare.pool import Pool
-from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.engine import RunEngine
+from sage_grpo.tools.compare.pool import RunPool
+from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.worker import request, weights_of, write_config
 from sage_grpo.utils.text import fixed, minutes
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CompareEnded:
     """The outcome of a call; a run that several suites share counts once."""
 
     finished: int
@@ -41,21 +41,21 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SuiteRun:
     """One suite of a call."""
 
     folder: Path
     suite: Suite
-    jobs: Sequence[Job]
+    jobs: Sequence[CompareJob]
     """All its runs."""
     arms: Collection[str] | None = None
     """Arms whose runs are made; None is all."""
 
 
-class Book:
+class SuiteFolder:
     """The folder of a suite: its rows, and its missing runs."""
 
-    def __init__(self, part: Part, command: str, say: Callable[[str], None]) -> None:
+    def __init__(self, part: SuiteRun, command: str, say: Callable[[str], None]) -> None:
         self.folder, self.suite, self.rows = part.folder, part.suite, part.folder / store.ROWS
         if store.repair(self.rows):
             say(f"The last line of {self.rows} was cut off and is removed; its run is made again.")
@@ -70,7 +70,7 @@ class Book:
             write_config(job, self.folder)
 
     @property
-    def missing(self) -> dict[str, Job]:
+    def missing(self) -> dict[str, CompareJob]:
         """Runs to make."""
         return {key: job for key, job in self.asked.items() if key not in self.done}
 
@@ -87,29 +87,29 @@ class Book:
 
 
 def run(
-    parts: Sequence[Part],
+    parts: Sequence[SuiteRun],
     *,
     out: Path,
     command: str,
-    engine: Engine,
+    engine: RunEngine,
     side_by_side: int | None = None,
     budget: float | None = None,
     weights: bool = False,
-) -> Ended:
+) -> CompareEnded:
     """Make the missing runs of the folders on the engine; the workers' logs go to `out`."""
     began = time.monotonic()
     with ExitStack() as stack:
         for part in parts:
             stack.enter_context(FolderLock(part.folder))
         stack.enter_context(_stoppable())
-        teller = Teller()
-        books = [Book(part, command, teller.say) for part in parts]
+        teller = CompareProgress()
+        books = [SuiteFolder(part, command, teller.say) for part in parts]
         _share(books)
         teller.look_back(books)
         missing, homes, kept = _missing(books)
         failed: set[str] = set()
 
-        def keep(job: Job, row: Row) -> None:
+        def keep(job: CompareJob, row: Row) -> None:
             made = weights_of(job, homes[job.key].folder) if weights and row["status"] == "done" else None
             for book in [book for book in books if job.key in book.missing]:
                 book.write(row, made)
@@ -121,7 +121,7 @@ def run(
             opened = engine.open([job.config for job in missing], out, side_by_side)
             workers, where = stack.enter_context(opened)
             teller.say(f"{len(missing)} runs to make, {len(workers)} side by side on {where}")
-            pool = Pool(
+            pool = RunPool(
                 missing,
                 workers,
                 keep,
@@ -134,10 +134,10 @@ def run(
                 pool.run(teller.look)
         asked = {key for book in books for key in book.asked}
         done = asked & {key for book in books for key in book.done}
-        return Ended(finished=len(done), failed=len(failed), missing=len(asked - done - failed))
+        return CompareEnded(finished=len(done), failed=len(failed), missing=len(asked - done - failed))
 
 
-def _share(books: Sequence[Book]) -> None:
+def _share(books: Sequence[SuiteFolder]) -> None:
     """Copy rows that one suite already has to the others."""
     known = {key: row for book in books for key, row in book.done.items()}
     for book in books:
@@ -145,10 +145,10 @@ def _share(books: Sequence[Book]) -> None:
             book.write(known[key])
 
 
-def _missing(books: Sequence[Book]) -> tuple[list[Job], dict[str, Book], dict[str, int]]:
+def _missing(books: Sequence[SuiteFolder]) -> tuple[list[CompareJob], dict[str, SuiteFolder], dict[str, int]]:
     """The runs to make, suite by suite, interrupted ones first; the book in whose folder each is kept; and their last saved iterations."""
-    jobs: dict[str, Job] = {}
-    homes: dict[str, Book] = {}
+    jobs: dict[str, CompareJob] = {}
+    homes: dict[str, SuiteFolder] = {}
     kept: dict[str, int] = {}
     for book in books:
         for key, number in store.kept(book.folder, book.missing).items():
@@ -161,7 +161,7 @@ def _missing(books: Sequence[Book]) -> tuple[list[Job], dict[str, Book], dict[st
     return list(jobs.values()), homes, kept
 
 
-class Teller:
+class CompareProgress:
     """Prints the progress of a call: a bar in a terminal, else a line per run."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class Teller:
         """A line."""
         self.console.print(text, soft_wrap=True, markup=False)
 
-    def look_back(self, books: Sequence[Book]) -> None:
+    def look_back(self, books: Sequence[SuiteFolder]) -> None:
         """Print the number of existing runs; warn where other code made them."""
         asked = {key for book in books for key in book.asked}
         rows = {key: row for book in books for key, row in book.done.items() if key in asked}
@@ -204,11 +204,11 @@ class Teller:
         with self._bar:
             yield
 
-    def note(self, job: Job, text: str) -> None:
+    def note(self, job: CompareJob, text: str) -> None:
         """Print a worker's note about a run."""
         self.say(f"{job.name}: {text}")
 
-    def ended(self, book: Book, job: Job, row: Mapping[str, Any], pool: Pool) -> None:
+    def ended(self, book: SuiteFolder, job: CompareJob, row: Mapping[str, Any], pool: RunPool) -> None:
         """Print a run's end."""
         self._done += 1
         column = book.suite.columns[0]
@@ -218,7 +218,7 @@ class Teller:
         name = f"{book.suite.name}: {job.name}" if self._many else job.name
         self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")
 
-    def look(self, pool: Pool) -> None:
+    def look(self, pool: RunPool) -> None:
         """Refresh the bar."""
         note = f"{len(pool.running)} under way, {minutes(pool.left())} left"
         self._bar.update(self._task, completed=self._done, note=note)

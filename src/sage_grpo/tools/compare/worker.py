@@ -19,12 +19,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from sage_grpo.run.identity import of_code, plain
-from sage_grpo.tools.compare.prepare import Job, head
+from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.store import place
 from sage_grpo.utils.safe_io import replace_text
 
 
-def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
+def request(job: CompareJob, folder: Path, *, weights: bool) -> dict[str, Any]:
     """A job as a line for a worker; its configuration is a file."""
     words, folder = asdict(replace(job, config=None)), folder.absolute()  # type: ignore[arg-type]
     return {
@@ -35,12 +35,12 @@ def request(job: Job, folder: Path, *, weights: bool) -> dict[str, Any]:
     }
 
 
-def weights_of(job: Job, folder: Path) -> Path:
+def weights_of(job: CompareJob, folder: Path) -> Path:
     """Folder of the final weights of a run."""
     return folder / "weights" / f"{Path(job.file).stem}-{job.seed}"
 
 
-def read(line: str) -> tuple[Job, Path | None, Path | None]:
+def read(line: str) -> tuple[CompareJob, Path | None, Path | None]:
     """The job of a line, the folder of its weights, and the folder of its checkpoints; None: not kept."""
     from sage_grpo.config.parsing import parse
     from sage_grpo.training.config import TrainConfig
@@ -51,10 +51,10 @@ def read(line: str) -> tuple[Job, Path | None, Path | None]:
         None if (name := words.pop(one)) is None else Path(name) for one in ("weights", "unfinished")
     )
     words |= {"config": replace(config, seed=words["seed"]), "points": tuple(words["points"])}
-    return Job(**words), weights, unfinished
+    return CompareJob(**words), weights, unfinished
 
 
-def write_config(job: Job, folder: Path) -> None:
+def write_config(job: CompareJob, folder: Path) -> None:
     """The whole configuration of a job's arm, as `sage-grpo train --config` takes it."""
     import yaml
 

@@ -26,7 +26,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import Inputs, build, load_sources, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.workers.dispatcher import Foreman
+from sage_grpo.workers.dispatcher import Dispatcher
 
 Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
@@ -93,7 +93,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     yield from _guarded("conditioning", of_conditioning(trainer, sample))
     yield from _guarded("sampling", of_sampling(config, spec, parts, sample))
     yield from _guarded("learning", of_learning(sample))
-    if isinstance(trainer.crew, Foreman):
+    if isinstance(trainer.crew, Dispatcher):
         yield from _guarded("workers", of_workers(trainer, trainer.crew))
 
 
@@ -247,7 +247,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
 
 
-def of_workers(trainer: Trainer, crew: Foreman) -> Checks:
+def of_workers(trainer: Trainer, crew: Dispatcher) -> Checks:
     """Every worker makes some clips, and the trainer replays a step of each."""
     asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
     try:

@@ -15,7 +15,7 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.tools.doctor.check import WHY, Check, graded, relative
 from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Item, accumulate, replay, with_anchor, with_old
+from sage_grpo.training.update import TrainItem, accumulate, replay, with_anchor, with_old
 
 WATCHED = 4096
 """Values of every parameter that are watched during the update."""
@@ -38,7 +38,7 @@ def _modules(names: Mapping[str, object]) -> set[str]:
     return {re.sub(r"\.lora_[AB]\..*$|\.[^.]+$", "", name) for name in names}
 
 
-def ratio(sample: Sample, items: Sequence[Item]) -> Check:
+def ratio(sample: Sample, items: Sequence[TrainItem]) -> Check:
     """The ratio before any update, at every trained step, by an update's replays; leaves its gradients in the parameters."""
     trainer, objective = sample.trainer, sample.trainer.objective
     lambda_, rows = trainer.state.kl.value, []
@@ -113,13 +113,13 @@ def update_moves(trainer: Trainer) -> Check:
 
 
 @torch.no_grad()
-def velocities(trainer: Trainer, items: Sequence[Item]) -> list[Tensor]:
+def velocities(trainer: Trainer, items: Sequence[TrainItem]) -> list[Tensor]:
     """Velocities of the first and the last replay, with the present weights."""
     ends = dict.fromkeys((0, len(items) - 1))
     return [replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
 
 
-def step_size(trainer: Trainer, items: Sequence[Item], before: Sequence[Tensor]) -> Check:
+def step_size(trainer: Trainer, items: Sequence[TrainItem], before: Sequence[Tensor]) -> Check:
     """Relative change of the velocities by that step."""
     pairs = zip(velocities(trainer, items), before, strict=True)
     gaps = [relative(now, then) for now, then in pairs]
@@ -153,7 +153,7 @@ def ranks(params: Mapping[str, Tensor], world: World) -> Check:
     return Check("ranks", "fail" if other else "pass", value, float(len(other)))
 
 
-def trust_region(sample: Sample, items: Sequence[Item]) -> Check:
+def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
     """The KL after an update has a gradient."""
     trainer, config = sample.trainer, sample.trainer.config
     region, anchor = config.trust_region, trainer.state.anchor
@@ -187,7 +187,7 @@ def trust_region(sample: Sample, items: Sequence[Item]) -> Check:
     return Check("trust region", "pass" if 0 < trust < math.inf else "fail", value, share)
 
 
-def old_policy(trainer: Trainer, items: Sequence[Item]) -> Check:
+def old_policy(trainer: Trainer, items: Sequence[TrainItem]) -> Check:
     """After an update the policy differs from its old one, which DiffusionNFT needs."""
     old = trainer.old
     if old is None:

@@ -19,7 +19,7 @@ from sage_grpo.training import update
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.rollout import Rollout, Sampler
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Item
+from sage_grpo.training.update import TrainItem
 
 ENOUGH = 1 << 16
 """Values of a noise that are compared."""
@@ -53,7 +53,7 @@ class Sample:
         """A clip's group."""
         return self.plan.groups[member.group]
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[TrainItem]:
         """One replay of every trained step, with made-up advantages: these checks must not depend on a reward, unless it is
         differentiated.
 
@@ -71,7 +71,7 @@ class Sample:
             ones = torch.ones(len(replay.members))
             signs = torch.tensor([1.0 if member.index % 2 else -1.0 for member in replay.members])
             items.append(
-                Item(
+                TrainItem(
                     record=self.rollout.records[replay],
                     step=replay.step,
                     label=label,
@@ -139,7 +139,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 @torch.no_grad()
-def guidance(sample: Sample, items: Sequence[Item]) -> Check:
+def guidance(sample: Sample, items: Sequence[TrainItem]) -> Check:
     """Rollout and replay against the velocity at the configuration's guidance."""
     model, scale = sample.trainer.model, sample.trainer.config.model.training_guidance
     asked = model.guidance_scale if scale is None else scale
@@ -166,7 +166,7 @@ def guidance(sample: Sample, items: Sequence[Item]) -> Check:
     return Check("guidance", status, value, largest)
 
 
-def _rollout_gap(item: Item, x: Tensor, wanted: Tensor) -> float:
+def _rollout_gap(item: TrainItem, x: Tensor, wanted: Tensor) -> float:
     """Difference of the rollout's log-probabilities from those of a velocity; sizes differ by steps, so in units of noise."""
     record = item.record
     if record.log_prob_old is None:  # a fresh noise level, which no rollout visited

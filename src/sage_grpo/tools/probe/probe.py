@@ -48,7 +48,7 @@ class ProbeScores:
 
 
 @dataclass(frozen=True)
-class Clips:
+class PromptScores:
     """Scores of one prompt's clips, of shape (starts, members)."""
 
     reward: Tensor
@@ -165,7 +165,7 @@ class Prober:
         drifts = [row.drift for row in rows if row.drift is not None]
         return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
 
-    def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> Clips:
+    def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> PromptScores:
         """The clips of one prompt; `known` are velocities of a shared prefix."""
         kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
@@ -195,7 +195,7 @@ class Prober:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)
         drift = next((values for name, values in table.parts.items() if name.rsplit("/", 1)[-1] == "drift"), None)
-        return Clips(table.total.view(shape), None if drift is None else drift.view(shape), seconds)
+        return PromptScores(table.total.view(shape), None if drift is None else drift.view(shape), seconds)
 
 
 def passes(plans: Sequence[Plan]) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sage_grpo.data.groups import Member
 from sage_grpo.models.base import RunsCheaply
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.plan.passes import Guiding, Passes
+from sage_grpo.plan.passes import Guiding, PassCount
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.solvers import Rule
 from sage_grpo.samplers.windows import Window
@@ -28,7 +28,7 @@ from sage_grpo.training.planner import check_cheap
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class CheapSetting:
     """Settings of the steps that do not explore."""
 
     after: int
@@ -65,7 +65,7 @@ class Way:
 class Measured:
     """Measurements of a way."""
 
-    way: Way
+    way: CheapSetting
     passes: float
     """Forward passes of the network per clip of the run's own group size."""
     seconds: float
@@ -80,7 +80,7 @@ class Measured:
 class WaysResult:
     """All results of a probe of ways."""
 
-    full: Way
+    full: CheapSetting
     full_passes: float
     full_seconds: float
     step: int
@@ -114,7 +114,7 @@ class _Run:
     seconds: float = 0.0
 
 
-def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
+def choose_ways(prober: Prober) -> tuple[Window, CheapSetting, list[CheapSetting]]:
     """The window, the full way, and the ways to compare with it."""
     window = _window(prober)
     config, spec = prober.config, prober.spec.ways
@@ -130,7 +130,7 @@ def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
         )
     # As many steps as the evaluation has on either side.
     fine = prober.model.sigmas(config.evaluate.steps_for(config.model), rollout.shift)[:-1]
-    full = Way(
+    full = CheapSetting(
         before=max(int((fine > schedule.sigmas[first]).sum()), 1) if before else 0,
         after=max(int((fine <= schedule.sigmas[stop]).sum()), 1),
         solver="ab2" if config.evaluate.solver == "ab2" else "euler",
@@ -140,7 +140,7 @@ def choose_ways(prober: Prober) -> tuple[Window, Way, list[Way]]:
     befores = [0] if not before else spec.before or [rollout.before_steps or before]
     cheaps = list(dict.fromkeys([rollout.cheap, *spec.cheap]))
     ways = [
-        Way(after=after, before=before, solver=solver, cheap=cheap)
+        CheapSetting(after=after, before=before, solver=solver, cheap=cheap)
         for cheap, before, solver, after in product(cheaps, befores, spec.solvers, afters)
     ]
     return window, full, ways
@@ -276,12 +276,12 @@ def _per_clip(run: _Run) -> float:
 
     guiding = Guiding(branches)
     costs = [(one.shared, guiding.one(one.rows, one.sigma, one.guide)) for one in plan.sampled(0)]
-    common = sum((cost for shared, cost in costs if shared), Passes()).clips / spec.starts
-    own = sum((cost for shared, cost in costs if not shared), Passes()).clips / spec.starts / spec.members
+    common = sum((cost for shared, cost in costs if shared), PassCount()).clips / spec.starts
+    own = sum((cost for shared, cost in costs if not shared), PassCount()).clips / spec.starts / spec.members
     return common / prober.config.batch.group_size + own
 
 
-def described(way: Way) -> str:
+def described(way: CheapSetting) -> str:
     """The savings of a way, in few words."""
     cheap, words = way.cheap, []
     if cheap.guidance is not None:
@@ -308,7 +308,7 @@ def ways_document(prober: Prober, finding: WaysResult) -> dict[str, Any]:
     """Content of ways.json."""
     spec = prober.spec
 
-    def row(way: Way, passes: float, seconds: float) -> dict[str, Any]:
+    def row(way: CheapSetting, passes: float, seconds: float) -> dict[str, Any]:
         return {"way": way.fields(), "passes_per_clip": passes, "seconds_per_clip": seconds}
 
     return {

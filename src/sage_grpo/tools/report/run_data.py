@@ -25,7 +25,7 @@ READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finis
 
 
 @dataclass(frozen=True)
-class Clip:
+class ReportClip:
     """One held-out clip of one evaluation."""
 
     prompt: str
@@ -52,7 +52,7 @@ class RunData:
     """One per iteration."""
     evaluations: Sequence[Mapping[str, Any]]
     """One per evaluation."""
-    clips: Mapping[int, Sequence[Clip]]
+    clips: Mapping[int, Sequence[ReportClip]]
     """By iteration."""
     size: Mapping[str, float]
     """Of its clips: width, height, frames, fps, and sound if they have one; empty if unknown."""
@@ -202,9 +202,9 @@ def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
+def _clips(folder: Path) -> tuple[dict[int, list[ReportClip]], dict[str, float]]:
     """Clips by iteration, from the index of every evaluation; from the list of prompts if a run wrote no index."""
-    clips: dict[int, list[Clip]] = {}
+    clips: dict[int, list[ReportClip]] = {}
     size: dict[str, float] = {}
     found = sorted(folder.glob("heldout-*")) if folder.is_dir() else []
     # A run writes no links, and their targets are not the run's.
@@ -216,7 +216,7 @@ def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
     for file in (file for file in found if file.suffix == ".txt"):
         prompts = file.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [f"{file.stem}-{place:02d}.mp4" for place in range(len(prompts))]
-        rows = [Clip(prompt, str(place), {}, there.get(names[place])) for place, prompt in enumerate(prompts)]
+        rows = [ReportClip(prompt, str(place), {}, there.get(names[place])) for place, prompt in enumerate(prompts)]
         clips[_iteration(file)] = rows
     for file in (file for file in found if file.suffix == ".json"):
         index = _json(file)
@@ -228,13 +228,13 @@ def _clips(folder: Path) -> tuple[dict[int, list[Clip]], dict[str, float]]:
     return {iteration: rows for iteration, rows in sorted(clips.items()) if iteration >= 0}, size
 
 
-def _clip(row: Any, file: Path, there: Mapping[str, Path]) -> Clip:
+def _clip(row: Any, file: Path, there: Mapping[str, Path]) -> ReportClip:
     """A row of an index. The folder may be another user's: invalid rows are refused."""
     if not isinstance(row, dict):
         raise DocumentError(f"{file}: a row must be an object, got {shown(row)}.")
     demand(row, {"prompt": str, "noise": (str, int), "scores": dict, "clip": (str, type(None))}, f"{file}: a row")
     demand(row["scores"], dict.fromkeys(row["scores"], (int, float, type(None))), f"{file}: scores")
-    return Clip(row["prompt"], str(row["noise"]), row["scores"], there.get(row["clip"] or ""))
+    return ReportClip(row["prompt"], str(row["noise"]), row["scores"], there.get(row["clip"] or ""))
 
 
 def _iteration(file: Path) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sage_grpo.config.metadata import MEANING, affects
-from sage_grpo.tools.report.run_data import Clip, RunData
+from sage_grpo.tools.report.run_data import ReportClip, RunData
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.statistics import Z95, mean_interval
 from sage_grpo.utils.text import fixed
@@ -226,7 +226,7 @@ def _plain_gain(run: RunData, row: Mapping[str, Any], name: str) -> dict[str, An
     return interval([new - old], "prompts")
 
 
-def _column(clips: Sequence[Clip], name: str) -> list[float]:
+def _column(clips: Sequence[ReportClip], name: str) -> list[float]:
     return [value for clip in clips if (value := clip.scores.get(name)) is not None]
 
 

@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = 30
-    server: Server
+    server: ReportServer
 
     def do_GET(self) -> None:
         """Answer."""
@@ -170,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing: a page polls every few seconds."""
 
 
-class Server(ThreadingHTTPServer):
+class ReportServer(ThreadingHTTPServer):
     """Serves one report on this machine."""
 
     daemon_threads = True

@@ -40,7 +40,7 @@ NAMED_AT_ONCE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StudyPlan:
     """The inputs of a study."""
 
     title: str
@@ -55,7 +55,7 @@ class Plan:
     seed: int | None = None
 
 
-def make(folder: Path, plan: Plan) -> tuple[str, list[str]]:
+def make(folder: Path, plan: StudyPlan) -> tuple[str, list[str]]:
     """Make a study in a new folder; returns the token of its results, and notes for its owner."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StudyError(f"{folder} is there already: choose another --study, a study is never overwritten.")
@@ -76,7 +76,7 @@ def make(folder: Path, plan: Plan) -> tuple[str, list[str]]:
     return token, notes
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: StudyPlan) -> None:
     """Refuse faults before videos open."""
     if len(plan.methods) < 2:
         raise StudyError(f"A study compares two methods or more, got {', '.join(plan.methods) or 'none'}.")
@@ -102,7 +102,7 @@ def _check(plan: Plan) -> None:
         raise StudyError(f"per_rater must be at most {total}, the comparisons that there are, got {plan.per_rater}.")
 
 
-def _design(plan: Plan) -> Study:
+def _design(plan: StudyPlan) -> Study:
     seed = secrets.randbits(32) if plan.seed is None else plan.seed
     methods, prompts = list(plan.methods), [prompt.text for prompt in plan.prompts]
     against = None if plan.against is None else methods.index(plan.against)
@@ -171,7 +171,7 @@ def invite(store: Store) -> tuple[int, str]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ClipFormat:
     """The visible format of a clip."""
 
     width: int
@@ -236,7 +236,7 @@ def clip_file(folder: Path, name: str) -> Path | None:
     return path if is_name and path.is_file() and not path.is_symlink() else None
 
 
-def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
+def copy_clip(source: Path, folder: Path) -> tuple[str, ClipFormat]:
     """Copy a video's pictures and sound unchanged into the folder, under a random name; StudyError when browsers cannot play it."""
     import av
 
@@ -268,7 +268,7 @@ def copy_clip(source: Path, folder: Path) -> tuple[str, Kind]:
                     packet.stream = copies[packet.stream]
                     new.mux(packet)
             seconds = float((stream.duration or 0) * stream.time_base) if stream.time_base else 0.0
-            kind = Kind(stream.width, stream.height, round(seconds, 2), bool(heard))
+            kind = ClipFormat(stream.width, stream.height, round(seconds, 2), bool(heard))
     except av.error.FFmpegError as error:
         raise StudyError(f"{source} cannot be read as a video: {error}.") from error
     return _settled(target), kind
@@ -301,7 +301,7 @@ def _settled(file: Path) -> str:
     return file.name
 
 
-def unequal(kinds: Mapping[tuple[int, str], Kind], prompts: int) -> list[str]:
+def unequal(kinds: Mapping[tuple[int, str], ClipFormat], prompts: int) -> list[str]:
     """Differences that reveal a method without the picture: sizes, lengths or a sound that differ for one prompt."""
     told = []
     for place in range(prompts):

@@ -93,7 +93,7 @@ class Study:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RaterTask:
     """A task as the rater may know it: opaque names, and no methods."""
 
     name: str
@@ -225,7 +225,7 @@ class Store:
         )
         return {rater: (done, total) for rater, done, total in rows}
 
-    def ask(self, rater: int, count: int = 2) -> list[Asked]:
+    def ask(self, rater: int, count: int = 2) -> list[RaterTask]:
         """The rater's next tasks without a vote, at most `count`; the first one counts as shown from now on."""
         with self._writing() as db:
             rows = db.execute(
@@ -236,7 +236,7 @@ class Store:
             if rows and rows[0][1] is None:
                 db.execute("UPDATE tasks SET shown = ? WHERE id = ?", (time.time(), rows[0][0]))
         return [
-            Asked(prompt=self.study.prompts[prompt], name=name, left=left, right=right)
+            RaterTask(prompt=self.study.prompts[prompt], name=name, left=left, right=right)
             for _, _, prompt, name, left, right in rows
         ]
 
