@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @checked
 class Options:
-    """What to compare."""
+    """Options of a comparison."""
 
     recipes: list[str] = field(default_factory=list)
     """Recipes or recipe files (YAML) to compare; the words before all options."""
@@ -62,7 +62,7 @@ class Options:
     out: Folder | None = None
     """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again. None is runs/compare; with `table`, that folder itself."""
     on: Literal["here", "ray"] = "here"
-    """Where runs are made: on this machine, or on the nodes of a Ray cluster (the package's extra `ray`)."""
+    """Place of the runs: on this machine, or on the nodes of a Ray cluster (the package's extra `ray`)."""
     address: str | None = None
     """The Ray cluster: HOST:PORT of its head, or auto for the one that this machine belongs to. None starts one on this machine, on loopback."""
     jobs: Count | Literal["auto"] = "auto"
@@ -80,7 +80,7 @@ class Options:
 
     @property
     def folder(self) -> Path:
-        """Where runs go."""
+        """Folder of the runs."""
         return Path(self.out or "runs/compare")
 
 
@@ -166,7 +166,7 @@ def run(options: Options) -> int:
 
 
 def _refuse_to_run(options: Options) -> None:
-    """What asks for runs is not ignored where only tables are drawn."""
+    """Refuse options of runs where only tables are drawn."""
     plain, names = Options(), [one.name for one in fields(Options) if one.name not in ("table", "out")]
     given = [name for name in names if getattr(options, name) != getattr(plain, name)]
     if given:

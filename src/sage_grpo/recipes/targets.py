@@ -1,4 +1,4 @@
-"""What is trained and on what. Each target is a whole configuration with SAGE's settings."""
+"""Targets: a model and the format that it is trained in. Each target is a whole configuration with SAGE's settings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hunyuan15() -> TrainConfig:
 
 
 def hunyuan15_official() -> TrainConfig:
-    """What the released code runs with its own scripts, its errors repaired; docs/from-official.md lists every departure."""
+    """The settings of the released code's own scripts, its errors repaired; docs/from-official.md lists every departure."""
     config = hunyuan15()
     return replace(
         config,

@@ -1,4 +1,4 @@
-"""What the sentences and splits of all worlds have in common."""
+"""Common parts of the sentences and splits of all worlds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_heldout(names: Iterable[str]) -> bool:
 
 
 class AnyScene:
-    """What scenes of all worlds have in common: a value for every attribute that a prompt can name."""
+    """Common base of scenes: a value for every attribute that a prompt can name."""
 
     attributes: ClassVar[Mapping[str, Sequence[str]]]
     """Every attribute and its values."""
@@ -56,7 +56,7 @@ def vocabulary_of(phrases: Iterable[str], templates: Iterable[str]) -> tuple[str
 
 
 def named_in(text: str, meanings: Mapping[Phrase, Meaning], vocabulary: Sequence[str]) -> Iterator[Meaning]:
-    """What a sentence names, in its order; at every place the longest phrase counts. A ValueError explains unknown words."""
+    """Meanings of a sentence, in its order; at every place the longest phrase counts. A ValueError explains unknown words."""
     found = re.findall(r"[^\s.,;:!?\"()]+", text.lower())
     longest = max(map(len, meanings))
     place = 0

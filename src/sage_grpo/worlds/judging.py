@@ -1,4 +1,4 @@
-"""What the judges of all worlds have in common: clips as tensors, checks, prompts outside the grammar, beliefs to scores."""
+"""Common parts of the judges of all worlds: clips as tensors, checks, prompts outside the grammar, beliefs to scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def joined(parts: Sequence[R]) -> R:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What prompts ask for."""
+    """Attributes that prompts ask for."""
 
     values: dict[str, Tensor]
     """For every attribute the index of its value, int64, B; 0 where a prompt is not understood."""
@@ -59,7 +59,7 @@ class Wanted:
     """Why prompts are outside the world's grammar, by their place."""
 
     def part(self, name: str, beliefs: Tensor) -> Tensor:
-        """How far a clip shows the wanted value of an attribute, from beliefs B x values; NaN where not understood."""
+        """Score of how well a clip shows the wanted value of an attribute, from beliefs B x values; NaN where not understood."""
         match = beliefs.gather(1, self.values[name].unsqueeze(1)).squeeze(1)
         return match.masked_fill(~self.understood, torch.nan)
 
@@ -81,7 +81,7 @@ class Reader:
         self._read = read
 
     def __call__(self, prompts: Sequence[str], device: torch.device) -> Wanted:
-        """What these prompts ask for."""
+        """Attributes that these prompts ask for."""
         rows = [self._read(prompt) for prompt in prompts]
         blank = (0,) * len(self._attributes)
         table = torch.tensor([blank if isinstance(row, str) else row for row in rows], dtype=torch.int64)
@@ -116,7 +116,7 @@ class Smallest:
     side: int
     """Least height and width."""
     why: str
-    """What cannot be told with fewer frames."""
+    """Attributes that need more frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class Judge(ABC, Generic[R]):
     """
 
     read: ClassVar[Reader]
-    """What prompts ask for."""
+    """Attributes that prompts ask for."""
     weights: ClassVar[Mapping[str, float]]
     """Share of each attribute in TA; they sum to one."""
     smallest: ClassVar[Smallest]
@@ -154,7 +154,7 @@ class Judge(ABC, Generic[R]):
 
     @abstractmethod
     def look(self, videos: Tensor) -> Verdict[R]:
-        """What clips show that fit into memory; as `examine`."""
+        """Content of clips that fit into memory; as `examine`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ class Judge(ABC, Generic[R]):
 
     @torch.no_grad()
     def examine(self, videos: Tensor) -> Verdict[R]:
-        """What the clips show, whatever was asked for: uint8 or float in [0, 1], B x F x H x W x 3."""
+        """Content of the clips, without their prompts: uint8 or float in [0, 1], B x F x H x W x 3."""
         most = PIXELS_AT_ONCE.get(videos.device.type, PIXELS_AT_ONCE["cpu"])
         portion = max(1, most // videos[0, ..., 0].numel())
         with torch.autocast(videos.device.type, enabled=False):  # a caller's half precision would blunt the fit

@@ -25,7 +25,7 @@ Listed = Literal["train", "heldout"]
 
 
 class SceneModule(Protocol):
-    """What the module `scene` of a world has."""
+    """Contract of a world's module `scene`."""
 
     FRAMES: int
     """Frames of a clip."""
@@ -52,7 +52,7 @@ class SceneModule(Protocol):
 
 
 class RenderModule(Protocol):
-    """What the module `render` of a world has."""
+    """Contract of a world's module `render`."""
 
     def render(self, batch: Any, frames: int, height: int, width: int) -> Tensor:
         """Clean clips, float B x F x H x W x 3 in [0, 1]."""
@@ -63,15 +63,15 @@ class PromptWorld:
     """A world by the names of its parts."""
 
     name: str
-    """What `data.prompts` and `rewards` call it: its prompts, and its judge."""
+    """Name of its prompts in `data.prompts`, and of its judge in `rewards`."""
     package: str
     """Import path of the package with the modules scene, render and judge."""
     judge_class: str
     """The class in `judge` that scores clips: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
     prompts: Mapping[Listed, int]
-    """How many prompts of each split are used; a split with fewer combinations gives them all."""
+    """Number of prompts that are used of each split; a split with fewer combinations gives them all."""
     ceiling: Mapping[str, float] = field(default_factory=dict)
-    """What the judge gives perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
+    """Scores that the judge gives perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
 
     @property
     def scene(self) -> SceneModule:
@@ -92,7 +92,7 @@ class PromptWorld:
         return texts
 
     def attributes(self, prompt: str) -> dict[str, str]:
-        """What a prompt names, attribute by attribute; ValueError for a prompt that is not of this world."""
+        """Values that a prompt names, by attribute; ValueError for a prompt that is not of this world."""
         found = self.scene.from_text(prompt)
         return {name: getattr(found, name) for name in self.scene.ATTRIBUTES}
 

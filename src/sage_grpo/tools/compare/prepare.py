@@ -33,7 +33,7 @@ MINIATURE = {
 }
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
 BUDGETS = ("passes", "clips")
-"""What a suite may limit: samples through the network, and clips that were scored."""
+"""Limits of a suite: network evaluations, and scored clips."""
 PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift", higher=False))
 """Columns of the shapes judge's parts."""
 
