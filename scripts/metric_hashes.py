@@ -62,6 +62,7 @@ def jobs() -> Iterator[tuple[str, int, list[str]]]:
     for family, kind in FAMILIES.items():
         for method in METHODS_OF_FAMILIES:
             words = ["--recipe", f"{family}/{method}", *small, *tiny, "--model.path", kind]
+            words += ["--objective.levels", "2"] if method in ("nft", "dpo") else []
             words += ["--rewards", '[{"name": "warm_reward:warm", "options": {"differentiable": true}}]', "--data.prompts", "p.txt", "--data.eval_prompts", "p.txt"]
             yield f"{family}/{method} x1", 1, words
 
