@@ -1,0 +1,3 @@
+"""Moved to `sage_grpo.samplers.kernels`."""
+
+from sage_grpo.samplers.kernels import *  # noqa: F403 - forwards every public name

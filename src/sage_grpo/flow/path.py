@@ -1,0 +1,3 @@
+"""Moved to `sage_grpo.samplers.path`."""
+
+from sage_grpo.samplers.path import *  # noqa: F403 - forwards every public name
