@@ -207,7 +207,7 @@ def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_pat
     assert (saved[0][0], saved[0][2:5]) == ("rollout-000004", (["a"], 8.0, ()))
     assert saved[0][5].waves.shape == (1, 1, 8000)
     names = [type(one).__name__ for one in observers.observers_of(trainer, None, None, None, None, None)]  # type: ignore[arg-type]
-    assert names == ["Profile", "Rows", "Videos", "Best", "Callbacks"]
+    assert names == ["ProfileRecorder", "MetricsWriter", "VideoSaver", "BestWeightsSaver", "UserCallbacks"]
 
 
 def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_suite_is_read_and_cut_to_a_size(tmp_path: Path) -> None:
         ("brief: [slow, fast]", "brief: [slow, fats]", "brief names 'fats'"),
         ("brief: [slow, fast]", "brief: 3", "the file.brief must be"),
         ("baseline: slow", "baseline: slwo", "Did you mean 'slow'"),
-        (TEXT, "title: [", "is no YAML"),
+        (TEXT, "title: [", "is not valid YAML"),
     ],
 )
 def test_a_mistake_is_named_by_its_file_and_key(old: str, new: str, said: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from sage_grpo.health.evidence import (
     shortfall,
 )
 from sage_grpo.health.reward_parts import RewardParts
-from sage_grpo.health.sentinel import Finding, HeldOutRewards, Remembered, Sentinel
+from sage_grpo.health.sentinel import Finding, HeldOutRewards, PastEvaluation, Sentinel
 from sage_grpo.health.statistics import MOST, ParameterDrift, _mean, correlation, thumbnails
 from sage_grpo.training.guard import HealthGuard
 
@@ -268,11 +268,14 @@ def test_a_witness_no_longer_follows_where_its_first_gain_was_sure_and_its_secon
     gain, later, rise, told
 ) -> None:
     sentinel, one, judge = watching(), off(1.0, 0.01), off(gain, 0.1)
-    sentinel.remembered = [Remembered({"total": FLAT, "judge": FLAT}), Remembered({"total": one, "judge": judge})]
+    sentinel.remembered = [
+        PastEvaluation({"total": FLAT, "judge": FLAT}),
+        PastEvaluation({"total": one, "judge": judge}),
+    ]
     assert bool(sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))) == told
     if told:
         sentinel.agreement = {"judge": Agreement(20, 10.0, 0.2)}
-        sentinel.remembered[1] = Remembered({"total": one, "judge": judge}, {"judge": Agreement(10, 5.0, 0.1)})
+        sentinel.remembered[1] = PastEvaluation({"total": one, "judge": judge}, {"judge": Agreement(10, 5.0, 0.1)})
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one)), "groups agree as before"
         sentinel.remembered = sentinel.remembered[:1]
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))

@@ -88,7 +88,7 @@ def test_a_dtype_is_the_one_that_is_asked_for_or_that_of_most_numbers(checkpoint
         ]
     ):
         out = tmp_path / str(number)
-        assert main(["convert", *words, "--out", str(out)]) == 0
+        assert main(["export", *words, "--out", str(out)]) == 0
         assert {one.dtype for file in (out / part).glob("*.safetensors") for one in load_file(file).values()} == {
             stored
         }
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused(checkpoint, tmp_path: Path, capsys: pytest
     base = checkpoint(KIND)
 
     def refused(source: Path, *more: str) -> str:
-        words = ["convert", str(source), "--base", str(base), "--out", str(tmp_path / "no"), *more]
+        words = ["export", str(source), "--base", str(base), "--out", str(tmp_path / "no"), *more]
         assert main(words) == 2
         assert not (tmp_path / "no").exists()
         return capsys.readouterr().err

@@ -66,10 +66,10 @@ def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, says, tmp_path
 
 def test_a_text_encoder_is_a_model(copy) -> None:
     kinds = {
-        "pipeline": "no part",
-        "PretrainedConfig": "no part",
+        "pipeline": "not part",
+        "PretrainedConfig": "not part",
         "NoSuchThing": "does not have",
-        "T5Tokenizer": "no model",
+        "T5Tokenizer": "not a model",
     }
     for kind, fault in kinds.items():
         change(copy / "model_index.json", text_encoder=["transformers", kind])

@@ -420,7 +420,7 @@ def test_the_snippet_fits_every_kind_of_recipe(name, tmp_path) -> None:
         (["--probe.steps", "[7]"], "names step 7, but with rollout.steps 5 it may be 0 to 3"),
         (["--kernel.name", "cps", "--probe.etas", "[1.5]"], "eta"),
         (["--rewards", '[{"name": "trainer_toys:flat"}]'], "the same for all clips"),
-        (["--run", "somewhere", "--recipe", "shapes/sage"], "give one of them"),
+        (["--run", "somewhere", "--recipe", "shapes/sage"], "choose one of them"),
     ],
 )
 def test_nonsense_is_refused(more, answer, files, capsys, tmp_path, monkeypatch) -> None:

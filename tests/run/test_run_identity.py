@@ -215,15 +215,15 @@ def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPat
         (package / name).write_text("")
     monkeypatch.setattr(identity, "ROOT", package)
     first = identity.of_code()
-    for part in ("flow", "gaussian.py", "rewards", "parallel", "train", "video.py"):
+    for part in ("samplers", "types.py", "rewards", "distributed", "training", "utils"):
         file = package / (part if part.endswith(".py") else f"{part}/some.py")
         file.parent.mkdir(exist_ok=True)
         file.write_text("# what a run computes\n")
         assert identity.of_code() != first, part
         file.unlink()
-    (package / "commands" / "train.py").write_text("# what people see\n")
+    (package / "cli" / "train.py").write_text("# what people see\n")
     assert identity.of_code() == first
-    (package / "rl" / "advantage.py").write_text("# what a run computes\n")
+    (package / "objectives" / "advantage.py").write_text("# what a run computes\n")
     assert identity.of_code() != first
     with pytest.raises(ConfigError, match=r"\n  code: the package's code\n"):
         train(begun)

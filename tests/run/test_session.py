@@ -383,7 +383,7 @@ def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
 
 def test_the_crew_is_asked_with_the_ranks_and_the_objects(monkeypatch) -> None:
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(sys.modules[preflight.__module__].on_ray, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys.modules[preflight.__module__].ray_pool, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
     config = recipe("shapes/sage")
     preflight(config)
     preflight(config, 2, Overrides(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]

@@ -157,10 +157,10 @@ MODEL = {
 ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
-    "session": "out resume allow_changes log.sinks data.encode_ahead evaluate.every evaluate.early keep.",
-    "telling": "log. profile evaluate.show",
-    "forecast": "model.memory update.gradient_checkpointing",
-    "crew": "rollout.on rollout.ray.",
+    "run": "out resume allow_changes log.sinks data.encode_ahead evaluate.every evaluate.early keep.",
+    "callbacks": "log. profile evaluate.show",
+    "plan": "model.memory update.gradient_checkpointing",
+    "workers": "rollout.on rollout.ray.",
     "training/test_iteration_formulas.py": "rollout.offload anchor.offload",
     "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
         rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
@@ -169,9 +169,9 @@ ELSEWHERE = {
     "training/test_given.py": "rollout.cheap.cache rollout.cheap.cache_threshold rollout.cheap.cache_every rollout.cheap.attention",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",
-    "rl": "kl.window",
-    "sentinel": "sentinel.",
-    "parallel": "parallel.",
+    "objectives": "kl.window",
+    "health": "sentinel.",
+    "distributed": "parallel.",
     "models": """model.path model.revision model.dtype model.vae_dtype model.device model.train model.lora model.lora. model.guidance_scale_2
         model.frames model.height model.width model.fps model.sigmas model.adapters[]. model.attention model.packed model.compile
         model.expert model.vae_slicing model.vae_tiling model.options model.cache""",

@@ -45,7 +45,7 @@ CONTENT = {
     "plugins": "the code of rewards or of a model of your own",
 }
 """Content with a fingerprint: its name in `allow_changes` and its description."""
-OUTSIDE = ("commands", "recipes", "report", "lab", "api.py", "cli.py", "__init__.py", "__main__.py", "inspector.py")
+OUTSIDE = ("cli", "recipes", "tools", "api.py", "__init__.py", "__main__.py")
 """Parts of the package that a run does not compute with."""
 SAMPLE = 1024
 """Numbers of a frozen tensor that its fingerprint includes."""
