@@ -56,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(PROMPTS)
     for name in ("mine.yaml", "run.yaml"):
         (tmp_path / name).write_text("recipe: shapes/branch\nbatch:\n  prompts: 8\n")
+    (tmp_path / "research").symlink_to(ROOT / "research")
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "snippet.yaml").write_text("rollout:\n  window:\n    at: [2]\n")
     return tmp_path

@@ -141,7 +141,7 @@ def test_drawn_errors_can_be_planted_and_what_is_none_is_still_made(tmp_path: Pa
     assert {generate.room(one.file) for one in some} == {"samplers"}
     assert len(some) == 8
     assert not [fault for one in some if (fault := one.fault(ROOT))]
-    assert generate.drawn(ROOT, 6, 8, "samplers") != generate.drawn(ROOT, 5, 8, "flow") == some
+    assert generate.drawn(ROOT, 6, 8, "samplers") != generate.drawn(ROOT, 5, 8, "samplers") == some
     package, stale = ROOT / PACKAGE, []
     for none in sorted(generate.read(), key=lambda none: none.file):
         changes = generate.changes_of((package / none.file).read_text(encoding="utf-8"), package / none.file)

@@ -140,7 +140,7 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
         def hands(config: c.TrainConfig, studio: Any, rank: int, ranks: int) -> InProcess:
             return InProcess(config, [f"{name} {rank}" for name in names], fate, ranks)
 
-        with mock.patch.object(ray_pool, "RayHands", hands), mock.patch.object(ray_pool, "find_ray"):
+        with mock.patch.object(ray_pool, "RayWorkerPool", hands), mock.patch.object(ray_pool, "find_ray"):
             trainer = assemble(config, build(config, world), world)
             rows = [trainer.step() for _ in range(config.iterations)]
             trainer.close()
