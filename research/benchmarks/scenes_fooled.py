@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from sage_grpo.worlds.making.scenes.faults import FAULTS
-from sage_grpo.worlds.scenes.learned import LearnedReward
 from torch import Tensor
 
+from research.pretraining.scenes.faults import FAULTS
+from research.scenes.learned import LearnedReward
 from sage_grpo.worlds.shapes.render import to_uint8
 from sage_grpo.worlds.world import SCENES
 
