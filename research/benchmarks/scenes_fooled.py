@@ -19,8 +19,8 @@ from torch import Tensor
 
 from research.pretraining.scenes.faults import FAULTS
 from research.scenes.learned import LearnedReward
+from research.scenes.world import SCENES
 from sage_grpo.worlds.shapes.render import to_uint8
-from sage_grpo.worlds.world import SCENES
 
 WEIGHTS = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
 """Of the parts in a total, the judge's and the learned reward's."""
