@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.video_stats import ClipBatch, brightness
+from sage_grpo.rewards.built_in.video_stats import StatisticsBatch, brightness
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.worlds.shapes.judge import ShapesJudge
 
@@ -31,7 +31,7 @@ def constant(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 def luma(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
     """Brightness, with a name that hides it."""
-    return brightness(ClipBatch(videos, fps)) + 0.001 * torch.tensor([float(len(prompt)) for prompt in prompts])
+    return brightness(StatisticsBatch(videos, fps)) + 0.001 * torch.tensor([float(len(prompt)) for prompt in prompts])
 
 
 def broken(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:

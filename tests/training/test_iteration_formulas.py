@@ -33,7 +33,7 @@ from sage_grpo.training.plan import Group, KlProbe, NoiseLevels, Plan, Replay
 from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferenceKl, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
 from sage_grpo.training.sampling import RolloutEngine
-from sage_grpo.training.scoring import LocalScores, Scores, check_groups, gathered, joined, preferred
+from sage_grpo.training.scoring import GroupScores, LocalScores, check_groups, gathered, joined, preferred
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
 from trainer_helpers import plan_of
@@ -188,7 +188,7 @@ def test_an_evaluation_says_what_every_clip_scored() -> None:
     nan = math.nan
     prompts = [Prompt("a", seed=7), Prompt("b")]
     total, parts = torch.tensor([1.0, nan, 2.0, 6.0]), {"x": torch.tensor([4.0, 5.0, nan, 6.0])}
-    scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {"r": 1}, "")
+    scored = GroupScores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {"r": 1}, "")
     stderr = math.sqrt(14 / 3) / math.sqrt(3)
     metrics = {"eval/x": 5.0, "eval/total": 3.0, "eval/total_stderr": pytest.approx(stderr), "eval/failed": 1.0}
     assert evaluate._means(scored) == {**metrics, "eval/failed/r": 1.0}
@@ -577,7 +577,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
     parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
-    scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {}, "")
+    scored = GroupScores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {}, "")
     config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
     both = [SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
     line = SimpleNamespace(config=config, reward=reward, parts=both)

@@ -32,7 +32,7 @@ from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
-from sage_grpo.training.scoring import Scores, describe
+from sage_grpo.training.scoring import GroupScores, describe
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import Diverged, UpdateSums, summarize
 from sage_grpo.types import Conditioning
@@ -251,7 +251,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
         trainer.model.velocity = lambda *a, v=velocity, c=calls, **named: c.append(1) or v(*a, **named)
         rollout = trainer.roll_out(plan)
         passes.append(len(calls))
-        scored = Scores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {}, "")
+        scored = GroupScores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {}, "")
         items = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)
         counts.append(len(items))
         weight += float(sum(item.weight.sum() for item in items))
@@ -356,7 +356,7 @@ def test_spread_and_shares_are_made_of_their_sums() -> None:
 def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     total = torch.tensor([0.0, 2.0, math.nan, 4.0, 1.0, 1.0, 1.0, 5.0])
     groups = torch.tensor([0] * 4 + [1] * 4)
-    scored = Scores(groups, torch.arange(8) % 4, total, {"bright": total}, {"bright": 1}, "")
+    scored = GroupScores(groups, torch.arange(8) % 4, total, {"bright": total}, {"bright": 1}, "")
     metrics = describe(scored, torch.tensor([1.0, -3.0] * 4), {})
     assert metrics["reward/total"] == metrics["reward/bright"] == 2.0
     assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))

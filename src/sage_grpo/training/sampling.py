@@ -30,7 +30,7 @@ from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, check_cheap, parts_of
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import LocalScores, ScoredClips, Scores, gathered, metadata_of, score_here
+from sage_grpo.training.scoring import GroupScores, LocalScores, ScoredClips, gathered, metadata_of, score_here
 from sage_grpo.training.update import Objective
 from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
@@ -208,7 +208,7 @@ class RolloutEngine:
 
     def score(
         self, videos: Tensor, plan: Plan, early: AsyncScoring | None = None, latents: Tensor | None = None
-    ) -> Scores:
+    ) -> GroupScores:
         """Rewards of all ranks' clips."""
         return gathered(self.reward, self.sheet(videos, plan, early, latents), self.world, torch.float32)
 

@@ -65,7 +65,7 @@ def compose(
 
 
 @dataclass(frozen=True)
-class Scores:
+class GroupScores:
     """Scores of all ranks' clips, in the order (group, member)."""
 
     groups: Tensor
@@ -90,10 +90,10 @@ def metadata_of(prompt: Prompt) -> dict[str, Any]:
     return {**prompt.metadata, **prompt.columns()}
 
 
-def preferred(groups: int, size: int) -> Scores:
+def preferred(groups: int, size: int) -> GroupScores:
     """Scores of given clips, in place of rewards: in every row the first clip is the better one."""
     places = torch.arange(groups * size)
-    return Scores(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {}, "")
+    return GroupScores(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {}, "")
 
 
 def no_clips(video: VideoSpec) -> Tensor:
@@ -173,7 +173,9 @@ def joined(sheets: Sequence[LocalScores]) -> LocalScores:
     return LocalScores(torch.cat([sheet.rows for sheet in sheets]), counts, failures)
 
 
-def gathered(reward: CompositeReward, sheet: LocalScores, world: World, dtype: torch.dtype = torch.float64) -> Scores:
+def gathered(
+    reward: CompositeReward, sheet: LocalScores, world: World, dtype: torch.dtype = torch.float64
+) -> GroupScores:
     """Gather the scores of all ranks, in order; RewardFailure on all of them when too many clips have no total."""
     rows = world.gather(sheet.rows)
     counts = world.gather(torch.tensor([sheet.failed])).sum(0).tolist()
@@ -185,10 +187,10 @@ def gathered(reward: CompositeReward, sheet: LocalScores, world: World, dtype: t
     check_failures(int((~torch.isfinite(rows[:, 2])).sum()), len(rows), reward.max_failed_fraction, text)
     rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]
     total, *parts = (column.to(dtype) for column in rows[:, 2:].unbind(1))
-    return Scores(rows[:, 0].long(), rows[:, 1].long(), total, dict(zip(reward.names, parts)), failed, text)
+    return GroupScores(rows[:, 0].long(), rows[:, 1].long(), total, dict(zip(reward.names, parts)), failed, text)
 
 
-def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def describe(scored: GroupScores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metrics of the rewards; `witnesses` are the held-out rewards, with the weights of their parts."""
     ok = scored.valid
     spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]

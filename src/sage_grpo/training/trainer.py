@@ -43,8 +43,8 @@ from sage_grpo.training.reference import OldPolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.sampling import MakeWorkers, RolloutEngine
 from sage_grpo.training.scoring import (
+    GroupScores,
     ScoredClips,
-    Scores,
     check_groups,
     describe,
     gathered,
@@ -192,7 +192,7 @@ class Trainer:
         """This process's scored clips, from here or from the workers that sampled them."""
         return rollout.judged or self.studio.judge(rollout, plan, whole=self.shows(plan.iteration))
 
-    def score(self, judged: ScoredClips) -> Scores:
+    def score(self, judged: ScoredClips) -> GroupScores:
         """The scores of all ranks' clips, equal on every rank."""
         return gathered(self.reward, judged.sheet, self.world, torch.float32)
 
@@ -232,7 +232,7 @@ class Trainer:
         prompts = self.state.stream.peek(len(numbers) * size)
         return [self.planner.plan(n, prompts[at * size : (at + 1) * size]) for at, n in enumerate(numbers)]
 
-    def advantages(self, scored: Scores) -> Tensor:
+    def advantages(self, scored: GroupScores) -> Tensor:
         """Group-relative advantages of all rollouts; one column per part if rewards judge parts."""
         if not any(spec.judges for spec in self.config.rewards):
             return self._advantage(scored, self.reward.weights, scored.total)
@@ -243,7 +243,7 @@ class Trainer:
             columns.append(self._advantage(scored, weights, total.sum(0)))
         return torch.stack(columns, dim=1)
 
-    def _advantage(self, scored: Scores, weights: Mapping[str, float], total: Tensor) -> Tensor:
+    def _advantage(self, scored: GroupScores, weights: Mapping[str, float], total: Tensor) -> Tensor:
         config = self.config.advantage
         if config.decoupled and weights:
             return decoupled_advantage(
@@ -281,7 +281,7 @@ class Trainer:
         self,
         plan: Plan,
         rollout: Rollout,
-        scored: Scores,
+        scored: GroupScores,
         advantages: Tensor,
         pushes: Mapping[tuple[Member, ...], RewardSignal],
     ) -> dict[str, float]:
@@ -337,7 +337,7 @@ class Trainer:
         self,
         plan: Plan,
         rollout: Rollout,
-        scored: Scores,
+        scored: GroupScores,
         advantages: Tensor,
         update: int,
         pushes: Mapping[tuple[Member, ...], RewardSignal] | None = None,

@@ -37,7 +37,7 @@ DUPLICATE = 0.5 / 255
 """Two frames whose mean absolute difference in luma is below this are the same frame."""
 
 
-class ClipBatch:
+class StatisticsBatch:
     """A batch of clips with everything that several statistics share, computed once."""
 
     def __init__(self, videos: Tensor, fps: float) -> None:
@@ -51,7 +51,7 @@ class ClipBatch:
         return red * (0.299 / 255) + green * (0.587 / 255) + blue * (0.114 / 255)
 
 
-def sharpness(clip: ClipBatch) -> Tensor:
+def sharpness(clip: StatisticsBatch) -> Tensor:
     """Variance of the Laplacian of luma, x 1000."""
     kernel = torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]], device=clip.luma.device).view(1, 1, 3, 3)
     if min(clip.luma.shape[-2:]) < 3:
@@ -60,19 +60,19 @@ def sharpness(clip: ClipBatch) -> Tensor:
     return 1000 * edges.var(dim=1, unbiased=False).view(clip.luma.shape[:2]).mean(dim=1)
 
 
-def saturation(clip: ClipBatch) -> Tensor:
+def saturation(clip: StatisticsBatch) -> Tensor:
     """Mean HSV saturation, (max - min) / max, in [0, 1]."""
     high = clip.videos.amax(dim=-1).float()
     low = clip.videos.amin(dim=-1).float()
     return ((high - low) / high.clamp(min=1)).flatten(1).mean(dim=1)
 
 
-def brightness(clip: ClipBatch) -> Tensor:
+def brightness(clip: StatisticsBatch) -> Tensor:
     """Mean luma in [0, 1]."""
     return clip.luma.flatten(1).mean(dim=1)
 
 
-def colour_entropy(clip: ClipBatch) -> Tensor:
+def colour_entropy(clip: StatisticsBatch) -> Tensor:
     """Entropy of the clip's colours over 8 x 8 x 8 bins, as a fraction of the largest possible, in [0, 1]."""
     count, bins = clip.videos.shape[0], LEVELS**3
     red, green, blue = ((channel // (256 // LEVELS)).int() for channel in clip.videos.unbind(dim=-1))
@@ -84,7 +84,7 @@ def colour_entropy(clip: ClipBatch) -> Tensor:
     return (entropy / torch.log(torch.tensor(float(bins)))).float()
 
 
-def motion(clip: ClipBatch) -> Tensor:
+def motion(clip: StatisticsBatch) -> Tensor:
     """Mean speed of the picture's blocks, in frame heights a second: independent of resolution and of fps."""
     count, frames = clip.luma.shape[:2]
     stride = min(max(1, int(clip.fps * SPAN + 1e-6)), frames - 1)
@@ -96,13 +96,13 @@ def motion(clip: ClipBatch) -> Tensor:
     return heights.view(count, -1).mean(dim=1) * (clip.fps / stride)
 
 
-def warp_error(clip: ClipBatch) -> Tensor:
+def warp_error(clip: StatisticsBatch) -> Tensor:
     """Mean absolute luma difference of neighbouring frames that remains after the best whole shift of every block."""
     small = _pooled(clip.luma)
     return match_blocks(small[:, :-1].flatten(0, 1), small[:, 1:].flatten(0, 1)).view(len(small), -1).mean(dim=1)
 
 
-def midframe_error(clip: ClipBatch) -> Tensor:
+def midframe_error(clip: StatisticsBatch) -> Tensor:
     """Mean absolute luma difference of every second frame from the one half way between its neighbours: unsteady motion.
 
     The neighbours are moved towards each other by half of the motion of every block, and averaged: the error is small for steady motion, large for
@@ -117,13 +117,13 @@ def midframe_error(clip: ClipBatch) -> Tensor:
     return inner(_blocks((guess - middle).abs())).reshape(len(small), -1).mean(dim=1)
 
 
-def flicker(clip: ClipBatch) -> Tensor:
+def flicker(clip: StatisticsBatch) -> Tensor:
     """Mean absolute second difference of the frames' brightness: 0 for a constant light and for a steady fade."""
     level = clip.luma.mean(dim=(-1, -2))
     return (level[:, 2:] - 2 * level[:, 1:-1] + level[:, :-2]).abs().mean(dim=1)
 
 
-def duplicate_frames(clip: ClipBatch) -> Tensor:
+def duplicate_frames(clip: StatisticsBatch) -> Tensor:
     """Fraction of frames that repeat the one before."""
     difference = (clip.luma[:, 1:] - clip.luma[:, :-1]).abs().mean(dim=(-1, -2))
     return (difference < DUPLICATE).float().mean(dim=1)
@@ -239,7 +239,7 @@ def _dense(blocks: Tensor, like: Tensor) -> Tensor:
     return F.interpolate(blocks, like.shape[-2:], mode="nearest")
 
 
-STATISTICS: Mapping[str, Callable[[ClipBatch], Tensor]] = {
+STATISTICS: Mapping[str, Callable[[StatisticsBatch], Tensor]] = {
     function.__name__: function
     for function in (
         sharpness,
@@ -281,7 +281,7 @@ class VideoStats:
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Measure the clips; prompts are ignored."""
-        clip, frames = ClipBatch(videos, fps), videos.shape[1]
+        clip, frames = StatisticsBatch(videos, fps), videos.shape[1]
         short = [part for part in self.names if frames < NEEDED_FRAMES.get(part, 1)]
         nothing = torch.full((videos.shape[0],), torch.nan, device=videos.device)
         values = {part: nothing if part in short else STATISTICS[part](clip) for part in self.names}
@@ -296,5 +296,5 @@ class VideoStats:
             raise RewardConfigError(
                 f"video_stats: {', '.join(rough)} has no gradient; choose parts among {', '.join(sorted(SMOOTH))}."
             )
-        clip = ClipBatch(videos, fps)
+        clip = StatisticsBatch(videos, fps)
         return {part: STATISTICS[part](clip) for part in self.names}
