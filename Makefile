@@ -24,10 +24,10 @@ demo: install ## Train the miniature video model on the CPU and show what change
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder $(PYTEST_OPTIONS)
 
-test: install lint ## Lint, types (tests/typed) and the tests of every part
+test: install lint ## Lint and the quick tests of every part
 	@$(PYTEST) -m "not slow"
 
-test-slow: install ## The tests that start many processes, browsers, builds and whole runs, and those of research/
+test-slow: install ## Types, the tests that start many processes, browsers, builds and whole runs, and those of research/
 	@$(PYTEST) -m slow
 	@$(PYTEST) research/tests
 

@@ -38,7 +38,7 @@ def lora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """What is sampled, by a model that takes no time: model, file and seed."""
+    """Samples of a model that takes no time: model, file and seed."""
     found: list[tuple[str, str, int]] = []
     video = SimpleNamespace(frames=5, height=32, width=48, fps=8.0)
 

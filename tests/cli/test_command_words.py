@@ -1,4 +1,4 @@
-"""What the smaller commands take from their words, print and return."""
+"""Words, printed texts and exit statuses of the smaller commands."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_a_baseline_is_an_arm_or_a_recipes_own_values_or_its_first() -> None:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What runs are asked for, and how they end; tables are one word."""
+    """Runs that are asked for, and their end; tables are one word."""
     asked: dict[str, Any] = {"failed": 0, "missing": 0}
 
     def begin(parts: Any, **named: Any) -> Any:

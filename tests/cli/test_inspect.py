@@ -35,7 +35,7 @@ ASKED = (
     "title", "xlabel", "ylabel", "xlim", "ylim", "xscale", "yscale", "text", "position", "fontsize", "weight", "ha", "va", "color",
     "facecolor", "alpha", "zorder", "marker", "markersize", "linestyle", "linewidth", "xdata", "ydata", "xy", "width", "height", "frame_on",
 )  # fmt: skip
-"""What is asked of every part of a figure that knows it."""
+"""Questions that parts of a figure answer."""
 
 
 def told_of(part: Any) -> str:
@@ -54,7 +54,7 @@ def told_of(part: Any) -> str:
 
 
 def described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: Path) -> str:
-    """What the command prints, and what is in the figure that it draws."""
+    """The printed text, and the content of the figure."""
     mpl.use("Agg")
     from matplotlib import pyplot
 

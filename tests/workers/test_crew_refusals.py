@@ -19,7 +19,8 @@ from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.recipes.methods import dpo, nft
 from sage_grpo.run.preflight import preflight
-from sage_grpo.training.inputs import Overrides
+from sage_grpo.training.inputs import Overrides, build
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import WorkerError
 
@@ -176,3 +177,12 @@ def test_actors_are_asked_in_turn_and_end(monkeypatch) -> None:
             actors.ask("add")
     assert ended == copies
     assert ray.made == [{"num_cpus": 0.5, "num_gpus": 0.25, "max_restarts": -1, "max_task_retries": -1}]
+
+
+def test_a_trainer_without_workers_refuses_what_needs_them(config) -> None:
+    """`rollout.on` and `rollout.staleness` would otherwise be ignored without a word."""
+    here = replace(config, rollout=replace(config.rollout, on="here"))
+    for asking in (config, stale(here)):
+        with pytest.raises(ConfigError, match=r"run\.session\.assemble"):
+            Trainer(asking, build(asking))
+    Trainer(here, build(here)).close()
