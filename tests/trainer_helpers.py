@@ -53,13 +53,13 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 def watch_gradients(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """A list that gets the gradients of every optimizer update, before the optimizer uses them."""
     found: list[dict[str, torch.Tensor]] = []
-    apply = trainer._apply
+    apply = trainer.updater.apply
 
     def noted(metrics: dict[str, float]) -> dict[str, float]:
         found.append({name: p.grad.clone() for name, p in trainer.state.params.items() if p.grad is not None})
         return apply(metrics)
 
-    trainer._apply = noted
+    trainer.updater.apply = noted
     return found
 
 
@@ -67,7 +67,7 @@ def watch_updates(trainer: Trainer) -> list[tuple[dict[str, torch.Tensor], dict[
     """The same, each after the weights that the update began with."""
     found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
     gradients = watch_gradients(trainer)
-    apply = trainer._apply
+    apply = trainer.updater.apply
 
     def noted(metrics: dict[str, float]) -> dict[str, float]:
         weights = weights_of(trainer)
@@ -75,7 +75,7 @@ def watch_updates(trainer: Trainer) -> list[tuple[dict[str, torch.Tensor], dict[
         found.append((weights, gradients[-1]))
         return result
 
-    trainer._apply = noted
+    trainer.updater.apply = noted
     return found
 
 

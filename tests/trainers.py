@@ -118,14 +118,14 @@ def make_trainer() -> MakeTrainer:
 
     def make(config: TrainConfig) -> Trainer:
         trainer = assemble(config, build(config))
-        apply, log = trainer._apply, []
+        apply, log = trainer.updater.apply, []
 
         def watched(metrics: dict[str, float]) -> dict[str, float]:
             log.append(dict(metrics))
             log[-1] |= apply(metrics)
             return log[-1]
 
-        trainer._apply = watched  # type: ignore[method-assign]
+        trainer.updater.apply = watched  # type: ignore[method-assign]
         trainer.log = log  # type: ignore[attr-defined]
         return trainer
 

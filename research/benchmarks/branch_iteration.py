@@ -66,7 +66,7 @@ def rows(file: Path) -> list[Row]:
         grid = Schedule.shifted(config.rollout.steps, 5.0)
         planner = Planner(config, grid, config.kernel.build(grid), trains=lambda sigma: True)
         plan = foresee(config, planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)]))
-        sample, replay = plan.rollout_passes(0).total(), sum(plan.rounds)
+        sample, replay = plan.rollout_passes(0).total(), sum(Lockstep(plan).rounds)
         anchor = replay if config.trust_region.uses_anchor else 0
         clips = len(plan.groups) * plan.group_size
         seconds = (sample + anchor) * forward + replay * backward + clips * decode

@@ -141,8 +141,8 @@ def iterate(model: Any, config: c.TrainConfig, said: Forecast) -> dict[str, floa
     trainer.state.optimizer.materialize()
     if trainer.state.anchor is not None:
         trainer.state.anchor.renewed_at = -1
-    trainer.vae.stays = said.phases[0].memory.visitor > 0
-    if model.device.type == "cuda" and not trainer.vae.stays:
+    trainer.engine.vae.stays = said.phases[0].memory.visitor > 0
+    if model.device.type == "cuda" and not trainer.engine.vae.stays:
         model.place("vae", "cpu")
         torch.cuda.empty_cache()
     trainer.encode_prompts()

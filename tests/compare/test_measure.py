@@ -19,7 +19,7 @@ from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.training.engine import RolloutEngine
 from trainer_zoo.toy import ToyModel
 
 ARMS = {
@@ -228,7 +228,7 @@ def recording(**budgets: int) -> lab.Recording:
     config: Any = SimpleNamespace(iterations=4, rewards=rewards)
     state = SimpleNamespace(iteration=0, updates=0)
     trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
-    trainer.done.iteration = 0
+    trainer.plan.iteration = 0
     record = lab.RunRecord(grid={0: {}})
     return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
 
@@ -256,7 +256,7 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     near.trainer.state.iteration = 1
     near.after({"time/total": 2.0})
     assert near.record.budgets == {"clips": 1}
-    near.trainer.done = None
+    near.trainer.plan = None
     with pytest.raises(RuntimeError, match="no plan"):
         near.after({})
 

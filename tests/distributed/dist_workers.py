@@ -83,7 +83,7 @@ def whole(trainer: Trainer) -> dict[str, Any]:
     tensors |= {f"ema/{name}": p for name, p in (state.ema.copies if state.ema else {}).items()}
     tensors |= {f"anchor/{name}": p for name, p in (state.anchor.copies if state.anchor else {}).items()}
     tensors |= {f"old/{name}": p for name, p in (state.old.copies if state.old else {}).items()}
-    return {name: tensor.numpy() for name, tensor in trainer.engine.whole(tensors).items()}
+    return {name: tensor.numpy() for name, tensor in trainer.sharding.whole(tensors).items()}
 
 
 @in_double
@@ -145,7 +145,7 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
             rows = [trainer.step() for _ in range(config.iterations)]
             trainer.close()
         figures = [{k: v for k, v in row.items() if not k.startswith(("time/", "crew/"))} for row in rows]
-        return figures, whole(trainer), {} if trainer.crew is None else trainer.crew.row
+        return figures, whole(trainer), {} if trainer.workers is None else trainer.workers.row
 
     stale = dataclasses.replace(config.rollout, staleness=1)
     ray = dataclasses.replace(stale, on="ray", ray=RaySpec(address="127.0.0.1:1"))
@@ -176,8 +176,8 @@ class Recorder:
         self.advantages: list[torch.Tensor] = []
         self.gradients: list[dict[str, torch.Tensor]] = []
         self._methods = {name: getattr(trainer, name) for name in ("roll_out", "judge", "advantages", "_apply")}
-        trainer.roll_out, trainer.judge = self._roll_out, self._judge
-        trainer.advantages, trainer._apply = self._advantages, self._apply
+        trainer.sample, trainer.judge = self._roll_out, self._judge
+        trainer.advantages, trainer.updater.apply = self._advantages, self._apply
 
     def _roll_out(self, plan):
         rollout = self._methods["roll_out"](plan)
@@ -189,7 +189,7 @@ class Recorder:
 
     def _judge(self, rollout, plan):
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
-        members = self.trainer.studio.scored(plan)
+        members = self.trainer.engine.scored(plan)
 
         def keyed(clips, captions, fps, metadata=None, early=None, *more):
             scores, report = reward(clips, captions, fps, metadata, early, *more)
@@ -212,7 +212,7 @@ class Recorder:
 
     def _apply(self, metrics):
         gradients = {name: p.grad for name, p in self.trainer.state.params.items() if p.grad is not None}
-        self.gradients.append(self.trainer.engine.whole(gradients))
+        self.gradients.append(self.trainer.sharding.whole(gradients))
         return self._methods["_apply"](metrics)
 
     def records(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def failing_reward(world: World, configs: Sequence[c.TrainConfig]) -> list[dict[
             continue
         metrics = trainer.evaluate().metrics
         names = "reward/failed", "reward/failed/FailsOnRankOne"
-        found.append({"report": trainer.failures, "failed": [row[name] for name in names]})
+        found.append({"report": trainer.scores.report, "failed": [row[name] for name in names]})
         found[-1]["eval"] = [metrics[name.replace("reward", "eval", 1)] for name in names]
     return found
 

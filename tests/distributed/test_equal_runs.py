@@ -17,7 +17,7 @@ import pytest
 
 from double import CLOSE
 from sage_grpo.distributed.spec import ParallelSpec
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.plan.costs import forecast
 from sage_grpo.plan.hardware import find
 from sage_grpo.rewards.spec import RewardSpec

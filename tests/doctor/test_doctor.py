@@ -62,7 +62,7 @@ def test_healthy_shapes() -> None:
     found += examine.of_learning(sample)
     assert not raised(found)
     assert len(found) == 19
-    assert len(sample.trainer.encoded) <= spec.prompts + 1  # not those of the whole run
+    assert len(sample.trainer.encoder.encoded) <= spec.prompts + 1  # not those of the whole run
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
@@ -35,7 +35,7 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.reference import OldPolicy, ReferencePolicy
 from sage_grpo.training.rollout import Storage
-from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.trainer import Trainer
 from trainer_zoo.toy import ToyModel
 
@@ -161,13 +161,13 @@ def clips() -> tuple[Sample, Tensor]:
     config = recipe("shapes/sage")
     sample = examine.prepare(assemble(examine.small(config, DoctorSpec()), build(config)))
     sample.trainer.encode_prompts()
-    return sample, sample.trainer.studio.decode(sample.rollout)
+    return sample, sample.trainer.engine.decode(sample.rollout)
 
 
 def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
     sample, videos = clips
     chosen = CompositeReward([RewardSpec(name=f"doctor_rewards:{name}", batch_size=0)])
-    for owner in (sample.trainer, sample.trainer.studio):
+    for owner in (sample.trainer, sample.trainer.engine):
         monkeypatch.setattr(owner, "reward", chosen)
     return {finding.name: finding for finding in examine.of_reward(sample, videos)}
 

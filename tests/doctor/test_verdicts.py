@@ -106,7 +106,7 @@ def test_how_much_an_update_changes(moves: list[float], status: str, share: floa
             trainer.state.params["a.weight"].add_(torch.tensor(moves))
         return {"optimizer/lr": 0.1}
 
-    trainer._apply = apply
+    trainer.updater.apply = apply
     trainer.state.params["b.weight"].grad = None
     found = learning.update_moves(trainer)
     assert (found.status, found.number) == (status, share)

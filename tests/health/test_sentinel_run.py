@@ -24,7 +24,7 @@ from sage_grpo.training.adaptive_lr import AdaptiveRate
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.events import Hooks, SentinelEvent
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Diverged
+from sage_grpo.training.loss import Diverged
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
 
 QUICK = {"patience": 1, "window": 5}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sage_grpo.objectives.matching import ghuber_log_prob, nft_loss, optimality
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 
 GOOD = torch.tensor([0.0, 0.3, 0.5, 1.0], dtype=torch.float64)
 

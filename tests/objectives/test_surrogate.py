@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sage_grpo.objectives.equalizer import equalizing_weights
-from sage_grpo.objectives.surrogate import (
+from sage_grpo.objectives.policy_gradient import equalizing_weights
+from sage_grpo.objectives.policy_gradient import (
     centred_log_ratio,
     clip_range,
     clipped_surrogate,

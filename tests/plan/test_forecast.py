@@ -22,7 +22,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.from_configs import COMPONENTS
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.plan import costs, formulas, hardware, measure, show
 from sage_grpo.plan.architecture import SAVED_FULL, SAVED_LORA, WAN_VAE, _scaled, find_architecture
 from sage_grpo.plan.changes import changes, way_to_fit

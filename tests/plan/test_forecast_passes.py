@@ -47,7 +47,7 @@ def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
 
     networks = (trainer.model.network, *trainer.model.others)
     handles = [network.register_forward_pre_hook(note, with_kwargs=True) for network in networks]
-    trainer.roll_out = during("rollout", trainer.roll_out)
+    trainer.sample = during("rollout", trainer.sample)
     trainer.update = during("reference", trainer.update)
     trainer.evaluate = during("evaluation", trainer.evaluate)
     trainer.step()
@@ -153,15 +153,15 @@ def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -
     for one in plan.sampled(rank):
         result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma, one.guide)
     first = plan.group_of(plan.batches(rank)[0])
-    for network, number in plan.idle_passes(rank).items():
+    for network, number in Lockstep(plan).idle_passes(rank).items():
         sigma = next((s for s in first.schedule.sigmas.tolist() if plan.network(s) == network), 1.0)
         result["idle"] += sum([guiding.one(1, sigma)] * number, PassCount())
     for update, referenced in enumerate(reference):
-        turns = [(one.states.rows, place_of(plan, one)) for one in plan.turns(rank, update)]
+        turns = [(one.states.rows, place_of(plan, one)) for one in Lockstep(plan).replays(rank, update)]
         passes = sum((guiding.one(*one) for one in turns), PassCount())
         result["replay"] += passes
         result["reference"] += sum([passes] * referenced, PassCount())
-    gauged = [(one.states.rows, place_of(plan, one)) for one in plan.gauge_turns(rank)]
+    gauged = [(one.states.rows, place_of(plan, one)) for one in Lockstep(plan).kl_probes(rank)]
     result["gauge"] = sum((guiding.one(*one) for one in gauged), PassCount())
     return result
 
@@ -212,7 +212,7 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
         found = count(plan, kinds(plan, guiding.branches), guiding, reference=reference)
         assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]
         replays = [[len(plan.replays(rank, update)) for update in range(plan.updates)] for rank in range(ranks)]
-        assert found.padding == ranks * sum(plan.rounds) - sum(map(sum, replays))
+        assert found.padding == ranks * sum(Lockstep(plan).rounds) - sum(map(sum, replays))
 
 
 @pytest.mark.parametrize(

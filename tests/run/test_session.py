@@ -169,7 +169,7 @@ def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: P
     group = SimpleNamespace(noise=lambda: {"sigmas": [1.0, 0.0]})
     trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
     trainer.planner = SimpleNamespace(plan=lambda number, prompts: SimpleNamespace(groups=[group]))
-    trainer.examples = None
+    trainer.inputs.examples = None
     monkeypatch.setattr(session.Metrics, "open", lambda *words, **named: asked.append((words, named)) or "open")
     said: Any = Said()
     fresh = FoundRun("", {}, [], ["a note"], None)

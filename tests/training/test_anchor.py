@@ -153,13 +153,13 @@ def optimizer(**options) -> OptimizerConfig:
 def measured(make_config, make_trainer, *, rollout=None, **fields):
     """One iteration of a trainer, with its plan and rollout."""
     trainer = make_trainer(make_config(trust_region=FREE, rollout=rollout, **fields))
-    plan, kept, roll_out = plan_of(trainer), {}, trainer.roll_out
+    plan, kept, roll_out = plan_of(trainer), {}, trainer.sample
 
     def noted(plan):
         kept["rollout"] = roll_out(plan)
         return kept["rollout"]
 
-    trainer.roll_out = noted
+    trainer.sample = noted
     before = weights_of(trainer)
     row = trainer.step()
     return trainer, plan, kept["rollout"], before, row
@@ -192,7 +192,7 @@ def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_conf
     with torch.no_grad():
         for group in plan.groups:
             steps = sorted(step for part in group.trained for step in part)
-            squares = {step: float(trainer.studio.policy(group).transition(step).sensitivity) ** 2 for step in steps}
+            squares = {step: float(trainer.engine.policy(group).transition(step).sensitivity) ** 2 for step in steps}
             assert group.gauge.step in steps
             for replay, record in rollout.records.items():
                 names = [(member.group, member.index) for member in replay.members]
@@ -239,14 +239,14 @@ def test_anchor_and_average_see_what_is_left_of_a_step(make_config, make_trainer
 
 def test_a_policy_that_is_no_number_any_more_stops_the_run(make_config, make_trainer) -> None:
     trainer = make_trainer(make_config(trust_region=FREE, update=ONCE, optimizer=optimizer(target_kl=0.1)))
-    apply = trainer._apply
+    apply = trainer.updater.apply
 
     def broken(metrics):
         result = apply(metrics)
         next(iter(trainer.state.params.values())).data.fill_(torch.nan)
         return result
 
-    trainer._apply = broken
+    trainer.updater.apply = broken
     with pytest.raises(Diverged, match="velocities are not finite"):
         trainer.step()
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from double import CLOSE
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.run.preflight import objective_remarks
 from sage_grpo.samplers.noise import keyed_noise
@@ -84,7 +84,7 @@ def test_a_presets_gradients_are_those_of_its_authors_loss(name: str, before: in
     trainer.state.iteration = before  # the averaged policy then lags as it does there
     start = old = weights_of(trainer)
     clips, found, sampled = [], watch_gradients(trainer), []
-    roll_out, velocity = trainer.roll_out, model.velocity
+    roll_out, velocity = trainer.sample, model.velocity
 
     def put(weights: dict[str, Tensor]) -> None:
         with torch.no_grad():
@@ -99,14 +99,14 @@ def test_a_presets_gradients_are_those_of_its_authors_loss(name: str, before: in
         clips.append(torch.cat([latents for _, latents in rollout.latents]))
         return rollout
 
-    trainer.roll_out = rolled
+    trainer.sample = rolled
     for iteration in range(before, before + 3):
         plan, now = plan_of(trainer, iteration), weights_of(trainer)
         metrics = trainer.step()
         after, x0 = weights_of(trainer), clips[-1]
         sampler = old if name == "nft" else now  # AWM samples with the newest weights: off_policy is False
         torch.testing.assert_close(sampled[0], sampler, rtol=0, atol=1e-12)
-        reward = bright(trainer.videos, [], 8.0).double()
+        reward = bright(trainer.clips.videos, [], 8.0).double()
         mean = reward.view(PROMPTS, SIZE).mean(1).repeat_interleave(SIZE)
         advantage = (reward - mean) / (reward.std(correction=0) + 1e-6)  # theirs adds 1e-4
         conditions = model.encode([prompt.text for prompt in plan.prompts])

@@ -11,7 +11,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.samplers.kernels import Ode
-from sage_grpo.training import update
+from sage_grpo.training import loss
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of
 
@@ -31,7 +31,7 @@ def run_of(make_config, make_trainer, method: str = "sage", rewards=None, explor
 def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, monkeypatch) -> None:
     trainer = run_of(make_config, make_trainer, explore=["audio"])
     plan = plan_of(trainer)
-    rollout = trainer.roll_out(plan)
+    rollout = trainer.sample(plan)
     parts = trainer.model.parts
     for replay, record in rollout.records.items():
         policy, step = record.policy, replay.step

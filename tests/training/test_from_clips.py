@@ -52,7 +52,7 @@ def config(make_config, rows):
 def test_rollouts_start_from_the_noised_clips_on_the_tail_of_the_grid(config, make_trainer) -> None:
     trainer = make_trainer(config)
     plan, model = plan_of(trainer), trainer.model
-    sampler = trainer.studio.sampler(plan)
+    sampler = trainer.engine.sampler(plan)
     rollout = sampler.run()
     grid = model.stock_sigmas(7)[-STEPS - 1 :]  # int(7 x 0.6) = 4
     assert torch.equal(trainer.planner.grid.sigmas, grid)

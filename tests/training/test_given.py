@@ -62,7 +62,7 @@ def test_the_trained_step_is_exact(kind, way, make_config, make_trainer) -> None
     for cheap in (CheapSpec(), WAYS[way]):
         trainer = make_trainer(cheaply(make_config, cheap, kind=kind))
         plan = plan_of(trainer)
-        rollout = trainer.roll_out(plan)
+        rollout = trainer.sample(plan)
         for replay, record in rollout.records.items():
             step = record.policy.step(replay.step, record.x, record.conditions)
             with torch.no_grad():
@@ -91,7 +91,7 @@ def test_passes_that_are_shared_are_those_of_each_alone(way, window, make_config
         config = cheaply(make_config, cheap, window=window)
         config = replace(config, rollout=replace(config.rollout, share=share))
         trainer = make_trainer(config)
-        runs.append(latents(trainer.roll_out(plan_of(trainer))))
+        runs.append(latents(trainer.sample(plan_of(trainer))))
     for member, row in runs[0].items():
         torch.testing.assert_close(row, runs[1][member], rtol=1e-4, atol=1e-5)
 
@@ -102,7 +102,7 @@ def test_a_clip_does_not_depend_on_those_before_it(way, make_config, make_traine
     trainer = make_trainer(cheaply(make_config, WAYS[way], kind="wan_t2v"))
     plan = plan_of(trainer)
     turned = replace(plan, shares=(plan.shares[0][::-1],))
-    first, second = (latents(trainer.studio.sampler(one).run()) for one in (plan, turned))
+    first, second = (latents(trainer.engine.sampler(one).run()) for one in (plan, turned))
     for member, row in first.items():  # other places in memory may round another way; what a cache had kept is far more
         torch.testing.assert_close(row, second[member], rtol=0, atol=1e-4)
 

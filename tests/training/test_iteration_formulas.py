@@ -18,7 +18,7 @@ from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.member import Failure
@@ -32,7 +32,7 @@ from sage_grpo.training.decoding import DecodedClips, check_differentiable, draw
 from sage_grpo.training.plan import Group, KlProbe, NoiseLevels, Plan, Replay
 from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferenceKl, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.sampling import RolloutEngine
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.scoring import GroupScores, LocalScores, check_groups, gathered, joined, preferred
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
@@ -364,7 +364,7 @@ def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
 def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom() -> None:
     members = [Member(g, i) for g in range(3) for i in range(2)]
     plan = Plan(0, tuple(group_of(n, n) for n in range(3)), 2, {2: 1.0, 4: 1.0}, share_out(members, 2, apart=True))
-    assert (plan.skipped, plan.updates, plan.labels(1), plan.rounds) == (0, 2, [4], [3, 3])
+    assert (plan.skipped, plan.updates, plan.labels(1), Lockstep(plan).rounds) == (0, 2, [4], [3, 3])
     chosen = frozenset(members[:1]), frozenset(members[1:3])
     some = replace(plan, chosen=chosen, pairs=((members[0], members[1]),))
     assert (some.skipped, some.rounds) == (1, [1, 2])
@@ -483,7 +483,7 @@ def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, u
 def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent) -> None:
     _, item, noise = replayed()
     objective = update.Objective(SurrogateConfig(clip_range=9.0, centred=centred), TrustRegion(mode="none"), 3)
-    step, law = update.replay(item, torch.device("cpu")), item.record.policy.transition(0)
+    step, law = loss.replay(item, torch.device("cpu")), item.record.policy.transition(0)
     loss = update.loss_of(objective, item, step, kl_lambda=9.0)
     kl = 0.5 * float(law.sensitivity) ** 2 * 0.1**2
     ratio = math.exp(exponent(kl, float(law.std)))
@@ -503,7 +503,7 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     model, item, _ = replayed(v_anchor=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))
     region = TrustRegion(mode="dual", beta_position=1.5, beta_velocity=0.5)
     objective = update.Objective(SurrogateConfig(), region, 3)
-    loss = update.loss_of(objective, item, update.replay(item, torch.device("cpu")), kl_lambda=0.5)
+    loss = update.loss_of(objective, item, loss.replay(item, torch.device("cpu")), kl_lambda=0.5)
     square = float(item.record.policy.transition(0).sensitivity) ** 2
     pull = 1.5 * (model.weights.detach() - item.v_anchor) + 0.5 * 0.1
     expected = 0.5 * item.weight[:, None] * square * pull / math.sqrt(3)
@@ -511,7 +511,7 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     torch.testing.assert_close(loss.total, loss.policy + expected)
     assert float(loss.squares[1]) == pytest.approx(float(expected.square().sum()))
     at = replace(item, at_anchor=True)
-    still = update.loss_of(objective, at, update.replay(at, torch.device("cpu")), kl_lambda=0.5)
+    still = update.loss_of(objective, at, loss.replay(at, torch.device("cpu")), kl_lambda=0.5)
     assert not still.kl.position.any()
 
 
@@ -520,7 +520,7 @@ def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantag
     model, item, noise = replayed(PLACES, advantage=advantage)
     parts = [update.StatePart("a", PLACES[0], 0, 0.5), update.StatePart("b", PLACES[1], 1, 0.5)]
     objective = update.Objective(SurrogateConfig(clip_range=9.0), TrustRegion(mode="none"), 3)
-    tally = update.accumulate(objective, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
+    tally = update.accumulate(objective, trainer.config.trust_region, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
     law = item.record.policy.transition(0)
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
     expected = torch.cat([slope[:, :1] * noise[:, :1], slope[:, 1:] * noise[:, 1:] / math.sqrt(2)], 1)

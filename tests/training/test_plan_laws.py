@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.recipes.methods import adjoint, dpo, nft, rft
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
@@ -97,9 +97,9 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
     for iteration in range(3):
         plan = foresee(config, planner.plan(iteration, PROMPTS))
         for update in range(plan.updates):
-            turns = [plan.turns(rank, update) for rank in range(3)]
+            turns = [Lockstep(plan).replays(rank, update) for rank in range(3)]
             assert len({tuple(one.network for one in row) for row in turns}) == 1
-            assert [len(row) for row in turns] == [plan.rounds[update]] * 3
+            assert [len(row) for row in turns] == [Lockstep(plan).rounds[update]] * 3
             for rank, row in enumerate(turns):
                 own = plan.replays(rank, update)
                 assert sorted(map(repr, own)) == sorted(repr(one.replay) for one in row if one.counts)
@@ -112,7 +112,7 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
                     for members in {one.replay.members for one in row if one.counts}:
                         steps = [one.replay.step for one in row if one.counts and one.replay.members == members]
                         assert steps == sorted(steps, reverse=True)
-        gauges = [plan.gauge_turns(rank) for rank in range(3)]
+        gauges = [Lockstep(plan).kl_probes(rank) for rank in range(3)]
         assert len({tuple(one.network for one in row) for row in gauges}) == 1
     assert spared
     assert borrowed
@@ -152,7 +152,7 @@ def rolled_out(make_config, make_trainer, **rollout):
     config = make_config(rollout={**BRANCHES, **rollout}, update=ONCE, kernel=EXACT)
     trainer = make_trainer(config)
     plan = plan_of(trainer)
-    return trainer, plan, trainer.roll_out(plan)
+    return trainer, plan, trainer.sample(plan)
 
 
 def test_passes_are_shared_only_where_the_whole_way_is_the_same(make_config, make_trainer) -> None:

@@ -23,7 +23,7 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import TrainItem, accumulate
+from sage_grpo.training.loss import TrainItem, accumulate
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 
 PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
@@ -54,7 +54,7 @@ def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.
     """The next iteration's gradient by the formulas, with whole pairs in one graph; `start` has the weights of the reference."""
     model, config, number = trainer.model, trainer.config, trainer.state.iteration
     plan = trainer.planner.plan(number, trainer.state.stream.peek(PROMPTS))
-    rollout = trainer.roll_out(plan)
+    rollout = trainer.sample(plan)
     scored = trainer.score(trainer.judge(rollout, plan))
     clips = {member: row for batch, rows in rollout.latents for member, row in zip(batch.members, rows)}
     params, keys = trainer.state.params, NoiseKeys(config.seed, number)
@@ -125,7 +125,7 @@ def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch,
     monkeypatch.setattr(trainer, "score", score)
     row = trainer.step()
     assert row["preference/skipped"] == 1.0
-    assert {best.group for best, _ in trainer.done.pairs} == {1}
+    assert {best.group for best, _ in trainer.plan.pairs} == {1}
     monkeypatch.setattr(trainer, "score", lambda judged: replace(score(judged), total=torch.zeros(PROMPTS * SIZE)))
     row = trainer.step()
     assert (row["preference/skipped"], row["loss/policy"]) == (2.0, 0.0)
@@ -156,8 +156,8 @@ SHARED = {"same_noise": True, "window": Window(kind="drawn", at=[1, 2])}
 def rolled(trainer):
     """An iteration up to its advantages, and the plan with what is trained."""
     plan = plan_of(trainer)
-    rollout = trainer.roll_out(plan)
-    scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
+    rollout = trainer.sample(plan)
+    scored = trainer.engine.score(trainer.engine.decode(rollout), plan)
     advantages = trainer.advantages(scored)
     return choose(trainer.config, plan, advantages, scored.valid), rollout, scored, advantages
 
@@ -165,7 +165,7 @@ def rolled(trainer):
 def gradients(trainer, items) -> dict[str, torch.Tensor]:
     for parameter in trainer.state.params.values():
         parameter.grad = None
-    accumulate(trainer.objective, items, CPU, kl_lambda=0.0)
+    accumulate(trainer.objective, trainer.config.trust_region, items, CPU, kl_lambda=0.0)
     return {name: p.grad.clone() for name, p in trainer.state.params.items()}
 
 
@@ -213,11 +213,11 @@ def test_ranks_together_do_what_one_does(rollout, update, make_config, make_trai
     plan = choose(trainer.config, plan_of(trainer), advantages, scored.valid)
     parts = []
     for rank in (0, 1):
-        trainer.world = trainer.studio.world = World(rank=rank, size=2)
-        own = trainer.roll_out(replace(plan, chosen=None))
+        trainer.world = trainer.engine.world = World(rank=rank, size=2)
+        own = trainer.sample(replace(plan, chosen=None))
         parts.append([trainer.items(plan, own, scored, advantages, number) for number in range(plan.updates)])
     for number in range(plan.updates):
-        assert len(parts[0][number]) == len(parts[1][number]) == plan.rounds[number]
+        assert len(parts[0][number]) == len(parts[1][number]) == Lockstep(plan).rounds[number]
         sums = [gradients(trainer, part[number]) for part in parts]
         close({name: sums[0][name] + sums[1][name] for name in sums[0]}, expected[number])
 

@@ -82,12 +82,12 @@ def test_clips_that_are_decoded_together_are_differentiated_together(make_config
     config, rows = small(of_method("draft", make_config())), []
     trainer = assemble(config, build(config))
     plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
-    rollout = trainer.roll_out(plan)
-    ((members, alone),) = trainer.differentiate(plan, rollout).items()
+    rollout = trainer.sample(plan)
+    ((members, alone),) = trainer.engine.differentiate(plan, rollout).items()
     trainer.config = replace(config, model=replace(config.model, vae_slicing=False))
     pixels = trainer.model.pixels
     monkeypatch.setattr(trainer.model, "pixels", lambda x, read: (rows.append(len(x)), pixels(x, read))[1])
-    found = trainer.differentiate(plan, rollout)[members]
+    found = trainer.engine.differentiate(plan, rollout)[members]
     assert rows == [SIZE]
     torch.testing.assert_close(found.gradient, alone.gradient, rtol=1e-3, atol=1e-6)
 

@@ -34,7 +34,7 @@ from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import GroupScores, describe
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Diverged, UpdateSums, summarize
+from sage_grpo.training.loss import Diverged, UpdateSums, summarize
 from sage_grpo.types import Conditioning
 from trainer_helpers import plan_of, resume, same, weights_of
 from trainer_zoo import toy
@@ -110,10 +110,10 @@ def family(monkeypatch: pytest.MonkeyPatch):
 def run_up_to_scores(trainer: Trainer):
     """Plan, rollout and scores of the next iteration."""
     plan = plan_of(trainer)
-    rollout = trainer.roll_out(plan)
+    rollout = trainer.sample(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
-        videos = trainer.studio.decode(rollout, early, plan.prompts)
-        return plan, rollout, trainer.studio.score(videos, plan, early)
+        videos = trainer.engine.decode(rollout, early, plan.prompts)
+        return plan, rollout, trainer.engine.score(videos, plan, early)
 
 
 # Rollouts -----------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_second_order_rollout_starts_anew_after_every_exploring_step(make_conf
     """What came before the noise says nothing about the path after it: there the first step is Euler's."""
     window = Window(kind="fixed", start=1, length=2)
     trainer = make_trainer(make_config(rollout={"steps": 6, "solver": "ab2", "window": window}))
-    rollout = trainer.roll_out(plan_of(trainer))
+    rollout = trainer.sample(plan_of(trainer))
     sigmas = trainer.planner.grid.sigmas.tolist()
     for batch, latents in rollout.latents:
         (record,) = (r for replay, r in rollout.records.items() if (replay.step, replay.members) == (2, batch.members))
@@ -198,7 +198,7 @@ def test_first_frames_reach_rollouts_and_evaluations(make_config, make_trainer, 
         return encode(prompts, images)
 
     trainer.model.encode = watched
-    for act in (lambda: trainer.roll_out(plan_of(trainer)), trainer.evaluate):
+    for act in (lambda: trainer.sample(plan_of(trainer)), trainer.evaluate):
         given.clear()
         act()
         assert given["a dog"] is None
@@ -249,7 +249,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
         trainer = assemble(config, build(config, world), world)
         plan, velocity, calls = plan_of(trainer), trainer.model.velocity, []
         trainer.model.velocity = lambda *a, v=velocity, c=calls, **named: c.append(1) or v(*a, **named)
-        rollout = trainer.roll_out(plan)
+        rollout = trainer.sample(plan)
         passes.append(len(calls))
         scored = GroupScores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {}, "")
         items = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)

@@ -12,7 +12,7 @@ import torch
 from double import CLOSE
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.run.session import assemble
@@ -26,7 +26,7 @@ from sage_grpo.training.config import (
 )
 from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import compose
-from sage_grpo.training.update import UpdateSums, mean_of, summarize
+from sage_grpo.training.loss import UpdateSums, mean_of, summarize
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
@@ -123,7 +123,7 @@ def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int],
     for _ in range(3):
         trainer.step()
         found.append(trainer.encoded_until)
-        assert len(trainer.encoded) <= ahead
+        assert len(trainer.encoder.encoded) <= ahead
     assert found == until
     fresh = make_trainer(trainer.config)
     fresh.step()
@@ -174,7 +174,7 @@ def test_the_old_policy_samples_and_the_newest_is_evaluated(make_config, make_tr
     start, seen, run = weights_of(trainer), [], trainer.model.velocity
     trainer.step()
     trainer.model.velocity = lambda *a, **k: (seen.append(weights_of(trainer)), run(*a, **k))[1]
-    trainer.roll_out(plan_of(trainer, 1))
+    trainer.sample(plan_of(trainer, 1))
     live = weights_of(trainer)
     name = next(iter(live))
     torch.testing.assert_close(seen[0][name], 0.9 * start[name] + 0.1 * live[name])
@@ -195,7 +195,7 @@ def test_a_rank_encodes_only_the_prompts_that_it_samples(make_config) -> None:
         trainer.model.encode = lambda prompts, images=None, t=texts, e=encode: t.update(prompts) or e(prompts, images)
         trainer.encode_prompts()
         seen.append(set(texts))
-        trainer.roll_out(plan_of(trainer))
+        trainer.sample(plan_of(trainer))
         assert texts == seen[-1]
     assert [len(texts) for texts in seen] == [2, 2]
     assert len(seen[0] | seen[1]) == 4

@@ -157,7 +157,7 @@ def test_gradients_of_every_update_are_those_of_the_formulas(make_config, make_t
         texts.append([prompt.text for prompt in trainer.state.stream.peek(PROMPTS)])
         steps += steps_of(trainer, iteration)
         trainer.step()
-        clips.append(trainer.videos)
+        clips.append(trainer.clips.videos)
     weights = [one for one, _ in caught]
     clipped = []
     for update in range(4):

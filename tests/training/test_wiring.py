@@ -49,11 +49,11 @@ def training(trainer: Trainer) -> Iterator[tuple[str, Any]]:
     """
     for iteration in range(ITERATIONS):
         plan = trainer.planner.plan(iteration, trainer.state.stream.take(trainer.config.batch.prompts))
-        rollout = trainer.roll_out(plan)
+        rollout = trainer.sample(plan)
         texts = [prompt.text for prompt in plan.prompts]
         yield "rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]
         try:
-            scored = trainer.studio.score(trainer.studio.decode(rollout), plan)
+            scored = trainer.engine.score(trainer.engine.decode(rollout), plan)
         except RewardFailure:
             yield "reward", "refused"
             return

@@ -92,14 +92,14 @@ def test_groups_that_go_different_ways_come_back_in_order(config, make_trainer, 
 @pytest.mark.parametrize("scores", ["workers", "trainer"])
 def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
     trainer, ticks = employing(monkeypatch, on_ray(config, scores=scores), "a", "b"), []
-    monkeypatch.setattr(trainer.studio.clock, "ticker", lambda total: lambda: ticks.append(total))
+    monkeypatch.setattr(trainer.engine.clock, "ticker", lambda total: lambda: ticks.append(total))
     assert_alike(run(trainer), alone)
     assert ticks.count(3) >= 3 * ITERATIONS, "a tick for every part"
-    assert {worker for worker, _ in trainer.crew.hands.done} == {"a", "b"}
-    assert len(trainer.crew.hands.done) == ITERATIONS * 3
+    assert {worker for worker, _ in trainer.workers.hands.done} == {"a", "b"}
+    assert len(trainer.workers.hands.done) == ITERATIONS * 3
     wanted = {"crew/gap": 0.0, "crew/lost": 0, "crew/refused": 0, "crew/queue": 3, "crew/workers": 2}
-    assert {name: trainer.crew.row[name] for name in wanted} == wanted
-    assert list(trainer.crew.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
+    assert {name: trainer.workers.row[name] for name in wanted} == wanted
+    assert list(trainer.workers.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
 
 
 @pytest.mark.parametrize("method", [methods.nft, methods.adjoint])
@@ -118,7 +118,7 @@ def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, mon
     trainer = employing(monkeypatch, on_ray(made), "a", "liar", fate=fate)
     with pytest.warns(UserWarning, match="liar is refused"):
         assert_alike(run(trainer), run(make_trainer(made)))
-    assert trainer.crew.row["crew/gap"] == 0.0
+    assert trainer.workers.row["crew/gap"] == 0.0
 
 
 def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
@@ -126,15 +126,15 @@ def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
     fate = lambda worker, job: "dies" * (draw.random() < 0.6)  # noqa: E731
     trainer = employing(monkeypatch, on_ray(config), "a", "b", fate=fate)
     assert_alike(run(trainer), alone)
-    assert trainer.crew.row["crew/lost"] >= 1
+    assert trainer.workers.row["crew/lost"] >= 1
 
 
 def test_who_lies_is_refused_and_its_clips_are_made_again(config, alone, monkeypatch) -> None:
     trainer = employing(monkeypatch, on_ray(config), "a", "liar", fate=lying)
     with pytest.warns(UserWarning, match="liar is refused"):
         assert_alike(run(trainer), alone)
-    assert trainer.crew.hands.names == ["a"]
-    assert trainer.crew.row["crew/refused"] == 1.0
+    assert trainer.workers.hands.names == ["a"]
+    assert trainer.workers.row["crew/refused"] == 1.0
 
 
 @pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a liar", "fail"), ("a", "warn")])
@@ -143,10 +143,10 @@ def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> Non
     trainer = employing(monkeypatch, asked, *names.split(), fate=lying)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        (check,) = examine.of_workers(trainer, trainer.crew)
+        (check,) = examine.of_workers(trainer, trainer.workers)
     assert check.status == status, check.value
-    assert "1 of 2" in check.value or trainer.crew.gaps.keys() == set(names.split())
-    assert trainer.crew.hands.names == [], "workers are let go"
+    assert "1 of 2" in check.value or trainer.workers.gaps.keys() == set(names.split())
+    assert trainer.workers.hands.names == [], "workers are let go"
 
 
 def stale(config, by):
@@ -181,11 +181,11 @@ def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatc
     good = trainer.save(tmp_path / "kept")
     trainer.writer.finish()
     trainer.step()
-    assert trainer.crew.row["crew/staleness"] == 1.0
+    assert trainer.workers.row["crew/staleness"] == 1.0
     trainer.state.go_back(good, trainer.world)
     for old in (0.0, 1.0):
         trainer.step()
-        assert trainer.crew.row["crew/staleness"] == old
+        assert trainer.workers.row["crew/staleness"] == old
     trainer.close()
 
 

@@ -86,7 +86,7 @@ def until(trainer, reached) -> list[dict[str, float]]:
 
 def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, monkeypatch) -> None:
     trainer = make(config)
-    hands, draw = trainer.crew.hands, random.Random(0)
+    hands, draw = trainer.workers.hands, random.Random(0)
 
     def kill() -> None:
         for _ in range(KILLED):
@@ -102,11 +102,11 @@ def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, mo
     killer.start()
     rows += until(trainer, lambda: not killer.is_alive() and len(hands.ready()) == NODES)
     assert next(hands._numbers) == 1 + NODES + KILLED, "each was replaced"
-    assert trainer.crew.row["crew/refused"] == 0
+    assert trainer.workers.row["crew/refused"] == 0
     # One that is made wrong on purpose.
     liar = hands.ready()[0]
     hands._ray.get(hands._actors[liar].__ray_call__.remote(spoil))
-    rows += until(trainer, lambda: trainer.crew.row["crew/refused"] == 1)
+    rows += until(trainer, lambda: trainer.workers.row["crew/refused"] == 1)
     assert liar not in hands.ready()
     assert len(hands.ready()) == NODES - 1
     monkeypatch.setattr(crew_toys, "SECONDS", 0.0)

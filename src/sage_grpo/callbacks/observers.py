@@ -118,7 +118,7 @@ class MetricsWriter(Observer):
         number = self.trainer.state.iteration
         self.metrics.write(number, row)
         self.terminal.iteration(number, row)
-        self._failed(self.trainer.failures)
+        self._failed(self.trainer.scores.report)
 
     def evaluated(self, found: Evaluated) -> None:
         number = self.trainer.state.iteration
@@ -157,9 +157,9 @@ class VideoSaver(Observer):
     def after(self, row: dict[str, float]) -> None:
         trainer, keep = self.trainer, self.trainer.config.keep
         number = trainer.state.iteration
-        if self._due(number) and len(trainer.videos):
-            heard = None if trainer.sound is None else trainer.sound[: keep.videos]
-            clips, captions = trainer.videos[: keep.videos], trainer.captions[: keep.videos]
+        if self._due(number) and len(trainer.clips.videos):
+            heard = None if trainer.clips.sound is None else trainer.clips.sound[: keep.videos]
+            clips, captions = trainer.clips.videos[: keep.videos], trainer.clips.captions[: keep.videos]
             self._save(f"rollout-{number:06d}", clips, captions, sound=heard)
 
     def evaluated(self, found: Evaluated) -> None:
@@ -263,7 +263,7 @@ class UserCallbacks(Observer):
 
     def after(self, row: dict[str, float]) -> None:
         trainer = self.trainer
-        event = IterationEvent(trainer.state.iteration, row, trainer.videos, trainer.captions)
+        event = IterationEvent(trainer.state.iteration, row, trainer.clips.videos, trainer.clips.captions)
         self._call(self.hooks.iteration, event)
 
     def evaluated(self, found: Evaluated) -> None:

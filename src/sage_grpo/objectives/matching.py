@@ -1,15 +1,93 @@
-"""Losses of clips that are noised again: DiffusionNFT's positive and negative velocities (arXiv 2509.16117), and the weighting that the authors of
-advantage-weighted matching run (arXiv 2509.25050), by which large errors count less."""
+"""Matching of clips that are noised again: DiffusionNFT's positive and negative velocities (arXiv 2509.16117), and advantage-weighted matching
+(arXiv 2509.25050)."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from sage_grpo.objectives.objective import Weighting
-from sage_grpo.objectives.surrogate import SurrogateTerms
+from sage_grpo.objectives.base import LossTerms, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.noise_levels import NoisedClips
+from sage_grpo.objectives.options import Weighting
+from sage_grpo.objectives.policy_gradient import surrogate_loss
+from sage_grpo.samplers.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Matching(NoisedClips):
+    """Learns all clips of a group by their advantages, against an old policy that may lag behind."""
+
+    @property
+    def lags(self) -> bool:  # type: ignore[override]
+        return self.spec.old_decay > 0
+
+    def decay(self, iteration: int) -> float:
+        return self.spec.old_decay * (min(1.0, iteration / self.spec.old_ramp) if self.spec.old_ramp else 1.0)
+
+    def old_passes(self, updates: int) -> list[bool]:
+        """Until the first optimizer step the newest weights are the old ones, unless these lag."""
+        return [update > 0 or self.lags for update in range(updates)]
+
+    def refusals(self, config: RunOptions) -> dict[str, bool]:
+        return super().refusals(config) | {
+            "objective.old_samples false and trust_region.estimator log_ratio: the old policy has no ratio then, set closed_form": (
+                not self.spec.old_samples and config.trust_region.estimator == "log_ratio"
+            ),
+        }
+
+
+@dataclass(frozen=True)
+class Nft(Matching):
+    """DiffusionNFT: towards the good clips and away from the bad ones."""
+
+    needs_old_policy: ClassVar[bool] = True
+
+    def remarks(self, updates: int) -> list[str]:
+        if any(self.old_passes(updates)):
+            return []
+        return [
+            "objective.kind nft with objective.old_decay 0 and update.updates_per_rollout 1: the old policy is the policy in every update "
+            "(matching/moved stays 0), objective.beta does nothing, and what is learned is awm with a clipped advantage. Its authors let the old "
+            "policy lag: --objective.old_decay 0.5 --objective.old_ramp 500."
+        ]
+
+    def loss(self, step: ReplayedStep) -> LossTerms:
+        spec = self.spec
+        r = optimality(step.advantage, saturation=spec.saturation)
+        return nft_loss(
+            step.velocity,
+            step.velocity_old,
+            step.x_next,
+            r,
+            beta=spec.beta,
+            sigma=step.sigma,
+            weight=spec.weight,
+            saturation=spec.saturation,
+        )
+
+
+@dataclass(frozen=True)
+class Awm(Matching):
+    """Advantage-weighted matching: the policy gradient on the law of the velocity, or on another weighting of its error."""
+
+    def loss(self, step: ReplayedStep) -> LossTerms:
+        return surrogate_loss(self.surrogate, step, self.clip(step.dims))
+
+    def refusals(self, config: RunOptions) -> dict[str, bool]:
+        updates = config.update.updates_per_rollout
+        return super().refusals(config) | {
+            f"objective.old_samples false and {updates} updates: the ratio would need the rollout's weights as well, "
+            "set update.updates_per_rollout 1": not self.spec.old_samples and updates > 1,
+        }
+
+    def log_prob(self, gaussian: Gaussian, velocity: Tensor, x_next: Tensor, sigma: float) -> Tensor:
+        if self.spec.weight == "ghuber":
+            return ghuber_log_prob(velocity, x_next, sigma=sigma)
+        return super().log_prob(gaussian, velocity, x_next, sigma)
+
 
 SMALLEST = 1e-5
 """The mean absolute error that an adaptive weight divides by is at least this."""
@@ -30,7 +108,7 @@ def nft_loss(
     sigma: float,
     weight: Weighting = "uniform",
     saturation: float = 1.0,
-) -> SurrogateTerms:
+) -> LossTerms:
     """s (r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions; u = eps - x0 is the target, s the saturation of r.
 
     v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old - beta v. With equal weights that is, but for a constant,
@@ -40,7 +118,7 @@ def nft_loss(
     positive = (1.0 - beta) * v_old + beta * v - target
     negative = (1.0 + beta) * v_old - beta * v - target
     loss = (r * _error(positive, sigma, weight) + (1.0 - r) * _error(negative, sigma, weight)) / beta
-    return SurrogateTerms(loss=saturation * loss, ratio=None, inactive=torch.zeros_like(r, dtype=torch.bool))
+    return without_ratio(saturation * loss)
 
 
 def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:

@@ -1,13 +1,57 @@
-"""Losses of clean clips that are noised again and were chosen: flow matching of the better ones, and the preference of one clip to another
-(Diffusion-DPO, arXiv 2311.12908, on velocities as in Flow-DPO, arXiv 2501.13918)."""
+"""Preference of one clip to another: Diffusion-DPO (arXiv 2311.12908), on velocities as in Flow-DPO (arXiv 2501.13918)."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 from torch import Tensor
 from torch.nn import functional as F
 
-from sage_grpo.objectives.surrogate import SurrogateTerms
+from sage_grpo.objectives.advantage import best_against_worst
+from sage_grpo.objectives.base import BatchOptions, LossTerms, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.noise_levels import NoisedClips
+
+
+@dataclass(frozen=True)
+class Preference(NoisedClips):
+    """The best clip of a group is preferred to the worst, by the excess of the policy's error over the reference's."""
+
+    chooses: ClassVar[bool] = True
+    given_clips: ClassVar[int] = 2
+    in_pairs: ClassVar[bool] = True
+    reference_passes: ClassVar[int] = 2
+    """The reference's, and one of the policy: a clip's loss depends on the error of its partner, which may be on another rank."""
+
+    def loss(self, step: ReplayedStep) -> LossTerms:
+        assert step.velocity_reference is not None
+        assert step.pair is not None
+        excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next, step.sigma)
+        lead = dpo_lead(excess, step.pair.partner_excess.to(excess), step.pair.side.to(excess), beta=self.spec.beta)
+        terms = dpo_loss(lead)
+        lead = lead.detach()
+        return LossTerms(
+            terms.loss, None, terms.inactive, {"preference/lead": lead, "preference/accuracy": (lead > 0).to(lead)}
+        )
+
+    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
+        return self.weight(sigma) * excess_error(velocity, reference, target)
+
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+        return [*best_against_worst(advantages, valid, batch.pairs)]
+
+    def choice(self, batch: BatchOptions) -> str:
+        return f"the best {batch.pairs} of {batch.group_size} are preferred to the worst {batch.pairs}"
+
+    def refusals(self, config: RunOptions) -> dict[str, bool]:
+        region = config.trust_region
+        return super().refusals(config) | {
+            "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,
+            f"trust_region.mode {region.mode}: it compares with the anchor, set fixed (the start's weights) or moving": (
+                region.uses_stepwise or not region.uses_anchor
+            ),
+        }
 
 
 def excess_error(v: Tensor, v_ref: Tensor, target: Tensor) -> Tensor:
@@ -16,28 +60,19 @@ def excess_error(v: Tensor, v_ref: Tensor, target: Tensor) -> Tensor:
     return ((v - v_ref) * (v + v_ref - 2.0 * target)).flatten(1).mean(1)
 
 
-def dpo_lead(excess: Tensor, rival: Tensor, side: Tensor, *, beta: float) -> Tensor:
+def dpo_lead(excess: Tensor, partner: Tensor, side: Tensor, *, beta: float) -> Tensor:
     """The policy's preference for the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better).
 
-    `side` is 1 for a clip that is the better of its pair and -1 for the worse; `rival` is the other clip's excess error.
+    `side` is 1 for a clip that is the better of its pair and -1 for the worse; `partner` is the other clip's excess error.
     """
-    return 0.5 * beta * side * (rival - excess)
+    return 0.5 * beta * side * (partner - excess)
 
 
-def dpo_loss(lead: Tensor) -> SurrogateTerms:
-    """-log sigmoid(lead) per clip, where the rival's half of the lead is a constant.
+def dpo_loss(lead: Tensor) -> LossTerms:
+    """-log sigmoid(lead) per clip, where the partner's half of the lead is a constant.
 
     Both clips of a pair carry its loss, each with the gradient at its own velocity. Because the mean is taken over clips, each counts twice
     in the gradient and once in the value.
     """
     pair = F.softplus(-lead)
-    return _terms(2.0 * pair - pair.detach())
-
-
-def matching_loss(v: Tensor, target: Tensor, *, weight: float = 1.0) -> SurrogateTerms:
-    """weight |v - u|^2 per sample, a mean over dimensions: flow matching."""
-    return _terms(weight * (v - target).square().flatten(1).mean(1))
-
-
-def _terms(loss: Tensor) -> SurrogateTerms:
-    return SurrogateTerms(loss=loss, ratio=None, inactive=torch.zeros_like(loss, dtype=torch.bool))
+    return without_ratio(2.0 * pair - pair.detach())

@@ -125,9 +125,9 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
             yield {"parallel.sp": 2 * config.parallel.sp}
     if config.model.lora is None:
         yield {"model.lora": LoraSpec(rank=32)}
-    if config.trust_region.uses_anchor and config.objective.kind != "dpo":  # the loss of dpo compares with it
+    if config.trust_region.uses_anchor and not config.build_objective().in_pairs:  # the loss of dpo compares with it
         yield {"trust_region.mode": "none"}
-    if config.objective.fresh:
+    if not config.explores:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
         if any(phase.name == "gradient" for phase in now.phases) and (config.objective.frames or video.frames) > 16:
             yield {"objective.frames": (config.objective.frames or video.frames) // 4}

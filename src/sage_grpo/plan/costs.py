@@ -51,11 +51,11 @@ from sage_grpo.rewards.spec import facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
+from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.memory import levels
 from sage_grpo.training.offload import SHARE as STAYS
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import Planner, foresee
-from sage_grpo.training.update import Objective
 from sage_grpo.types import Keep
 
 REWARD_TOKENS = 3000
@@ -126,7 +126,7 @@ class Forecast:
     @cached_property
     def _kinds(self) -> list[list[list[PassKind]]]:
         """The kinds of parts of every plan, by rank."""
-        like, fresh = self.like, self.config.objective.fresh
+        like, fresh = self.like, not self.config.explores
         if like is not None and (not fresh or like._counted_by() == self._counted_by()):
             return like._kinds
         guidance = self.config.model.training_guidance
@@ -205,7 +205,7 @@ class Forecast:
             anchor_offload=config.anchor.offload,
             ema=config.optimizer.ema is not None,
             # Both are a copy of the trainable weights, and are never combined.
-            max_kl=config.optimizer.max_kl is not None or any(config.objective.old_passes(self.plan.updates)),
+            max_kl=config.optimizer.max_kl is not None or any(config.build_objective().old_passes(self.plan.updates)),
             moments=1 if config.optimizer.kind == "muon" else 2,
             reshard=parallel.reshard,
             cpu_offload=parallel.cpu_offload,
@@ -234,7 +234,7 @@ class Forecast:
         parts = [(kind.times, *self._stored(kind.plan)) for kind in self._kinds[0][rank]]
         states = sum(times * size for times, size, _ in parts)
         rows = [sum(times * rows[update] for times, _, rows in parts) for update in range(plan.updates)]
-        references = config.trust_region.uses_anchor + any(config.objective.old_passes(plan.updates))
+        references = config.trust_region.uses_anchor + any(config.build_objective().old_passes(plan.updates))
         anchors = MASTER * max(rows) * references
         return float(element * (states + anchors + MASTER * clips))
 
@@ -242,12 +242,12 @@ class Forecast:
         """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
         config, element = self.config, latent_elements(self.architecture)
         size = _bytes(config.rollout.storage)
-        needs_v_old = Objective(config.surrogate, config.trust_region, max(1, element)).needs_v_old
-        old = 0 if config.objective.fresh else MASTER * needs_v_old
+        needs_v_old = needs_velocity_old(config.build_objective(), config.trust_region)
+        old = 0 if not config.explores else MASTER * needs_v_old
         gauged = plan.gauged(rank)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is not shared.
-        before = set() if config.objective.fresh else {(replay.step + 1, replay.members) for replay in stored}
+        before = set() if not config.explores else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
             + (MASTER if one in gauged else old) * one.rows
@@ -291,7 +291,9 @@ class Forecast:
         to its latents."""
         spec, network, job = self.config.objective, self.network, self.job
         assert network is not None
-        if not spec.by_gradient or all(one.reads_latents for one in self.config.rewards if one.counts):
+        if not self.config.build_objective().differentiates or all(
+            one.reads_latents for one in self.config.rewards if one.counts
+        ):
             return []
         before = CONTEXT * (network.vae.frames if network.vae else 1)
         job = job if spec.frames is None else dataclasses.replace(job, frames=min(job.frames, spec.frames + before))

@@ -10,8 +10,9 @@ from sage_grpo.data.groups import Member, MicroBatch, share_out
 from sage_grpo.models.cheap import Guide
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
+from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.plan import Group, Plan, Replay
-from sage_grpo.training.reference import ReferenceKl, ReferencePolicy
+from sage_grpo.training.reference import ReferencePolicy
 from sage_grpo.utils.text import fixed
 
 PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
@@ -151,7 +152,7 @@ def _sigma(plan: Plan, replay: Replay) -> float:
 
 def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
     """A padding pass of a rank with fewer replays of a network than another."""
-    turn = plan.spare(rank, network, updates)
+    turn = Lockstep(plan).padding(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
 
 
@@ -161,15 +162,15 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
 
     Passes that `anchor.skip_below` skips are included, because they depend on measurements of the run.
     """
-    old = config.objective.old_passes(updates)
+    old = config.build_objective().old_passes(updates)
     if not config.trust_region.uses_anchor:
         return list(map(int, old))
     done, every = iteration * updates, config.anchor.every if config.trust_region.renews_anchor else None
     anchor = ReferencePolicy({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
-    needs = ReferenceKl.of(config).needs(anchor, done, updates, 0.0)
-    each = config.objective.reference_passes
-    return [(need == "pass") * each + first for need, first in zip(needs, old)]
+    needs = anchor.passes(done, updates)
+    each = config.build_objective().reference_passes
+    return [need * each + first for need, first in zip(needs, old)]
 
 
 def evaluation(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sage_grpo.plan.architecture import latent_elements
 from sage_grpo.plan.costs import Forecast
 from sage_grpo.plan.formulas import GIB, trainable
-from sage_grpo.training.update import Objective
+from sage_grpo.training.loss import needs_velocity_old
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def crew_of(trainer: Forecast, worker: Forecast) -> WorkerCosts | None:
     sampling = sum(phase.seconds for phase in worker.phases if phase.name in theirs) * rounds / len(tasks)
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)
     size = latent_elements(trainer.architecture) * (2 if config.rollout.storage == "bfloat16" else 4)
-    velocities = Objective(config.surrogate, config.trust_region, 1, config.objective).needs_v_old
+    velocities = needs_velocity_old(config.build_objective(), config.trust_region)
     kept = [{one for update in range(plan.updates) for one in task.replayable(0, update)} for task in tasks]
     rows = [sum(one.rows * (1 + velocities) + len(one.members) for one in replays) for replays in kept]
     return WorkerCosts(

@@ -22,10 +22,6 @@ from sage_grpo.training.config import (
     UpdateConfig,
 )
 
-INERT = 1e-6
-"""A share of the gradient that a KL may have and do nothing: a thousandth of what bfloat16 rounds off. The anchor's pass is a fifth of an
-update, and at the paper's coefficients its KL has 1e-8 to 1e-6."""
-
 
 def shapes() -> TrainConfig:
     """The embedded world on a laptop CPU, in minutes."""
@@ -61,7 +57,6 @@ def hunyuan15() -> TrainConfig:
         data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
         batch=BatchConfig(prompts=16, group_size=4, micro_batch=1),
         rollout=RolloutConfig(steps=20, storage="bfloat16"),
-        anchor=AnchorConfig(skip_below=INERT),
         update=UpdateConfig(updates_per_rollout=2),
         optimizer=OptimizerConfig(lr=1e-5, weight_decay=0.01, max_grad_norm=1.0),
         evaluate=EvalConfig(every=20, prompts=32),
@@ -109,7 +104,6 @@ def wan() -> TrainConfig:
         data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
         batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
         rollout=RolloutConfig(steps=20, storage="bfloat16"),
-        anchor=AnchorConfig(skip_below=INERT),
         update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5),
         optimizer=OptimizerConfig(lr=1e-4),
         evaluate=EvalConfig(every=20, prompts=32),

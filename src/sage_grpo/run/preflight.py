@@ -48,20 +48,14 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     check_code(config, given)
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
     slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
-    remarks = [slow, *prompt_remarks(prompts, held_out), *objective_remarks(config), few, idle_workers(config, planner)]
-    return [text for text in remarks if text]
-
-
-def objective_remarks(config: TrainConfig) -> list[str]:
-    """Remarks on an nft whose old policy is always the policy itself, which is another method."""
-    objective, updates = config.objective, config.update.updates_per_rollout
-    if objective.kind != "nft" or any(objective.old_passes(updates)):
-        return []
-    return [
-        "objective.kind nft with objective.old_decay 0 and update.updates_per_rollout 1: the old policy is the policy in every update "
-        "(matching/moved stays 0), objective.beta does nothing, and what is learned is awm with a clipped advantage. Its authors let the old "
-        "policy lag: --objective.old_decay 0.5 --objective.old_ramp 500."
+    remarks = [
+        slow,
+        *prompt_remarks(prompts, held_out),
+        *config.build_objective().remarks(config.update.updates_per_rollout),
+        few,
+        idle_workers(config, planner),
     ]
+    return [text for text in remarks if text]
 
 
 def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:

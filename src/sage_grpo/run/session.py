@@ -31,9 +31,9 @@ from sage_grpo.training.events import Hooks, RunEnded, StopRequest
 from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.inputs import Inputs, Overrides, build
 from sage_grpo.training.loop import Loop
+from sage_grpo.training.loss import Diverged
 from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Diverged
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.workers.messages import WorkerError
@@ -185,8 +185,8 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
         plan_table(
             trainer.config,
             plan,
-            dims=trainer.objective.dims,
-            clip=trainer.objective.clip,
+            dims=trainer.dims,
+            clip=trainer.clip,
             device=str(trainer.model.device),
             parameters=trainer.state.size,
             evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),
@@ -219,9 +219,9 @@ def _open_metrics(trainer: Trainer, found: FoundRun, terminal: Terminal, resumed
     if not trainer.world.is_main:
         return Metrics()
     coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
-    if trainer.examples is not None:
-        terminal.say(trainer.examples.summary)
-        trainer.examples.write_card(out, trainer.model.video)
+    if trainer.inputs.examples is not None:
+        terminal.say(trainer.inputs.examples.summary)
+        trainer.inputs.examples.write_card(out, trainer.model.video)
     replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
     replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
     copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows of the checkpoint

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.objectives.equalizer import equalizing_weights
+from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.samplers.kernels import EXACT, KERNELS, Cps, Flow, Kernel, Ode
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import swallowed

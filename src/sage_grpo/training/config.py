@@ -13,8 +13,11 @@ from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.objectives.base import Objective
+from sage_grpo.objectives.build import build
 from sage_grpo.objectives.kl_control import KlCoefficient
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
+from sage_grpo.objectives.options import SurrogateConfig as SurrogateConfig
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
@@ -125,36 +128,6 @@ class AdvantageConfig:
 
 
 @checked
-class SurrogateConfig:
-    """The policy-gradient loss."""
-
-    kind: Literal["clipped", "kl_mask"] = "clipped"
-    """PPO's clip on the ratio, or Flow-DPPO's mask on the exact KL."""
-    centred: bool | Literal["scaled"] = False
-    """Remove the bias of the ratio: log r + KL, the KL as a constant. "scaled" is GRPO-Guard's released code: the KL with its gradient, and both
-    times the step's std before the ratio is taken, so that one clip range is as tight at every step."""
-    clip_scale: Positive = 0.076
-    """Clip range as c / sqrt(latent dimensions); the paper's 1e-4 at 480p x 81 frames is c = 0.076."""
-    clip_range: Positive | None = None
-    """Absolute clip range; overrides clip_scale."""
-    kl_mask_scale: Positive = 1.0
-    """kl_mask drops aggressive moves where KL >= kl_mask_scale / latent dimensions."""
-    equalize: bool = True
-    """Temporal gradient equaliser: weight steps by median(sensitivity) / sensitivity."""
-    equalize_by: Literal["sensitivity", "std"] = "sensitivity"
-    """The quantity that is divided out: sensitivity is |b| / std, the size of a step's gradient; std is 1 / std, as the
-    paper prints it."""
-    equalize_cap: Positive | None = None
-    """Largest equaliser weight; None is no cap."""
-
-    def __post_init__(self) -> None:
-        if self.kind == "kl_mask" and self.centred == "scaled":
-            raise ValueError(
-                "surrogate.centred scaled is about the clip, which surrogate.kind kl_mask has none of: use true."
-            )
-
-
-@checked
 class UpdateConfig:
     """Use of a rollout by the updates."""
 
@@ -185,9 +158,6 @@ class AnchorConfig:
     """Optimizer updates between renewals (modes moving and dual; fixed and fixed_dual never renew)."""
     offload: Speed[bool] = False
     """Keep the anchor in CPU memory."""
-    skip_below: Annotated[float, Range(0, 1, open_above=True)] = 0.0
-    """Leave the anchor's pass out, for up to four fifths of the updates, where the KL's share of the gradient was measured to stay below this
-    (`gradient/kl_share`; 6e-8 is the round-off of float32, 1e-3 that of bfloat16). 0 never does. Kinds of `kl` that steer by the KL always run it."""
 
 
 @checked
@@ -435,82 +405,51 @@ class TrainConfig:
                 "from. Give one a weight."
             )
         self._check_sigmas()
-        self._check_share()
         self._check_clips()
-        if self.rollout.cheap.on and self.rollout.window.kind == "all" and not self.objective.fresh:
+        if ":" not in self.objective.kind:  # one of your own is checked where it is built
+            self.check_objective()
+        self._check_workers()
+
+    def build_objective(self) -> Objective:
+        """The objective that learns."""
+        return build(self.objective, self.surrogate)
+
+    @property
+    def explores(self) -> bool:
+        """True if the objective learns from exploring steps, False if clips are sampled with the ODE."""
+        return self.build_objective().samples == "sde"
+
+    def check_objective(self) -> None:
+        """Refuse what the objective cannot honour."""
+        objective, kind = self.build_objective(), self.objective.kind
+        if self.rollout.cheap.on and self.rollout.window.kind == "all" and objective.samples == "sde":
             raise ValueError(
                 "rollout.cheap needs a window: with window.kind all every step explores, and those are always exact."
             )
-        if self.data.clips is not None and not self.objective.by_choice:
+        if self.data.clips is not None and not objective.given_clips:
             raise ValueError(
-                f"data.clips gives clips in place of rollouts, from which objective.kind {self.objective.kind} cannot learn: use dpo (pairs) or sft, "
+                f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
                 "for example with the methods dpo and rft, or leave data.clips out."
             )
-        if self.objective.fresh:
-            self._check_fresh()
-        self._check_crew()
+        objective.check(self)
+        mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
+        live = once and not objective.lags  # the rollout's policy is still the live one
+        inert = mode == "stepwise" and live and self.trust_region.estimator == "closed_form"
+        if self.kl.kind == "share" and (mode == "none" or inert):
+            why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
+            raise ValueError(
+                f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
+            )
 
     @property
     def group_size(self) -> int:
         """Clips per group: of a rollout, or of a row of data.clips (a pair, or one clip)."""
-        return self.batch.group_size if self.data.clips is None else 2 if self.objective.kind == "dpo" else 1
+        return self.batch.group_size if self.data.clips is None else self.build_objective().given_clips
 
     @property
     def held_out(self) -> str | None:
         """Source of the held-out prompts; None without one, or without a reward that would score their clips."""
         return self.data.held_out if self.rewards else None
-
-    def _check_fresh(self) -> None:
-        """Refuse options of exploring steps for objectives that have none."""
-        rollout, update, objective = self.rollout, self.update, self.objective
-        reasons = {
-            f"kernel.name {self.kernel.name}: it samples with the ODE, set ode": self.kernel.name != "ode",
-            f"rollout.window.kind {rollout.window.kind}: no step explores, leave it all": rollout.window.kind != "all",
-            "rollout.same_noise true: without exploration a group would be one clip, set false": rollout.same_noise,
-            "surrogate.equalize true: levels are weighed by objective.weight, set false": self.surrogate.equalize,
-            f"update.step_fraction {update.step_fraction:g}: objective.levels says how much is learned, set 1": update.step_fraction
-            < 1,
-            "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": self.optimizer.measures_kl,
-            f"objective.levels {objective.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
-                objective.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
-            ),
-            f"objective.old_samples false and {update.updates_per_rollout} updates: the ratio would need the rollout's weights as well, "
-            "set update.updates_per_rollout 1": not objective.old_samples
-            and objective.kind == "awm"
-            and update.updates_per_rollout > 1,
-            "objective.old_samples false and trust_region.estimator log_ratio: the old policy has no ratio then, set closed_form": (
-                not objective.old_samples and self.trust_region.estimator == "log_ratio"
-            ),
-        }
-        if objective.by_gradient:
-            reasons |= {
-                f"rollout.solver {rollout.solver}: a gradient is carried over Euler steps, set euler": rollout.solver
-                != "euler",
-                f"update.updates_per_rollout {update.updates_per_rollout}: a gradient is that of the clip's own weights, set 1": (
-                    update.updates_per_rollout != 1
-                ),
-                f"objective.credit exact and trust_region.mode {self.trust_region.mode}: a KL would be carried back as if it were reward, set none": (
-                    objective.credit == "exact" and self.trust_region.mode != "none"
-                ),
-            }
-        if objective.by_gradient or objective.by_choice:
-            reasons["surrogate.centred or kl_mask: there is no ratio, leave them out"] = (
-                bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
-            )
-        if objective.by_choice:
-            mode, dpo = self.trust_region.mode, objective.kind == "dpo"
-            anchored = "it compares with the anchor, set fixed (the start's weights) or moving"
-            unanchored = "there is no old policy, set none, fixed or moving"
-            reasons |= {
-                f"trust_region.mode {mode}: {anchored if dpo else unanchored}": self.trust_region.uses_stepwise
-                or (dpo and not self.trust_region.uses_anchor),
-                f"anchor.skip_below {self.anchor.skip_below:g}: the loss itself needs the anchor's velocities, set 0": (
-                    dpo and self.anchor.skip_below > 0
-                ),
-            }
-        wrong = [reason for reason, found in reasons.items() if found]
-        if wrong:
-            raise ValueError(f"objective.kind {objective.kind} does not go with " + "; nor with ".join(wrong) + ".")
 
     @property
     def actor_cpus(self) -> float:
@@ -518,27 +457,25 @@ class TrainConfig:
         workers = self.rollout.ray.workers * self.rollout.ray.cpus
         return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
 
-    def _check_crew(self) -> None:
+    def _check_workers(self) -> None:
         """Refuse runs whose rollouts cannot be sampled by workers, or not in advance."""
-        rollout, kind = self.rollout, self.objective.kind
-        asked = f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}"
-        ray, old = rollout.on == "ray", rollout.staleness > 0
+        rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
         reasons = {
-            f"objective.kind {kind}: it learns at noise levels without the log-probability of the policy that sampled, by which old clips are weighed; use one "
-            "that explores (branch, sage)": old and self.objective.fresh,
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
             "actors of rewards: they are processes on a Ray cluster; set rollout.on ray, or let a reward server have it": not ray
             and any(spec.actors for spec in self.rewards),
-            "actors of rewards that are differentiated: the trainer needs them where it decodes": self.objective.by_gradient
-            and any(spec.actors and spec.counts for spec in self.rewards),
             "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": ray
             and self.model.lora is None,
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
-            "than that; leave them out": old and self.optimizer.measures_kl,
+            "than that; leave them out": stale and self.optimizer.measures_kl,
         }
-        wrong = [reason for reason, found in reasons.items() if found]
+        wrong = [reason for reason, holds in reasons.items() if holds]
         if wrong:
-            raise ValueError(f"{asked} does not go with " + "; nor with ".join(wrong) + ".")
+            raise ValueError(
+                f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness} does not go with "
+                + "; nor with ".join(wrong)
+                + "."
+            )
 
     def _check_sigmas(self) -> None:
         """Refuse `rollout` and `evaluate` options that disagree with the number of steps of model.sigmas."""
@@ -554,17 +491,6 @@ class TrainConfig:
             raise ValueError(
                 f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps and "
                 f"evaluate.steps to {len(levels)}, and leave rollout.shift and evaluate.solver out."
-            )
-
-    def _check_share(self) -> None:
-        """Refuse kl.kind share where the KL has no gradient."""
-        mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
-        own = once and not self.objective.lags  # the rollout's policy is still the live one
-        inert = mode == "stepwise" and own and self.trust_region.estimator == "closed_form"
-        if self.kl.kind == "share" and (mode == "none" or inert):
-            why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
-            raise ValueError(
-                f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
             )
 
     def _check_clips(self) -> None:

@@ -203,11 +203,12 @@ def load_rewards(
     """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy. `opened` gets
     their actors; without it there are none."""
     given = given or Overrides()
-    if config.objective.by_gradient:  # before any weights are read
+    differentiates = config.build_objective().differentiates
+    if differentiates:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
     away = {} if opened is None else hire(config, opened)
     reward = compose(config, _device(config, world, given), given.rewards, away)
-    try_rewards(reward, prompts, config.model, world, gradient=config.objective.by_gradient)
+    try_rewards(reward, prompts, config.model, world, gradient=differentiates)
     return reward
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
+from sage_grpo.training.loss import Diverged
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Diverged
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Loop:
     def _step(self) -> dict[str, float] | None:
         """Run one iteration; None if it diverged and was rolled back to a good checkpoint."""
         trainer = self.trainer
-        trainer.shows = self._shows
+        trainer.needs_clips = self._shows
         try:
             with ExitStack() as around:
                 for observer in self.observers:

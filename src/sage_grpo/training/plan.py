@@ -8,32 +8,16 @@ weights.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.cheap import Guide
-from sage_grpo.samplers.kernels import Kernel
+from sage_grpo.objectives.base import NoiseLevels
 from sage_grpo.samplers.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class NoiseLevels:
-    """The noise levels of a group, shared by its members: the common part of their errors then cancels, as in
-    advantages."""
-
-    schedule: Schedule
-    """The levels from high to low, each the start of a step."""
-    labels: tuple[int, ...]
-    """For every level, the step of the run's grid that contains it, under which it is logged."""
-    kernel: Kernel
-    """Distribution of the target at a level."""
-    visited: bool = False
-    """True if the states of the rollout are learned at these levels, not clean clips that are noised again."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +75,8 @@ class Group:
         """Noise level of a trained step."""
         return float(self.replayed.sigmas[step])
 
-    def reach(self, step: int) -> float:
-        """Length of a trained ODE step in sigma: x_next = x + reach v."""
+    def length(self, step: int) -> float:
+        """Length of a trained ODE step in sigma: x_next = x + length v."""
         at = self.label(step)
         return float(self.schedule.sigmas[at + 1] - self.schedule.sigmas[at])
 
@@ -149,19 +133,6 @@ class Replay:
     def rows(self) -> int:
         """States that go through the network together."""
         return len({member.group for member in self.members}) if self.shared else len(self.members)
-
-
-@dataclass(frozen=True)
-class ScheduledReplay:
-    """A pass that all ranks make at the same time, because a sharded network needs all ranks to run."""
-
-    replay: Replay
-    """The replay whose step is run: the rank's own, or another rank's."""
-    states: Replay
-    """The rank's own replay whose states go through the network."""
-    network: int
-    counts: bool = True
-    """False for zero-weight padding passes that keep ranks synchronized."""
 
 
 @dataclass(frozen=True)
@@ -274,16 +245,8 @@ class Plan:
         """Passes of a rank's rollout, by network."""
         return Counter(self.network(one.sigma) for one in self.sampled(rank))
 
-    def idle_passes(self, rank: int) -> Counter[int]:
-        """Padding passes of a rank, because a sharded network needs all ranks to run."""
-        return self._most_passes - self.rollout_passes(rank)
-
     @cached_property
-    def _most_passes(self) -> Counter[int]:
-        return _most([self.rollout_passes(rank) for rank in range(len(self.shares))])
-
-    @cached_property
-    def rivals(self) -> dict[Member, tuple[int, Member]]:
+    def partners(self) -> dict[Member, tuple[int, Member]]:
         """For every clip of a pair, its side (1 the better, -1 the worse) and the other clip."""
         better = {best: (1, worst) for best, worst in self.pairs}
         return better | {worst: (-1, best) for best, worst in self.pairs}
@@ -334,34 +297,6 @@ class Plan:
                     found.setdefault(replay, []).append((row, gauge.weight))
         return found
 
-    def turns(self, rank: int, update: int) -> list[ScheduledReplay]:
-        """A rank's passes in an update, synchronized with all ranks: one network after another, as often as the rank
-        with most of its passes."""
-        return self._in_step(rank, self.replays(rank, update), self._most_replays[update], [update])
-
-    def gauge_turns(self, rank: int) -> list[ScheduledReplay]:
-        """A rank's passes that measure the KL of the updates, synchronized with all ranks."""
-        return self._in_step(rank, list(self.gauged(rank)), self._most_gauged, range(self.updates))
-
-    def _in_step(
-        self, rank: int, own: Sequence[Replay], most: Counter[int], updates: Sequence[int]
-    ) -> list[ScheduledReplay]:
-        result: list[ScheduledReplay] = []
-        for network in self.order:
-            mine = [ScheduledReplay(replay, replay, network) for replay in own if self.network_of(replay) == network]
-            lacking = most[network] - len(mine)
-            result += mine + ([self.spare(rank, network, updates)] * lacking if lacking else [])
-        return result
-
-    def spare(self, rank: int, network: int, updates: Sequence[int]) -> ScheduledReplay:
-        """A padding pass for a rank with fewer replays of a network than another: its first replay, or another rank's
-        step on its own states."""
-        # A rank without trained clips still has states.
-        own = [one for update in updates for one in self.replayable(rank, update)]
-        others = (one for other in range(len(self.shares)) for u in updates for one in self.replayable(other, u))
-        replay = next(one for one in chain(own, others) if self.network_of(one) == network)
-        return ScheduledReplay(replay, replay if replay in own else own[0], network, counts=False)
-
     def network_of(self, replay: Replay) -> int:
         """The network of a replay."""
         return self.network(self.groups[replay.members[0].group].sigma(replay.step))
@@ -373,35 +308,6 @@ class Plan:
         backwards = any(group.levels is not None and group.levels.visited for group in self.groups)
         return (1, 0) if backwards else (0, 1)
 
-    @cached_property
-    def _most_replays(self) -> list[Counter[int]]:
-        ranks, found = range(len(self.shares)), []
-        for update in range(self.updates):
-            most = _most([Counter(map(self.network_of, self.replays(rank, update))) for rank in ranks])
-            if not most.total():  # nothing was chosen (dpo with equal rewards): one pass of weight 0
-                most[next(self.network_of(one) for rank in ranks for one in self.replayable(rank, update))] = 1
-            found.append(most)
-        return found
-
-    @cached_property
-    def _most_gauged(self) -> Counter[int]:
-        return _most([Counter(map(self.network_of, self.gauged(rank))) for rank in range(len(self.shares))])
-
-    @property
-    def gauge_rounds(self) -> int:
-        """Passes that measure the KL on every rank."""
-        return self._most_gauged.total()
-
     def labels(self, update: int) -> list[int]:
         """The steps that an update trains, over all groups, in order."""
         return list(dict.fromkeys(group.label(step) for group in self.groups for step in group.trained[update]))
-
-    @property
-    def rounds(self) -> list[int]:
-        """Replays of every update on every rank; ranks with fewer of their own add padding passes of weight 0."""
-        return [most.total() for most in self._most_replays]
-
-
-def _most(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """For every network, the largest count of any rank."""
-    return Counter({network: max(count[network] for count in counts) for network in (0, 1)})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
-from statistics import NormalDist
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,22 +19,17 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import RunsCheaply, VelocityModel
 from sage_grpo.models.cheap import Guide, check_negative
 from sage_grpo.models.parts import HasParts
-from sage_grpo.objectives.advantage import best, best_against_worst, best_and_worst
-from sage_grpo.objectives.equalizer import equalizing_weights
-from sage_grpo.objectives.matching_law import Matching
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.base import Objective
+from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import explore, left_out
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.plan import Group, KlProbe, NoiseLevels, Plan
-from sage_grpo.training.update import StatePart
+from sage_grpo.training.loss import StatePart
+from sage_grpo.training.plan import Group, KlProbe, Plan
 
 LOOK = "Look at `sage-grpo inspect`."
 """End of errors about steps that cannot be trained."""
-FIRST, LAST = 1, 0.9
-"""Bounds of objective.draw strata: the first step that is learned, and the share of the schedule after which none is
-(int(0.9 N), as the authors of AWM count)."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +52,15 @@ class Planner:
     _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
     """Squared sensitivities of steps of the run's own grid."""
 
+    @cached_property
+    def objective(self) -> Objective:
+        return self.config.build_objective()
+
     def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
         """The plan of an iteration over these prompts."""
         config, window = self.config, self.config.rollout.window
-        if config.objective.fresh:
-            return self._fresh(iteration, prompts)
+        if self.objective.samples == "ode":
+            return self._without_noise(iteration, prompts)
         steps = config.rollout.steps
         if window.kind == "drawn":
             allowed = self.candidates()
@@ -105,45 +102,21 @@ class Planner:
         pieces = [share_out(members, self.config.batch.micro_batch)[0] for members in ways.values()]
         return (tuple(batch for piece in pieces for batch in piece),)
 
-    def _fresh(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
+    def _without_noise(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
         """The plan of an iteration without exploration: every prompt draws the noise levels at which its clips are learned."""
-        config, schedule = self.config, self.grid.exploring((False,) * self.grid.num_steps)
+        config, grid = self.config, self.grid.exploring((False,) * self.grid.num_steps)
         groups = []
         for index, prompt in enumerate(prompts):
             draw = random.Random(f"levels/{config.seed}/{iteration}/{index}")
-            if config.objective.by_gradient:
-                groups.append(self._credited(index, prompt, draw))
-                continue
-            levels = draw_levels(config.objective, self.grid, self.trains, draw)
-            trained = tuple(map(tuple, self._deal(list(range(config.objective.levels)), draw)))
-            guides = self._guides(schedule)
+            levels = self.objective.targets(self.grid, self.trains, draw)
+            count = len(levels.labels)
+            order = self.objective.order(count)
+            trained = (order,) if order is not None else tuple(map(tuple, self._deal(list(range(count)), draw)))
+            schedule = levels.rollout or grid
+            guides = () if levels.visited else self._guides(schedule)
             groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
         ones, given = dict.fromkeys(range(self.grid.num_steps), 1.0), config.data.clips is not None
         return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.network, examples=given)
-
-    def _credited(self, index: int, prompt: Prompt, draw: random.Random) -> Group:
-        """A group whose clips are differentiated: its steps, perhaps cut short by a prediction, and those that are
-        trained."""
-        spec, sigmas = self.config.objective, self.grid.sigmas.tolist()
-        steps = [step for step in range(len(sigmas) - 1) if self.trains(sigmas[step])]
-        if spec.predict is not None:
-            late = [step for step in steps if step >= (1 - spec.predict) * (len(sigmas) - 1)] or steps[-1:]
-            end = draw.choice(late)
-            sigmas, steps = [*sigmas[: end + 1], 0.0], [step for step in steps if step <= end]
-        last = list(range(len(sigmas) - 1))[-spec.levels :]
-        chosen = sorted(draw.sample(steps, min(spec.levels, len(steps)))) if spec.draw == "schedule" else last
-        if len(chosen) < spec.levels or not set(chosen) <= set(steps):
-            raise ValueError(
-                f"objective.levels is {spec.levels}, but the trained network runs at steps {steps} of the {len(sigmas) - 1} of a rollout: use "
-                "fewer levels, or more rollout.steps."
-            )
-        levels = NoiseLevels(
-            Schedule(torch.tensor([*(sigmas[step] for step in chosen), 0.0])), tuple(chosen), Matching(), visited=True
-        )
-        schedule = Schedule(torch.tensor(sigmas)).exploring((False,) * (len(sigmas) - 1))
-        # Backwards from the clip: an exact gradient of a step needs that of the next.
-        trained = (tuple(reversed(range(len(chosen)))),)
-        return Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels)
 
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
@@ -161,7 +134,7 @@ class Planner:
     def _apart(self) -> bool:
         """True if prompts may have different schedules."""
         rollout = self.config.rollout
-        return rollout.window.kind == "drawn" or self._together or self.config.objective.fresh
+        return rollout.window.kind == "drawn" or self._together or self.objective.samples == "ode"
 
     def places(self, rank: int) -> list[int]:
         """Indices of an iteration's prompts that a rank samples, equal in every iteration."""
@@ -205,8 +178,8 @@ class Planner:
     def check(self) -> None:
         """Fail before the first rollout if a plan of any iteration cannot work."""
         config, window = self.config, self.config.rollout.window
-        if config.objective.fresh:
-            self._fresh(0, [Prompt("")])
+        if self.objective.samples == "ode":
+            self._without_noise(0, [Prompt("")])
             return
         first_seen: dict[tuple[bool, ...], int] = {}
         if window.kind == "drawn":
@@ -328,65 +301,21 @@ def _listed(steps: Sequence[int]) -> str:
     return f"{steps[0]} to {steps[-1]}" if whole else ", ".join(map(str, steps))
 
 
-def draw_levels(
-    spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], rng: random.Random
-) -> NoiseLevels:
-    """Draw levels along the grid at which the trained network runs."""
-    sigmas = grid.sigmas.tolist()
-    steps = [step for step in range(grid.num_steps) if trains(sigmas[step])]
-    if spec.draw in ("schedule", "strata"):
-        if spec.draw == "strata":
-            steps = [step for step in steps if FIRST <= step < int(LAST * grid.num_steps)]
-        if spec.levels > len(steps):
-            without = " (without its first step and last tenth)" if spec.draw == "strata" else ""
-            raise ValueError(
-                f"objective.levels is {spec.levels}, but the trained network runs at {len(steps)} step(s) of the schedule{without}: use "
-                "fewer levels, more rollout.steps, or objective.draw uniform."
-            )
-        chosen = sorted(rng.sample(steps, spec.levels)) if spec.draw == "schedule" else _strata(spec, steps, rng)
-        values = [sigmas[step] for step in chosen]
-    else:
-        # Between two steps another expert may take over.
-        steps = [step for step in steps if trains(sigmas[step + 1])]
-        if not steps:
-            raise ValueError(
-                f"objective.draw {spec.draw} needs two steps of the schedule where the trained network runs: use schedule, or take "
-                "more rollout.steps."
-            )
-        places = [place * len(steps) for place in _places(spec, rng)]
-        chosen = [steps[int(place)] for place in places]
-        values = [sigmas[step] + place % 1 * (sigmas[step + 1] - sigmas[step]) for step, place in zip(chosen, places)]
-    schedule = Schedule(torch.tensor([*values, 0.0]))
-    return NoiseLevels(schedule, tuple(chosen), Matching(by_sigma=spec.weight == "sigma"))
-
-
-def _strata(spec: ObjectiveSpec, steps: Sequence[int], rng: random.Random) -> list[int]:
-    """One step from each of `spec.levels` parts of the steps, as equal as whole steps allow."""
-    edges = [part * len(steps) // spec.levels for part in range(spec.levels + 1)]
-    return [steps[rng.randrange(first, end)] for first, end in pairwise(edges)]
-
-
-def _places(spec: ObjectiveSpec, rng: random.Random) -> list[float]:
-    """Positions along the schedule, in (0, 1) and rising: one in each part of equal probability."""
-    even = [(part + 0.01 + 0.98 * rng.random()) / spec.levels for part in range(spec.levels)]
-    if spec.draw == "uniform":
-        return even
-    return [1.0 / (1.0 + math.exp(-NormalDist().inv_cdf(place))) for place in even]
-
-
 def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
     """Add the clips that updates train to a plan; returns the same plan if every update trains all of them.
     `advantages` and `valid` have a value for every clip, group by group."""
+    objective = config.build_objective()
     updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
-    if config.batch.trained >= plan.group_size and not deals and not config.objective.by_choice:
+    if config.batch.trained >= plan.group_size and not deals and not objective.chooses:
         return plan
     chosen: list[set[Member]] = [set() for _ in range(updates)]
     values, ok, dealt = advantages.tolist(), valid.tolist(), 0
     pairs: list[tuple[Member, Member]] = []
     for group in plan.groups:
         own = slice(group.index * plan.group_size, (group.index + 1) * plan.group_size)
-        units = [tuple(Member(group.index, place) for place in unit) for unit in _units(config, values[own], ok[own])]
-        pairs += [(unit[0], unit[1]) for unit in units if len(unit) == 2]
+        places = objective.choose(values[own], ok[own], config.batch)
+        units = [tuple(Member(group.index, place) for place in unit) for unit in places]
+        pairs += [(unit[0], unit[1]) for unit in units if objective.in_pairs]
         if not deals:
             for part in chosen:
                 part.update(member for unit in units for member in unit)
@@ -400,31 +329,14 @@ def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -
     return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
 
 
-def _units(config: TrainConfig, advantages: Sequence[float], valid: Sequence[bool]) -> list[tuple[int, ...]]:
-    """Trained units of a group, as indices: clips, or pairs of clips, the better one first, in the same update."""
-    batch, kind = config.batch, config.objective.kind
-    if kind == "dpo":
-        return [*best_against_worst(advantages, valid, batch.pairs)]
-    if kind == "sft":
-        return [(place,) for place in best(advantages, valid, batch.best)]
-    return [(place,) for place in best_and_worst(advantages, valid, batch.trained)]
-
-
 def described(config: TrainConfig) -> str:
     """A sentence on the clips that each update trains; empty if every update trains all of them."""
-    batch, update = config.batch, config.update
-    words = []
     if config.data.clips is not None:
         return ""
-    if config.objective.kind == "dpo":
-        words.append(f"the best {batch.pairs} of {batch.group_size} are preferred to the worst {batch.pairs}")
-    elif config.objective.kind == "sft":
-        words.append(f"the best {batch.best} of {batch.group_size} are trained")
-    elif batch.trained < batch.group_size:
-        words.append(f"the best and the worst {batch.trained} of {batch.group_size} are trained")
-    if update.deal == "clips" and update.updates_per_rollout > 1:
-        words.append(f"dealt out to {update.updates_per_rollout} updates")
-    return ", ".join(words)
+    dealt = config.update.deal == "clips" and config.update.updates_per_rollout > 1
+    words = [config.build_objective().choice(config.batch)]
+    words += [f"dealt out to {config.update.updates_per_rollout} updates"] if dealt else []
+    return ", ".join(word for word in words if word)
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:
@@ -462,7 +374,7 @@ def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner, *, 
 def _in_step(planner: Planner) -> bool:
     """True if all ranks run the network equally often in every iteration."""
     window = planner.config.rollout.window
-    if not planner.config.objective.fresh and window.kind != "fixed" and len(window.at or ()) != 1:
+    if planner.objective.samples == "sde" and window.kind != "fixed" and len(window.at or ()) != 1:
         return False
     plan = planner.plan(0, [Prompt("")] * planner.config.batch.prompts)
     first, *others = (_often(plan, rank) for rank in range(planner.ranks))
@@ -489,12 +401,13 @@ def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]
         raise ModelError(
             f"rewards.judges {silent[0]}, but rollout.explore is {explore}: what does not explore learns nothing. Add it there."
         )
+    objective = config.build_objective()
     reasons = {
-        "objective.kind gradient differentiates by the whole clip": config.objective.by_gradient,
-        f"objective.kind {config.objective.kind} learns whole clips, which are chosen": config.objective.by_choice,
+        f"objective.kind {config.objective.kind} differentiates by the whole clip": objective.differentiates,
+        f"objective.kind {config.objective.kind} learns whole clips, which are chosen": objective.chooses,
         "batch.trained_fraction chooses clips by one advantage": bool(judged) and config.batch.trained_fraction < 1,
         f"objective.kind {config.objective.kind} samples with the ODE, so that no part explores": bool(explore)
-        and config.objective.fresh,
+        and objective.samples == "ode",
     }
     for reason, found in reasons.items():
         if found:

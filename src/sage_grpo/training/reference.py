@@ -1,16 +1,14 @@
-"""Snapshots of the trainable parameters: reference policy, moving average, weights before a rollout's updates; and the
-choice of updates that run the reference pass."""
+"""Snapshots of the trainable parameters: reference policy, moving average, old policy, weights before a rollout's updates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.training.config import TrainConfig
+from sage_grpo.objectives.base import Objective
 
 
 class Snapshot:
@@ -66,6 +64,11 @@ class ReferencePolicy(Snapshot):
             return self.every is not None and (updates + later) % self.every == 0
         return self.renewed_at == updates
 
+    def passes(self, updates: int, count: int) -> list[bool]:
+        """A flag for each of the next `count` updates after `updates`, True where it runs the reference: elsewhere the policy equals it, so the KL
+        and its gradient are 0."""
+        return [not self.is_live(updates, later) for later in range(count)]
+
     def advance(self, updates: int) -> bool:
         """Called after optimizer update number `updates` (from 1); renews the copies when due and then returns True."""
         if self.every is None or updates % self.every:
@@ -101,6 +104,15 @@ class OldPolicy(Snapshot):
         self.samples = samples
         """True if a lagging old policy samples the clips."""
 
+    @classmethod
+    def of(
+        cls, objective: Objective, params: Mapping[str, nn.Parameter], updates: int, offload: bool
+    ) -> OldPolicy | None:
+        """The old policy of an objective, if any of its updates runs one."""
+        if not any(objective.old_passes(updates)):
+            return None
+        return cls(params, lags=objective.lags, samples=objective.spec.old_samples, offload=offload)
+
     def begin(self) -> None:
         """Called before a rollout's updates."""
         if not self.lags:
@@ -130,10 +142,10 @@ class PastWeights:
         if any(n not in self.since for n in wanted):
             self.weights[due] = Snapshot(self.params, offload=True)
         self.since = {n: self.since.get(n, due) for n in wanted}
-        found = {n: (since, self.weights[since]) for n, since in self.since.items()}
+        weights = {n: (since, self.weights[since]) for n, since in self.since.items()}
         del self.since[due]
         self.weights = {since: self.weights[since] for since in self.since.values()}
-        return found
+        return weights
 
     def forget(self) -> None:
         """Discard all weights."""
@@ -153,74 +165,3 @@ class PastWeights:
         """Allocate the weights of `state_dict` for loading `tensors`."""
         self.since = {int(n): int(since) for n, since in state.items()}
         self.weights = {since: Snapshot(self.params, offload=True) for since in self.since.values()}
-
-
-Need = Literal["none", "pass", "live", "inert"]
-"""Reference of an update: none; run the reference pass; the reference equals the live policy; its KL is negligible and
-skipped."""
-REST = 4
-"""After a stretch of measured updates, the KL is skipped for at most this many stretches."""
-MARGIN = 1.0 + REST
-"""Growth of the share that is allowed until the next measurement: its gradient is proportional to the distance from the
-reference, and that to the number of updates."""
-UNMEASURED = ("kl/total", "kl/position", "loss/kl", "gradient/kl_share")
-"""Metrics that are not known without the reference's velocities."""
-
-
-class ReferenceKl:
-    """Measures the KL over one stretch of updates (from one renewal of the reference to the next), then may skip it for
-    a few.
-
-    The KL's share of the gradient is proportional to lambda, so `peak`, the largest share per lambda, holds while
-    lambda changes. All inputs of the decision are the same on every rank and part of the training state.
-    """
-
-    def __init__(self, *, limit: float = 0.0, stretch: int = 1) -> None:
-        self.limit, self.stretch = limit, stretch
-        self.measured, self.peak, self.rest = 0, 0.0, 0
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> ReferenceKl:
-        """Build it from a run's configuration. Coefficients that follow the KL need it in every update."""
-        blind = config.kl.kind in ("constant", "two_stage")
-        return cls(limit=config.anchor.skip_below if blind else 0.0, stretch=config.anchor.every)
-
-    def needs(self, anchor: ReferencePolicy | None, updates: int, count: int, kl_lambda: float) -> list[Need]:
-        """The reference that each of the next `count` updates needs after `updates` updates."""
-        if anchor is None:
-            return ["none"] * count
-        rest: Need = "inert" if self.rest > 0 and self._inert(kl_lambda) else "pass"
-        return ["live" if anchor.is_live(updates, later) else rest for later in range(count)]
-
-    def note(self, metrics: dict[str, float], need: Need) -> dict[str, float]:
-        """Count one update; returns its metrics without those that were not measured."""
-        if need == "none" or self.limit == 0:
-            return metrics
-        kl_lambda = metrics["kl/lambda"]
-        if need == "inert":
-            metrics = {name: value for name, value in metrics.items() if name not in UNMEASURED}
-        if self.rest > 0 and self._inert(kl_lambda):
-            self.rest -= 1
-        elif need == "pass":  # at the reference the KL is 0 by construction
-            self._measure(metrics["gradient/kl_share"], kl_lambda)
-        return {**metrics, "kl/skipped": float(need == "inert")}
-
-    def _measure(self, share: float, kl_lambda: float) -> None:
-        if self.rest > 0 or self.measured == self.stretch:  # lambda has outgrown the measurement, or the rest is over
-            self.measured, self.peak, self.rest = 0, 0.0, 0
-        odds = share / (1.0 - share) if share < 1.0 else float("inf")
-        self.peak = max(self.peak, odds / kl_lambda if kl_lambda > 0 else 0.0)
-        self.measured += 1
-        if self.measured == self.stretch and self._inert(kl_lambda):
-            self.rest = REST * self.stretch
-
-    def _inert(self, kl_lambda: float) -> bool:
-        return MARGIN * self.peak * kl_lambda < self.limit
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
-        return {"measured": self.measured, "peak": self.peak, "rest": self.rest}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self.measured, self.peak, self.rest = int(state["measured"]), float(state["peak"]), int(state["rest"])

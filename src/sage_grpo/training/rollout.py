@@ -15,8 +15,9 @@ from sage_grpo.models.policy import Policy, Step, started
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.solvers import Rule, Stepper
+from sage_grpo.training.lockstep import Lockstep, ScheduledReplay
 from sage_grpo.training.offload import settle, to_device, to_storage
-from sage_grpo.training.plan import Group, Plan, Replay, ScheduledReplay
+from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.types import Conditioning
 
@@ -68,13 +69,13 @@ class Rollout:
     judged: ScoredClips | None = None
     """Scored clips, if the workers that sampled them also scored them."""
 
-    def record(self, plan: Plan, turn: ScheduledReplay) -> Record:
-        """The record that is replayed in a turn. Padding replay: it has no old log-probability, so its ratio is 1."""
-        own = self.records[turn.states]
-        if turn.replay == turn.states:
-            return own
-        schedule = plan.groups[turn.replay.members[0].group].replayed
-        return replace(own, policy=replace(own.policy, schedule=schedule), v_old=None, log_prob_old=None)
+    def record(self, plan: Plan, scheduled: ScheduledReplay) -> Record:
+        """The record of a pass. Padding replay: it has no old log-probability, so its ratio is 1."""
+        record = self.records[scheduled.states]
+        if scheduled.replay == scheduled.states:
+            return record
+        schedule = plan.groups[scheduled.replay.members[0].group].replayed
+        return replace(record, policy=replace(record.policy, schedule=schedule), v_old=None, log_prob_old=None)
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Sampler:
         """
         trunks = [_SharedPrefix(self, groups) for groups in self.plan.trunks(self.rank)]
         trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
-        idle = self.plan.idle_passes(self.rank)
+        idle = Lockstep(self.plan).idle_passes(self.rank)
         walks: list[_SharedPrefix | _Members] = [*trunks, *paths]
         try:
             for network in (0, 1):

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -136,10 +136,13 @@ class ScoredClips:
 
     videos: Tensor
     """Decoded, uint8; empty if a worker decoded them and no observer needs them."""
-    sheet: LocalScores
+    sheet: LocalScores | None = None
+    """None where clips are given."""
     thumbnails: Tensor | None = None
     """Input of the sentinel's statistics, if clips were decoded."""
     sound: Sound | None = None
+    captions: list[str] = field(default_factory=list)
+    """Prompts of the clips."""
 
 
 def score_here(

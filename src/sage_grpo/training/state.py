@@ -19,7 +19,7 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.kl_control import KlController
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferenceKl, ReferencePolicy
+from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy
 
 
 @dataclass
@@ -36,7 +36,6 @@ class TrainState:
     ema: Ema | None
     kl: KlController
     stream: PromptStream
-    reference: ReferenceKl = field(default_factory=ReferenceKl)
     old: OldPolicy | None = None
     """The sampling policy, if it lags behind the live one."""
     past: PastWeights | None = None
@@ -69,7 +68,6 @@ class TrainState:
             ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
             kl=config.kl.controller(),
             stream=PromptStream(prompts, config.seed),
-            reference=ReferenceKl.of(config),
             old=old,
             past=PastWeights(params) if config.rollout.staleness else None,
         )
@@ -128,7 +126,6 @@ class TrainState:
         with checkpoint.continuing(folder):
             self.kl.load_state_dict(meta["kl"])
             self.optimizer.pace.load_state_dict(meta["pace"])
-            self.reference.load_state_dict(meta["reference"])
         return meta
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -146,7 +143,6 @@ class TrainState:
             "stream_position": self.stream.position,
             "kl": self.kl.state_dict(),
             "pace": self.optimizer.pace.state_dict(),
-            "reference": self.reference.state_dict(),
             "sentinel": self.sentinel.state_dict(),
             "anchor_renewed_at": -1 if self.anchor is None else self.anchor.renewed_at,
             "best": self.best,

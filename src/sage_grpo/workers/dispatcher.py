@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from sage_grpo.distributed.spec import RaySpec
+from sage_grpo.training.engine import Conditions, RolloutEngine
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import PastWeights, Snapshot
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.sampling import Conditions, RolloutEngine
 from sage_grpo.workers.messages import (
     RolloutTask,
     TaskResult,

@@ -17,8 +17,8 @@ from sage_grpo.distributed.cluster import connected, find_ray
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.reference import PastWeights
-from sage_grpo.training.sampling import RolloutEngine
 from sage_grpo.workers.dispatcher import Dispatcher
 from sage_grpo.workers.messages import RolloutTask, WorkerError
 from sage_grpo.workers.pool import JobResult

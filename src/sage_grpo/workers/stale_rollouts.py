@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.sampling import RolloutEngine
 
 
 class StaleRollouts:

@@ -13,10 +13,10 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.devices import choose_device
 from sage_grpo.rewards.ray_reward import RewardActors
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import load_model
 from sage_grpo.training.offload import get_ready, hold_to_budget, settle
 from sage_grpo.training.rollout import SavedRecord
-from sage_grpo.training.sampling import RolloutEngine
 from sage_grpo.training.scoring import ScoredClips, compose, no_clips
 from sage_grpo.workers.messages import RolloutTask, TaskResult, checked, log_prob, moved, unpack
 
@@ -76,7 +76,7 @@ class Worker:
         replay = checked(plan, rollout.records)
         record = rollout.records[replay]
         proof = log_prob(record, replay.step).to(CPU) if record.log_prob_old is None else None
-        sends = not self.scores or studio.config.objective.by_gradient
+        sends = not self.scores or studio.config.build_objective().differentiates
         result = TaskResult(
             {replay: SavedRecord.of(record) for replay, record in rollout.records.items()},
             proof,

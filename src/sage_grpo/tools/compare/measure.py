@@ -35,9 +35,9 @@ from sage_grpo.training.events import SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.loss import Diverged
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import Diverged
 from sage_grpo.utils.json_schema import finite, read_object
 from sage_grpo.version import ROOT, __version__
 
@@ -164,7 +164,7 @@ class Recording(Observer):
 
     def after(self, row: dict[str, float]) -> None:
         """Record metrics and cost."""
-        trainer, record, plan = self.trainer, self.record, self.trainer.done
+        trainer, record, plan = self.trainer, self.record, self.trainer.plan
         if plan is None:
             raise RuntimeError("An iteration is complete, but there is no plan of it.")
         passes = references(trainer.config, plan.iteration, plan.updates)
@@ -355,8 +355,8 @@ def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
     for number in range(config.iterations):
         start = time.perf_counter()
         plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
-        rollout = trainer.roll_out(plan)
-        scored = trainer.studio.score(trainer.studio.decode(rollout), plan, latents=trainer.studio.latents(rollout))
+        rollout = trainer.sample(plan)
+        scored = trainer.engine.score(trainer.engine.decode(rollout), plan, latents=trainer.engine.latents(rollout))
         for name, values in {**scored.parts, "total": scored.total}.items():
             totals[name].append(values)
         record.cost += rollout_cost(plan)

@@ -84,7 +84,7 @@ def prepare(
             raise ConfigError(f"Arm {arm.name!r}: {error}{how}") from error
         arms.append((arm, start, config))
     # Runs that learn at fresh noise levels take the longest.
-    arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].objective.kind == "surrogate" else 3))
+    arms.sort(key=lambda one: -one[2].iterations * (1 if one[2].explores else 3))
     return [_job(suite, arm, start, replace(config, seed=seed)) for seed in suite.seeds for arm, start, config in arms]
 
 

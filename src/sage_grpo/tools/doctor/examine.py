@@ -93,8 +93,8 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     yield from _guarded("conditioning", of_conditioning(trainer, sample))
     yield from _guarded("sampling", of_sampling(config, spec, parts, sample))
     yield from _guarded("learning", of_learning(sample))
-    if isinstance(trainer.crew, Dispatcher):
-        yield from _guarded("workers", of_workers(trainer, trainer.crew))
+    if isinstance(trainer.workers, Dispatcher):
+        yield from _guarded("workers", of_workers(trainer, trainer.workers))
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
@@ -127,7 +127,7 @@ def prepare(trainer: Trainer) -> Sample:
 def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
     """The kernel on the grid of the first group."""
     kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
-    if objective.fresh:
+    if not trainer.config.explores:
         yield Check("variance", "skip", f"objective.kind {objective.kind}: no step explores")
         return
     variance = machine.variance(kernel, schedule)
@@ -172,7 +172,7 @@ def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Checks:
     if unknown is not None:
         yield Check("vae", "skip", unknown)
         return
-    with trainer.vae.decoding():
+    with trainer.engine.vae.decoding():
         yield checkpoint.vae(model, latents)
 
 
@@ -192,27 +192,30 @@ def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sa
     per_pass = (time.monotonic() - began) / max(1, sample.plan.rollout_passes(world.rank).total())
     yield sampling.guidance(sample, sample.items())
     began = time.monotonic()
-    videos = trainer.studio.decode(rollout)
+    videos = trainer.engine.decode(rollout)
     yield from of_reward(sample, videos)
     per_clip = (time.monotonic() - began) / max(1, len(videos))
-    if config.objective.fresh:
+    if not config.explores:
         yield Check("signal", "skip", f"objective.kind {config.objective.kind}: no step explores")
     elif trainer.reward.compares:
         yield Check("signal", "skip", "the reward compares clips of one group")
     elif world.control is None:
         prompts = list(dict.fromkeys(sample.plan.prompts))
-        conditions, few = [trainer.encoded[prompt] for prompt in prompts], ProbeSpec(prompts=max(2, len(prompts)))
+        conditions, few = (
+            [trainer.encoder.encoded[prompt] for prompt in prompts],
+            ProbeSpec(prompts=max(2, len(prompts))),
+        )
         prober = Prober(config, few, parts.model, parts.reward, prompts, conditions)
         plans = sampling.plan_probe(prober, sample.plan)
         expected = passes(plans) * per_pass + sum(len(plan.groups) * plan.group_size for plan in plans) * per_clip
-        with trainer.vae.decoding():
+        with trainer.engine.vae.decoding():
             yield sampling.signal(prober, plans, asked=spec.probe, forecast=expected)
 
 
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
     """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
-    members, latents = trainer.studio.scored(plan), trainer.studio.latents(sample.rollout)
+    members, latents = trainer.engine.scored(plan), trainer.engine.latents(sample.rollout)
     prompts = {group.number: group.prompt for group in plan.groups}
     places = torch.tensor([plan.groups[member.group].number for member in members])
 
@@ -225,7 +228,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         return scores.total.double().cpu()
 
     if trainer.reward.compares:
-        yield reward.valid(trainer.studio.score(videos, plan).total, trainer.config.max_failed_fraction)
+        yield reward.valid(trainer.engine.score(videos, plan).total, trainer.config.max_failed_fraction)
         yield Check(
             "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
         )
@@ -235,10 +238,10 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield valid
     if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
-    scored = trainer.studio.score(videos, plan, latents=latents)
+    scored = trainer.engine.score(videos, plan, latents=latents)
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
-    eta = None if trainer.config.objective.fresh else trainer.config.kernel.eta
+    eta = None if not trainer.config.explores else trainer.config.kernel.eta
     wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
     yield reward.spread(scoring, eta=eta, overshoots=wild)
     yield reward.repeats(scoring)
@@ -270,7 +273,7 @@ def of_learning(sample: Sample) -> Checks:
     yield learning.step_size(trainer, items, before)
     yield learning.ranks(trainer.state.params, trainer.world)
     yield learning.trust_region(sample, items)
-    if trainer.config.objective.kind == "nft":
+    if trainer.objective.needs_old_policy:
         yield learning.old_policy(trainer, items)
     prompt = sample.plan.prompts[0]
     conditions = trainer.model.encode([prompt.text], [pictures_of(prompt)])

@@ -14,8 +14,9 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.tools.doctor.check import WHY, Check, graded, relative
 from sage_grpo.tools.doctor.sampling import Sample
+from sage_grpo.training.loss import TrainItem, accumulate, replay
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import TrainItem, accumulate, replay, with_anchor, with_old
+from sage_grpo.training.update import with_old, with_reference
 
 WATCHED = 4096
 """Values of every parameter that are watched during the update."""
@@ -44,21 +45,27 @@ def ratio(sample: Sample, items: Sequence[TrainItem]) -> Check:
     lambda_, rows = trainer.state.kl.value, []
     trainer.state.optimizer.zero_grad()
     if trainer.state.anchor is not None:
-        items = with_anchor(items, "pass", trainer.state.anchor, trainer.model.device)
-    trainer.engine.begin()
+        items = with_reference(items, trainer.state.anchor, trainer.model.device)
+    trainer.sharding.begin()
     for number, item in enumerate(items):
         more = any(later.network == item.network for later in items[number + 1 :])
-        last = (lambda: None) if more else trainer.engine.synchronize
+        last = (lambda: None) if more else trainer.sharding.synchronize
         tally = accumulate(
-            objective, [item], trainer.model.device, kl_lambda=lambda_, scale=trainer.engine.scale, before_last=last
+            objective,
+            trainer.config.trust_region,
+            [item],
+            trainer.model.device,
+            kl_lambda=lambda_,
+            scale=trainer.sharding.scale,
+            before_last=last,
         )
         rows.append((float(tally.largest_log_ratio), item.label))
     largest, label = max(rows)
     steps, at = len({row[1] for row in rows}), f", at step {label}" if largest else ""
     return Check(
         "ratio",
-        graded(largest, warn=0.0, fail=objective.clip / 10),
-        f"largest |log ratio| before any update {largest:.2g} over {steps} steps{at} (clip range {objective.clip:.2g})",
+        graded(largest, warn=0.0, fail=trainer.clip / 10),
+        f"largest |log ratio| before any update {largest:.2g} over {steps} steps{at} (clip range {trainer.clip:.2g})",
         largest,
     )
 
@@ -99,7 +106,7 @@ def update_moves(trainer: Trainer) -> Check:
     state.updates = max(state.updates, trainer.config.optimizer.warmup_updates)
     before = {name: _watched(p).clone() for name, p in params.items()}
     pushed = {name: _pushed(p) for name, p in params.items()}
-    lr = trainer._apply({})["optimizer/lr"]
+    lr = trainer.updater.apply({})["optimizer/lr"]
     moved = torch.cat([(_watched(p) != before[name])[pushed[name]] for name, p in params.items()])
     share = float(moved.double().mean()) if len(moved) else 0.0
     finite = all(bool(_watched(p).isfinite().all()) for p in params.values())
@@ -159,7 +166,9 @@ def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":
         return Check("trust region", "skip", "trust_region.mode is none")
-    own = config.update.updates_per_rollout == 1 and not config.objective.lags  # the rollout's policy is the live one
+    own = (
+        config.update.updates_per_rollout == 1 and not config.build_objective().lags
+    )  # the rollout's policy is the live one
     inert = own and (anchor is None or anchor.every == 1)
     if inert and region.estimator == "closed_form":
         return Check(
@@ -173,11 +182,16 @@ def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
         with trainer.old.applied():
             items = with_old(trainer.objective, items, trainer.model.device)
     if anchor is not None:
-        items = with_anchor(items, "pass", anchor, trainer.model.device)
-    trainer.engine.begin()
+        items = with_reference(items, anchor, trainer.model.device)
+    trainer.sharding.begin()
     lambda_ = trainer.state.kl.value
     tally = accumulate(
-        trainer.objective, items, trainer.model.device, kl_lambda=lambda_ or 1.0, scale=trainer.engine.scale
+        trainer.objective,
+        trainer.config.trust_region,
+        items,
+        trainer.model.device,
+        kl_lambda=lambda_ or 1.0,
+        scale=trainer.sharding.scale,
     )
     trainer.state.optimizer.zero_grad()
     kl, policy, trust = (float(tally.sums[name]) for name in ("kl/total", "gradient/policy", "gradient/kl"))

@@ -15,11 +15,11 @@ from sage_grpo.data.groups import Member
 from sage_grpo.tools.doctor.check import Check, graded, relative
 from sage_grpo.tools.probe.estimate import LEAST, effect
 from sage_grpo.tools.probe.probe import Prober
-from sage_grpo.training import update
+from sage_grpo.training import loss
+from sage_grpo.training.loss import TrainItem
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.rollout import Rollout, Sampler
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import TrainItem
 
 ENOUGH = 1 << 16
 """Values of a noise that are compared."""
@@ -37,7 +37,7 @@ class Sample:
     @cached_property
     def sampler(self) -> Sampler:
         """The trainer's sampler."""
-        return self.trainer.studio.sampler(self.plan)
+        return self.trainer.engine.sampler(self.plan)
 
     @cached_property
     def rollout(self) -> Rollout:
@@ -60,8 +60,8 @@ class Sample:
         Ranks of one network make equally many passes, so that several take all of theirs.
         """
         items, steps = [], set()
-        by_gradient = self.trainer.config.objective.by_gradient
-        pushes = self.trainer.differentiate(self.plan, self.rollout) if by_gradient else {}
+        by_gradient = self.trainer.config.build_objective().differentiates
+        pushes = self.trainer.engine.differentiate(self.plan, self.rollout) if by_gradient else {}
         for replay in self._replays():
             group = self.plan.groups[replay.members[0].group]
             label = group.label(replay.step)
@@ -78,8 +78,8 @@ class Sample:
                     advantage=signs,
                     weight=ones / len(ones),
                     equalizer=self.plan.equalizer[label],
-                    push=pushes.get(replay.members),
-                    reach=group.reach(replay.step) if pushes else 0.0,
+                    reward_signal=pushes.get(replay.members),
+                    length=group.length(replay.step) if pushes else 0.0,
                 )
             )
         return items
@@ -149,7 +149,7 @@ def guidance(sample: Sample, items: Sequence[TrainItem]) -> Check:
         x = record.x.to(model.device, torch.float32)
         sigma, _ = record.policy.schedule.pair(index)
         wanted = model.velocity(x, sigma, record.conditions, guidance=scale)
-        gaps.append(("update", relative(update.replay(items[item], model.device).velocity, wanted)))
+        gaps.append(("update", relative(loss.replay(items[item], model.device).velocity, wanted)))
         gaps.append(("rollout", _rollout_gap(items[item], x, wanted)))
     where, largest = max(gaps, key=lambda row: row[1])
     status = graded(largest, warn=1e-4, fail=1e-2)

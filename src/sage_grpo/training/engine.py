@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 import torch
@@ -23,15 +24,16 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, frames_needed
+from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.inputs import conditions_of
+from sage_grpo.training.lockstep import Lockstep
+from sage_grpo.training.loss import RewardSignal, needs_velocity_old
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, check_cheap, parts_of
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import GroupScores, LocalScores, ScoredClips, gathered, metadata_of, score_here
-from sage_grpo.training.update import Objective
 from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
 
@@ -96,7 +98,7 @@ class RolloutEngine:
         return Storage(
             dtype=getattr(torch, config.rollout.storage),
             device=torch.device("cpu") if config.rollout.offload else self.model.device,
-            velocities=Objective(config.surrogate, config.trust_region, 1, config.objective).needs_v_old,
+            velocities=needs_velocity_old(self.planner.objective, config.trust_region),
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
@@ -108,7 +110,7 @@ class RolloutEngine:
     def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:
         """Build the sampler of this rank's clips."""
         config, rank = self.config.rollout, self.world.rank
-        passes = plan.rollout_passes(rank) + plan.idle_passes(rank)
+        passes = plan.rollout_passes(rank) + Lockstep(plan).idle_passes(rank)
         return Sampler(
             plan,
             rank,
@@ -118,7 +120,7 @@ class RolloutEngine:
                 self.config.seed,
                 plan.iteration,
                 same_start=config.same_noise,
-                same_fresh=self.config.objective.kind == "dpo",
+                same_fresh=self.planner.objective.in_pairs,
             ),
             storage=self.storage,
             solver=config.solver,
@@ -206,11 +208,35 @@ class RolloutEngine:
         shown = [plan.groups[member.group].prompt for member in members]
         return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
 
-    def score(
-        self, videos: Tensor, plan: Plan, early: AsyncScoring | None = None, latents: Tensor | None = None
-    ) -> GroupScores:
+    def score(self, videos: Tensor, plan: Plan, latents: Tensor | None = None) -> GroupScores:
         """Rewards of all ranks' clips."""
-        return gathered(self.reward, self.sheet(videos, plan, early, latents), self.world, torch.float32)
+        return self.gather(self.sheet(videos, plan, latents=latents))
+
+    def gather(self, sheet: LocalScores | None) -> GroupScores:
+        """The scores of all ranks' clips."""
+        assert sheet is not None
+        return gathered(self.reward, sheet, self.world, torch.float32)
+
+    def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], RewardSignal]:
+        """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
+        unless they are decoded in batches."""
+        tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
+        signals, seed, fps, frames = {}, self.config.seed, self.model.video.fps, self.config.objective.frames
+        together = self.config.batch.micro_batch if not self.config.model.vae_slicing and frames is None else 1
+        with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
+            for batch, latents in rollout.latents:
+                rows, prompt = [], plan.group_of(batch).prompt
+                for some, member in zip(latents.split(together), batch.members[::together]):
+                    draw = Random(f"excerpt/{seed}/{plan.iteration}/{member.group}/{member.index}")
+                    excerpt = draw_excerpt(self.model, frames, draw)
+                    pixels = partial(pixels_read, self.model, self.reward, excerpt=excerpt)
+                    rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
+                    for _ in some:
+                        tick()
+                signals[batch.members] = RewardSignal(torch.cat(rows).to(torch.float32))
+        if self.reward.offload_between:
+            self.reward.offload()
+        return signals
 
     def scored(self, plan: Plan) -> list[Member]:
         """The rollouts that this process decodes and scores; ranks that share clips divide this work. Empty for given

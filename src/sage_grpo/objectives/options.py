@@ -1,12 +1,14 @@
-"""Objectives of an update: on exploring steps (the surrogate), on clean clips at fresh noise levels (NFT, AWM, DPO, SFT), or by the reward's
-gradient."""
+"""Options of the objectives: fields of `objective` and of `surrogate` in a configuration."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
 from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked
+from sage_grpo.utils.suggest import did_you_mean
 
+KINDS = ("surrogate", "nft", "awm", "dpo", "sft", "gradient")
 Kind = Literal["surrogate", "nft", "awm", "dpo", "sft", "gradient"]
 Draw = Literal["schedule", "strata", "uniform", "logit_normal", "last"]
 Credit = Literal["affine", "exact"]
@@ -17,12 +19,12 @@ Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]
 class ObjectiveSpec:
     """The loss: on the steps that explored, on clean clips that are noised again, or on steps of the ODE by the reward's gradient (both: kernel.name ode)."""
 
-    kind: Kind = "surrogate"
+    kind: Kind | str = "surrogate"
     """surrogate: the policy gradient on steps with noise (fields of `surrogate`). nft: DiffusionNFT, positive and negative flow matching.
     awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. gradient: the reward is differentiated by the clip, and its
     gradient carried back to steps of the rollout (ReFL, DRaFT). dpo: the best clip of a group is preferred to the worst, relative to the
     trust region's anchor. sft: flow matching of a group's best clips. These two also learn from clips that you give (data.clips). All but
-    the first sample with the ODE."""
+    the first sample with the ODE. Your own by its import path, module:Class (docs/extending.md)."""
     levels: Count = 4
     """nft, awm, dpo, sft: noise levels at which every clip is learned; they are dealt out to the updates of a rollout. gradient: steps of every rollout
     that are trained."""
@@ -55,7 +57,21 @@ class ObjectiveSpec:
     """nft, awm: whether an old policy that lags samples the clips. false: the newest weights do, and the old policy is only what the
     step-wise KL (and nft's velocities) refer to."""
 
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of an objective of your own, by name."""
+
     def __post_init__(self) -> None:
+        if ":" in self.kind:
+            return  # its class may be missing where a configuration is only read
+        if self.kind not in KINDS:
+            raise ValueError(
+                f"objective.kind must be one of {', '.join(KINDS)}, or the import path of your own (module:Class), got {self.kind!r}."
+                f"{did_you_mean(self.kind, KINDS)}"
+            )
+        if self.options:
+            raise ValueError(
+                f"objective.options is for objectives of your own; {self.kind} has fields of its own: leave it out."
+            )
         self._check_gradient()
         if self.kind in ("awm", "dpo", "sft") and self.weight == "adaptive":
             further = ", sigma or ghuber" if self.kind == "awm" else " or sigma"
@@ -74,7 +90,8 @@ class ObjectiveSpec:
             )
 
     def _check_gradient(self) -> None:
-        ours, matching = self.kind == "gradient", self.fresh and self.kind != "gradient"
+        ours = self.kind == "gradient"
+        matching = self.kind in ("nft", "awm", "dpo", "sft")
         reasons = {
             "objective.draw last is part of objective.kind gradient": matching and self.draw == "last",
             f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
@@ -95,37 +112,32 @@ class ObjectiveSpec:
             if found:
                 raise ValueError(f"{reason}.")
 
-    @property
-    def fresh(self) -> bool:
-        """True if noise levels of an ODE's clips are trained instead of exploring steps."""
-        return self.kind != "surrogate"
 
-    @property
-    def by_gradient(self) -> bool:
-        """True if the reward is differentiated."""
-        return self.kind == "gradient"
+@checked
+class SurrogateConfig:
+    """The policy-gradient loss."""
 
-    @property
-    def by_choice(self) -> bool:
-        """True if clips are learned because they were chosen, by their rewards or by the user, and not by their advantages."""
-        return self.kind in ("dpo", "sft")
+    kind: Literal["clipped", "kl_mask"] = "clipped"
+    """PPO's clip on the ratio, or Flow-DPPO's mask on the exact KL."""
+    centred: bool | Literal["scaled"] = False
+    """Remove the bias of the ratio: log r + KL, the KL as a constant. "scaled" is GRPO-Guard's released code: the KL with its gradient, and both
+    times the step's std before the ratio is taken, so that one clip range is as tight at every step."""
+    clip_scale: Positive = 0.076
+    """Clip range as c / sqrt(latent dimensions); the paper's 1e-4 at 480p x 81 frames is c = 0.076."""
+    clip_range: Positive | None = None
+    """Absolute clip range; overrides clip_scale."""
+    kl_mask_scale: Positive = 1.0
+    """kl_mask drops aggressive moves where KL >= kl_mask_scale / latent dimensions."""
+    equalize: bool = True
+    """Temporal gradient equaliser: weight steps by median(sensitivity) / sensitivity."""
+    equalize_by: Literal["sensitivity", "std"] = "sensitivity"
+    """The quantity that is divided out: sensitivity is |b| / std, the size of a step's gradient; std is 1 / std, as the
+    paper prints it."""
+    equalize_cap: Positive | None = None
+    """Largest equaliser weight; None is no cap."""
 
-    @property
-    def reference_passes(self) -> int:
-        """Passes without gradient of an update whose policy is not the anchor: the anchor's, and for dpo one of the policy, because a
-        clip's loss depends on the error of the other clip of its pair, which may be on another rank."""
-        return 2 if self.kind == "dpo" else 1
-
-    @property
-    def lags(self) -> bool:
-        """True if the old policy differs from the newest weights between iterations."""
-        return self.fresh and self.old_decay > 0
-
-    def decay(self, iteration: int) -> float:
-        """Share of the old policy that stays after this many iterations."""
-        return self.old_decay * (min(1.0, iteration / self.old_ramp) if self.old_ramp else 1.0)
-
-    def old_passes(self, updates: int) -> list[bool]:
-        """A flag per update of a rollout, true where it runs the old policy: until the first optimizer step the newest weights are the old
-        ones, unless these lag."""
-        return [self.kind in ("nft", "awm") and (update > 0 or self.lags) for update in range(updates)]
+    def __post_init__(self) -> None:
+        if self.kind == "kl_mask" and self.centred == "scaled":
+            raise ValueError(
+                "surrogate.centred scaled is about the clip, which surrogate.kind kl_mask has none of: use true."
+            )

@@ -1,0 +1,241 @@
+"""The protocol of objectives: the loss of a replayed step, and all that rollout, plan, cost model and checkpoints must know of it.
+
+`objective.kind` names one of this folder's classes, or a subclass of one by its import path. No other room asks which objective it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sage_grpo.objectives.advantage import best_and_worst
+from sage_grpo.objectives.options import ObjectiveSpec, SurrogateConfig
+from sage_grpo.samplers.gaussian import Gaussian
+from sage_grpo.samplers.kernels import Kernel
+from sage_grpo.samplers.schedule import Schedule
+
+PAPER_CLIP = 0.076
+"""The paper's clip range 1e-4 at D = 576,576 latent dimensions, written as c / sqrt(D)."""
+
+
+def clip_range(dims: int, c: float = PAPER_CLIP) -> float:
+    """c / sqrt(D): the noise of a log-ratio that is a mean over D dimensions falls as 1 / sqrt(D)."""
+    if dims < 1 or c <= 0:
+        raise ValueError(f"clip_range needs dims >= 1 and c > 0, got dims = {dims}, c = {c}.")
+    return c / math.sqrt(dims)
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """A loss with diagnostics, one value per clip."""
+
+    loss: Tensor
+    """To be minimised."""
+    ratio: Tensor | None = None
+    """The (possibly centred) probability ratio, detached; None for a loss without one."""
+    inactive: Tensor | None = None
+    """bool; True where the trust region removes the gradient."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """The preference pairs of a replay's clips, by clip."""
+
+    rows: Tensor
+    """Indices among all clips of the iteration."""
+    partners: Tensor
+    """Index of the other clip of each pair; a clip without a pair has its own."""
+    side: Tensor
+    """1 for the better clip of a pair, -1 for the worse, 0 without a pair."""
+    partner_excess: Tensor
+    """Excess error over the reference of each partner."""
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A replayed step as a loss sees it. Values have one row per clip; velocities one per state, which clips of a group may share."""
+
+    velocity: Tensor
+    """Of the policy that is trained, with a graph."""
+    velocity_old: Tensor
+    """Of the policy that made the rollout."""
+    velocity_reference: Tensor | None
+    x_next: Tensor
+    """State after the step; at a fresh noise level the target velocity eps - x0."""
+    log_prob: Tensor
+    log_prob_old: Tensor
+    advantage: Tensor
+    sigma: float
+    std: Tensor
+    kl_old: Tensor | None = None
+    """Exact KL to the rollout's policy, where the objective needs its velocities."""
+    reward_gradient: Tensor | None = None
+    """Gradient of the reward at the state after the step."""
+    length: float = 0.0
+    """Length of the step: the state after it is x + length v."""
+    pair: PreferencePair | None = None
+
+    @property
+    def dims(self) -> int:
+        """Latent dimensions of a clip (or of the part that the loss is about)."""
+        return self.velocity[0].numel()
+
+
+@dataclass(frozen=True)
+class NoiseLevels:
+    """The noise levels of a group, shared by its members: the common part of their errors then cancels, as in advantages."""
+
+    schedule: Schedule
+    """The levels from high to low, each the start of a step."""
+    labels: tuple[int, ...]
+    """For every level, the step of the run's grid that contains it, under which it is logged."""
+    kernel: Kernel
+    """Distribution of the target at a level."""
+    visited: bool = False
+    """True if the states of the rollout are learned at these levels, not clean clips that are noised again."""
+    rollout: Schedule | None = None
+    """The steps of the rollout, where they are not the run's grid."""
+
+
+RunOptions: TypeAlias = Any
+"""The configuration of a run, a TrainConfig, which imports this room."""
+BatchOptions: TypeAlias = Any
+"""Its numbers of clips (`batch`): how many of a group are trained, as single clips, as pairs, as the best."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective. Subclasses give `loss`, and override what differs."""
+
+    spec: ObjectiveSpec = ObjectiveSpec()
+    surrogate: SurrogateConfig = SurrogateConfig()
+
+    samples: ClassVar[Literal["sde", "ode"]] = "sde"
+    """The rollout that it learns from: steps that explore, or clips of the ODE."""
+    chooses: ClassVar[bool] = False
+    """True if clips are learned because they were chosen, by their rewards or by the user, and not by their advantages."""
+    differentiates: ClassVar[bool] = False
+    """True if it learns from the gradient of the reward at the clip."""
+    given_clips: ClassVar[int] = 0
+    """Clips of a row of data.clips that it can learn from in place of a rollout; 0 if it cannot."""
+    needs_old_policy: ClassVar[bool] = False
+    """True if it learns from the difference to an old policy, and becomes another method where that is the policy itself."""
+    in_pairs: ClassVar[bool] = False
+    """True if clips are learned in pairs, each against its partner."""
+    reference_passes: ClassVar[int] = 1
+    """Passes without gradient of an update whose policy is not its reference."""
+    lags: ClassVar[bool] = False
+    """True if its old policy differs from the newest weights between iterations."""
+
+    def loss(self, step: ReplayedStep) -> LossTerms:
+        """The loss of every clip at one step."""
+        raise NotImplementedError
+
+    def metrics(self, step: ReplayedStep) -> Mapping[str, Tensor]:
+        """Further diagnostics, one value per clip."""
+        return {}
+
+    def log_prob(self, gaussian: Gaussian, velocity: Tensor, x_next: Tensor, sigma: float) -> Tensor:
+        """Log-probability of x_next for the ratio."""
+        return gaussian.expand(len(x_next)).log_prob(x_next)
+
+    @property
+    def needs_velocity_old(self) -> bool:
+        """True if the rollout must keep its velocities for the loss."""
+        return bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
+
+    def clip(self, dims: int) -> float:
+        """The clip range in use."""
+        given = self.surrogate.clip_range
+        return clip_range(dims, self.surrogate.clip_scale) if given is None else given
+
+    def scale(self, dims: int) -> float:
+        """sqrt(D), the factor on the loss.
+
+        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's epsilon and the
+        clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and clipping mean the same at
+        any resolution.
+        """
+        return math.sqrt(dims)
+
+    def targets(self, grid: Schedule, trains: Callable[[float], bool], draw: Random) -> NoiseLevels:
+        """The noise levels that a group trains, drawn; only where it samples with the ODE. Pure: the cost model asks, too."""
+        raise NotImplementedError
+
+    def order(self, levels: int) -> tuple[int, ...] | None:
+        """The order in which the one update of a rollout trains its levels; None deals them out to the updates."""
+        return None
+
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+        """Trained units of a group, as places: clips, or pairs of clips, the better one first, which stay in one update."""
+        return [(place,) for place in best_and_worst(advantages, valid, batch.trained)]
+
+    def choice(self, batch: BatchOptions) -> str:
+        """A description of `choose`; empty if it takes all clips."""
+        if batch.trained >= batch.group_size:
+            return ""
+        return f"the best and the worst {batch.trained} of {batch.group_size} are trained"
+
+    def old_passes(self, updates: int) -> list[bool]:
+        """A flag per update of a rollout, True where it runs the old policy."""
+        return [False] * updates
+
+    def decay(self, iteration: int) -> float:
+        """Share of the old policy that stays after this many iterations."""
+        return 0.0
+
+    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
+        """The value of a clip that the loss of its partner needs; only where clips are trained in pairs."""
+        raise NotImplementedError
+
+    def remarks(self, updates: int) -> list[str]:
+        """Remarks on likely mistakes, for a run with so many updates per rollout."""
+        return []
+
+    def refusals(self, config: RunOptions) -> dict[str, bool]:
+        """Reasons not to run with this configuration, each with its remedy, and whether it holds."""
+        return {}
+
+    def check(self, config: RunOptions) -> None:
+        """Refuse options that it cannot honour."""
+        wrong = [reason for reason, holds in self.refusals(config).items() if holds]
+        if wrong:
+            raise ValueError(f"objective.kind {self.spec.kind} does not go with " + "; nor with ".join(wrong) + ".")
+
+
+@dataclass(frozen=True)
+class OdeObjective(Objective):
+    """An objective whose clips are sampled with the ODE: no step explores."""
+
+    samples: ClassVar[Literal["sde", "ode"]] = "ode"
+
+    def refusals(self, config: RunOptions) -> dict[str, bool]:
+        """Options of exploring steps."""
+        rollout, update, spec = config.rollout, config.update, self.spec
+        return {
+            f"kernel.name {config.kernel.name}: it samples with the ODE, set ode": config.kernel.name != "ode",
+            f"rollout.window.kind {rollout.window.kind}: no step explores, leave it all": rollout.window.kind != "all",
+            "rollout.same_noise true: without exploration a group would be one clip, set false": rollout.same_noise,
+            "surrogate.equalize true: levels are weighed by objective.weight, set false": self.surrogate.equalize,
+            f"update.step_fraction {update.step_fraction:g}: objective.levels says how much is learned, set 1": (
+                update.step_fraction < 1
+            ),
+            "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": config.optimizer.measures_kl,
+            f"objective.levels {spec.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
+                spec.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
+            ),
+            f"rollout.staleness {rollout.staleness}: it learns without the log-probability of the policy that sampled, by which old clips are "
+            "weighed; set 0, or use an objective that explores (branch, sage)": rollout.staleness > 0,
+        }
+
+
+def without_ratio(loss: Tensor, **metrics: Tensor) -> LossTerms:
+    """Terms of a loss that has neither a ratio nor a clip."""
+    return LossTerms(loss=loss, inactive=torch.zeros_like(loss, dtype=torch.bool), metrics=metrics)

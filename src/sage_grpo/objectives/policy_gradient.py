@@ -1,0 +1,96 @@
+"""The policy gradient on steps that explored: PPO's clip (Schulman et al. 2017), Flow-DPPO's mask on the exact KL (arXiv 2606.11025), and the
+centred ratios of GRPO-Guard (arXiv 2510.22319); with the temporal gradient equaliser of SAGE-GRPO (arXiv 2603.21872, Eq. 9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_grpo.objectives.base import LossTerms, Objective, ReplayedStep
+from sage_grpo.objectives.options import SurrogateConfig
+
+
+@dataclass(frozen=True)
+class PolicyGradient(Objective):
+    """-A times the ratio of the step's probabilities under the policy and under that of the rollout, clipped or masked."""
+
+    def loss(self, step: ReplayedStep) -> LossTerms:
+        return surrogate_loss(self.surrogate, step, self.clip(step.dims))
+
+
+def surrogate_loss(config: SurrogateConfig, step: ReplayedStep, clip: float) -> LossTerms:
+    """The policy loss that `surrogate` asks for."""
+    log_ratio, kl = step.log_prob - step.log_prob_old, step.kl_old
+    if config.centred == "scaled" and kl is not None:
+        return scaled_surrogate(log_ratio, step.advantage, kl, std=step.std, clip=clip)
+    if config.centred and kl is not None:
+        log_ratio = centred_log_ratio(log_ratio, kl)
+    if config.kind == "kl_mask" and kl is not None:
+        return kl_masked_surrogate(log_ratio, step.advantage, kl, tau=config.kl_mask_scale / step.dims)
+    return clipped_surrogate(log_ratio, step.advantage, clip=clip)
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip: float) -> LossTerms:
+    """PPO: -min(ratio A, clip(ratio, 1 - clip, 1 + clip) A). (Schulman et al. 2017)"""
+    if clip <= 0:
+        raise ValueError(f"clip must be positive, got {clip}.")
+    ratio = torch.exp(log_ratio)
+    bounded = ratio.clamp(1.0 - clip, 1.0 + clip)
+    loss = -torch.minimum(ratio * advantage, bounded * advantage)
+    inactive = ((ratio > 1.0 + clip) & (advantage > 0)) | ((ratio < 1.0 - clip) & (advantage < 0))
+    return LossTerms(loss=loss, ratio=ratio.detach(), inactive=inactive)
+
+
+def scaled_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, std: Tensor, clip: float) -> LossTerms:
+    """GRPO-Guard: PPO's clip on exp(std (log r + KL(old, new))), the KL with its gradient. (arXiv 2510.22319, as released)
+
+    The plain ratio is wide at steps with little noise; the scaled one is as wide at every step, so that one clip range serves all.
+    The loss is divided by std again: at ratio 1 its gradient is that of the plain ratio, and step weights stay independent of it.
+    """
+    # Ranges of 1e-6 are a few units of float32's last place at 1.
+    scaled = std.double() * (log_ratio + kl).double()
+    terms = clipped_surrogate(scaled, advantage.double(), clip=clip)
+    return LossTerms(loss=(terms.loss / std).to(log_ratio.dtype), ratio=terms.ratio, inactive=terms.inactive)
+
+
+def kl_masked_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, tau: float) -> LossTerms:
+    """Flow-DPPO: -ratio A, dropped where KL(old, new) >= tau AND the move is aggressive. (arXiv 2606.11025)"""
+    if tau <= 0:
+        raise ValueError(f"tau must be positive, got {tau}.")
+    ratio = torch.exp(log_ratio)
+    aggressive = ((ratio > 1.0) & (advantage > 0)) | ((ratio < 1.0) & (advantage < 0))
+    inactive = (kl.detach() >= tau) & aggressive
+    loss = torch.where(inactive, torch.zeros_like(ratio), -ratio * advantage)
+    return LossTerms(loss=loss, ratio=ratio.detach(), inactive=inactive)
+
+
+def centred_log_ratio(log_ratio: Tensor, kl: Tensor) -> Tensor:
+    """log r + KL(old, new): under the old policy E[log r] = -KL, so the plain ratio is biased below 1.
+
+    The KL is a constant here: it removes the bias of the ratio and must not add a gradient of its own.
+    """
+    return log_ratio + kl.detach()
+
+
+def equalizing_weights(sensitivity: Tensor, *, cap: float | None = None) -> Tensor:
+    """S_t = median over trained steps(sensitivity) / sensitivity_t. (paper Eq. 9, with |b| / std for N_t)
+
+    `sensitivity` holds the trained steps only. The weights multiply the surrogate, not the log-ratio and not the KL.
+    """
+    if sensitivity.ndim != 1 or len(sensitivity) == 0:
+        raise ValueError(
+            f"sensitivity must be one non-empty row of trained steps, got shape {tuple(sensitivity.shape)}."
+        )
+    if not bool((torch.isfinite(sensitivity) & (sensitivity > 0)).all()):
+        raise ValueError(
+            "sensitivity must be finite and positive: a step with std = 0 is deterministic and must not be trained."
+        )
+    if cap is not None and cap <= 0:
+        raise ValueError(f"cap must be positive, got {cap}.")
+    median = torch.quantile(sensitivity.to(torch.float64), 0.5)
+    weights = median / sensitivity.to(torch.float64)
+    if cap is not None:
+        weights = weights.clamp(max=cap)
+    return weights.to(torch.float32)

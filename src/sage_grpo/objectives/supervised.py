@@ -1,0 +1,42 @@
+"""Flow matching of a group's best clips, or of given ones (supervised and reward-weighted fine-tuning, SFT and RFT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from sage_grpo.objectives.advantage import best
+from sage_grpo.objectives.base import BatchOptions, LossTerms, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.noise_levels import NoisedClips
+
+
+@dataclass(frozen=True)
+class Supervised(NoisedClips):
+    """weight |v - u|^2 of the chosen clips; u = eps - x0 is the target."""
+
+    chooses: ClassVar[bool] = True
+    given_clips: ClassVar[int] = 1
+
+    def loss(self, step: ReplayedStep) -> LossTerms:
+        return matching_loss(step.velocity, step.x_next, weight=self.weight(step.sigma))
+
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+        return [(place,) for place in best(advantages, valid, batch.best)]
+
+    def choice(self, batch: BatchOptions) -> str:
+        return f"the best {batch.best} of {batch.group_size} are trained"
+
+    def refusals(self, config: RunOptions) -> dict[str, bool]:
+        mode = config.trust_region.mode
+        return super().refusals(config) | {
+            "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,
+            f"trust_region.mode {mode}: there is no old policy, set none, fixed or moving": config.trust_region.uses_stepwise,
+        }
+
+
+def matching_loss(v: Tensor, target: Tensor, *, weight: float = 1.0) -> LossTerms:
+    """weight |v - u|^2 per sample, a mean over dimensions: flow matching."""
+    return without_ratio(weight * (v - target).square().flatten(1).mean(1))

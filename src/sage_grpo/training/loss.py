@@ -1,0 +1,370 @@
+"""The loss of a replayed step, its gradient through the network, and the sums that metrics are made of."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sage_grpo.distributed.world import World
+from sage_grpo.models.policy import Step
+from sage_grpo.objectives.base import LossTerms, Objective, PreferencePair, ReplayedStep
+from sage_grpo.objectives.trust_region import KlTerms, TrustRegion, closed_form_kl
+from sage_grpo.samplers.gaussian import expanded
+from sage_grpo.training.offload import same_bits, to_device
+from sage_grpo.training.rollout import Record
+
+KINDS = ("raw", "equalized", "sent")
+"""Gradients whose norms are logged for every step."""
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is not finite; the weights are unchanged."""
+
+
+@dataclass
+class RewardSignal:
+    """The gradient of the reward at the states after a step, one row per clip; it is propagated back from step to step."""
+
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class TrainItem:
+    """One replay with the loss inputs besides its record. Values are by clip."""
+
+    record: Record
+    step: int
+    """Index in the record's schedule."""
+    label: int
+    """The step's index in the run's own grid, under which it is logged."""
+    advantage: Tensor
+    weight: Tensor
+    """Share of each clip in the update's mean; 0 for masked clips and for padding that keeps ranks in lockstep."""
+    equalizer: float
+    network: int = 0
+    """The network of the model that runs."""
+    v_reference: Tensor | None = None
+    at_reference: bool = False
+    """True if the policy equals the reference, so that the KL and its gradient are 0."""
+    reward_signal: RewardSignal | None = None
+    length: float = 0.0
+    """Length of the step: the state after it is x + length v."""
+    pair: PreferencePair | None = None
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A part of a clip's state with a ratio and a loss of its own: it explores, or a reward judges it alone."""
+
+    name: str
+    place: slice
+    column: int
+    """Column in log-probabilities, and in advantages with one column per part."""
+    share: float
+    """Share in the loss: the losses of parts are averaged."""
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of the part in a sample."""
+        return int(self.place.stop - self.place.start)
+
+    def view(self, item: TrainItem, step: Step) -> tuple[TrainItem, Step]:
+        """Restrict an item and its step to this part."""
+        record = item.record
+
+        def rows(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[:, self.place]
+
+        part = replace(
+            record,
+            x=record.x[:, self.place],
+            x_next=record.x_next[:, self.place],
+            v_old=rows(record.v_old),
+            log_prob_old=None if record.log_prob_old is None else record.log_prob_old[:, self.column],
+        )
+        advantage = item.advantage if item.advantage.ndim == 1 else item.advantage[:, self.column]
+        item = replace(
+            item, record=part, advantage=advantage, weight=self.share * item.weight, v_reference=rows(item.v_reference)
+        )
+        v = step.velocity[:, self.place]
+        x = to_device(part.x, v.device, torch.float32)
+        return item, Step(gaussian=record.policy.transition(item.step)(x, v), velocity=v)
+
+
+def views(parts: Sequence[StatePart], item: TrainItem, step: Step) -> list[tuple[TrainItem, Step]]:
+    """An item and its step as the losses see them: by part, or whole."""
+    return [part.view(item, step) for part in parts] or [(item, step)]
+
+
+def joined(gradients: Sequence[Tensor], parts: Sequence[StatePart], whole: Tensor) -> Tensor:
+    """Combine the gradients at the parts into one at the whole velocity, 0 elsewhere."""
+    if not parts:
+        (gradient,) = gradients
+        return gradient
+    total = torch.zeros_like(whole)
+    for gradient, part in zip(gradients, parts):
+        total[:, part.place] = gradient
+    return total
+
+
+def replay(item: TrainItem, device: torch.device, x: Tensor | None = None) -> Step:
+    """Run an item's step again with the model's current weights; `x` is its state if the caller needs a gradient there."""
+    record = item.record
+    x = to_device(record.x, device, torch.float32) if x is None else x
+    return record.policy.step(item.step, x, record.conditions)
+
+
+def log_probs(objective: Objective, item: TrainItem, step: Step, parts: Sequence[StatePart]) -> Tensor:
+    """Log-probabilities of a step's end by clip, with one column per part."""
+    columns = []
+    for view, law in views(parts, item, step):
+        x_next = to_device(view.record.x_next, law.velocity.device, torch.float32)
+        sigma = view.record.policy.sigma(view.step)
+        columns.append(objective.log_prob(law.gaussian, law.velocity, x_next, sigma))
+    return torch.stack(columns, dim=1) if parts else columns[0]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one item with its gradient at the velocity, its only path to the network."""
+
+    terms: LossTerms
+    kl: KlTerms
+    log_ratio: Tensor
+    value: Tensor
+    """Weighted mean of the objective's loss, before the equaliser; detached."""
+    raw: Tensor
+    """Gradient of the objective's loss without the equaliser."""
+    policy: Tensor
+    """Gradient of the objective's loss, equalised."""
+    trust: Tensor
+    """Gradient of lambda times the KL."""
+    squares: tuple[Tensor, Tensor]
+    """Squared norms of `policy` and `trust` with a row for every clip: their ratio depends on neither sharing nor ranks."""
+    metrics: dict[str, Tensor]
+    """Weighted means of the objective's own diagnostics."""
+
+    @property
+    def total(self) -> Tensor:
+        """The gradient that goes through the network."""
+        return self.policy + self.trust
+
+
+def needs_velocity_old(objective: Objective, region: TrustRegion) -> bool:
+    """True if the rollout must keep its velocities."""
+    return (region.uses_stepwise and region.estimator == "closed_form") or objective.needs_velocity_old
+
+
+def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: Step, *, kl_lambda: float) -> Loss:
+    """Objective + lambda KL of one item at the velocities of `step`, which have a graph, and its gradients there.
+
+    They are taken at the velocity first: the shares of objective and KL and the norms per step then cost nothing, and the network's backward
+    pass runs once. Clips with a shared state share the velocity, too: its gradient is the sum over them, and one pass serves the whole group.
+    """
+    record, v = item.record, step.velocity
+    x_next = to_device(record.x_next, v.device, torch.float32)
+    sigma, transition = record.policy.sigma(item.step), record.policy.transition(item.step)
+    sensitivity = transition.sensitivity.to(v.device, non_blocking=True)
+    log_prob = objective.log_prob(step.gaussian, v, x_next, sigma)
+    log_prob_old = log_prob.detach() if record.log_prob_old is None else to_device(record.log_prob_old, v.device)
+    v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
+    v_reference = v.detach() if item.at_reference else item.v_reference
+    needed = needs_velocity_old(objective, region)
+    replayed = ReplayedStep(
+        velocity=v,
+        velocity_old=v_old,
+        velocity_reference=v_reference,
+        x_next=x_next,
+        log_prob=log_prob,
+        log_prob_old=log_prob_old,
+        advantage=item.advantage,
+        sigma=sigma,
+        std=transition.std.to(v.device, non_blocking=True),
+        kl_old=expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if needed else None,
+        reward_gradient=None if item.reward_signal is None else item.reward_signal.gradient,
+        length=item.length,
+        pair=item.pair,
+    )
+    terms, scale = objective.loss(replayed), objective.scale(replayed.dims)
+    kl = region.penalty(
+        v=v, v_old=v_old, v_anchor=v_reference, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
+    )
+    value = (item.weight * terms.loss).sum()
+    (raw,) = torch.autograd.grad(scale * value, v, retain_graph=True)
+    trust = torch.zeros_like(raw)
+    if kl.total is not None:
+        penalty = scale * kl_lambda * (item.weight * kl.total).sum()
+        (trust,) = torch.autograd.grad(penalty, v, retain_graph=True)
+    policy = item.equalizer * raw
+    squares = policy.square().sum(), trust.square().sum()
+    if len(v) < len(x_next):
+        (slope,) = torch.autograd.grad(
+            scale * item.equalizer * value, log_prob, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        moved = sensitivity * (v.detach() - v_old) if objective.surrogate.centred == "scaled" else None
+        squares = _by_member(slope, step, x_next, sensitivity, moved), _shared_out(trust, item.weight)
+    diagnostics = {**terms.metrics, **objective.metrics(replayed)}
+    metrics = {name: (item.weight * values).sum() for name, values in diagnostics.items()}
+    log_ratio = (log_prob - log_prob_old).detach()
+    return Loss(terms, kl, log_ratio, value.detach(), raw, policy, trust, squares, metrics)
+
+
+def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, moved: Tensor | None) -> Tensor:
+    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next -
+    mean) / (std D).
+
+    If the KL to the rollout's policy has a gradient too, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v -
+    v_old).
+    """
+    law = step.gaussian.expand(len(x_next))
+    noise = ((x_next - law.mean.detach()) / law.std.to(x_next.device)).flatten(1)
+    if moved is not None:
+        noise = noise - expanded(moved, len(x_next)).flatten(1)  # b is negative: the two have opposite signs
+    return (slope * sensitivity / noise.shape[1]).square().dot(noise.square().sum(1))
+
+
+def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
+    """Sum of the squared norms of the members' parts of a gradient that is equal for all members of a row except for
+    their weights."""
+    shares = weight.unflatten(0, (len(trust), -1))
+    spread = shares.square().sum(1) / shares.sum(1).square().clamp(min=1e-30)
+    return trust.square().flatten(1).sum(1).dot(spread)
+
+
+class UpdateSums:
+    """Sums over the items of one update, in float64 on the losses' device; read once, and summed over ranks together."""
+
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a constant
+        zero = partial(torch.zeros, (), dtype=torch.float64, device=device)
+        self.sums: defaultdict[str, Tensor] = defaultdict(zero)
+        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the objective (raw), after equalising
+        (equalized), and of the whole loss with the KL (sent); `bad/STEP` counts items whose loss is not finite."""
+        self.largest_log_ratio = zero()
+
+    def add(self, item: TrainItem, loss: Loss, kl_lambda: float) -> None:
+        """Add one item, without waiting for the device."""
+        w, kl, terms = item.weight, loss.kl, loss.terms
+        value = loss.value.double()
+        kl_total = torch.zeros_like(value) if kl.total is None else (w * kl.total.detach()).sum().double()
+        sums = self.sums
+        sums["loss/policy"] += item.equalizer * value
+        sums["loss/kl"] += kl_lambda * kl_total
+        sums["kl/total"] += kl_total
+        for name, term in (("kl/position", kl.position), ("kl/velocity", kl.velocity)):
+            if term is not None:
+                sums[name] += (w * term.detach()).sum()
+        for name, term in loss.metrics.items():
+            sums[name] += term
+        if terms.ratio is not None and terms.inactive is not None:
+            # Ratios differ from 1 in the fifth digit and beyond: float32, and E[r^2] - E[r]^2, would lose their spread.
+            excess, share = terms.ratio.double() - 1.0, w.double()
+            sums["ratio/mean"] += (share * excess).sum()
+            sums["ratio/square"] += (share * excess.square()).sum()
+            sums["ratio/clip_fraction"] += (w * terms.inactive).sum()
+        live = torch.where(w > 0, loss.log_ratio.abs(), 0.0)
+        self.largest_log_ratio = torch.maximum(self.largest_log_ratio, live.max().double())
+        sums["gradient/policy"] += loss.squares[0]
+        sums["gradient/kl"] += loss.squares[1]
+        for kind, gradient in zip(KINDS, (loss.raw, loss.policy, loss.total)):
+            sums[f"gradient/{kind}/{item.label:03d}"] += gradient.square().sum()
+        sums[f"bad/{item.label:03d}"] += ~torch.isfinite(value + kl_total + sums[f"gradient/sent/{item.label:03d}"])
+
+
+def accumulate(
+    objective: Objective,
+    region: TrustRegion,
+    items: Sequence[TrainItem],
+    device: torch.device,
+    *,
+    kl_lambda: float,
+    scale: float = 1.0,
+    deterministic: bool = False,
+    before_first: Callable[[], None] = lambda: None,
+    before_last: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None,
+    parts: Sequence[StatePart] = (),
+) -> UpdateSums:
+    """Replay the items of one optimizer update and add up their gradients; every part in `parts` has a loss of its own.
+
+    `scale` compensates for an engine that averages gradients over ranks. `before_first` and `before_last` are called before the first and the
+    last backward pass of every network: engines that synchronize gradients do so only at the last.
+    """
+    sums = UpdateSums(device)
+    networks = [item.network for item in items]
+    for number, item in enumerate(items):
+        if item.network not in networks[:number]:
+            before_first()
+        if item.network not in networks[number + 1 :]:
+            before_last()
+        placed = replace(
+            item,
+            advantage=to_device(item.advantage, device),
+            weight=to_device(item.weight, device),
+            v_reference=None if item.v_reference is None else to_device(item.v_reference, device),
+        )
+        exact = item.reward_signal is not None and objective.spec.credit == "exact"
+        x = to_device(item.record.x, device, torch.float32).requires_grad_() if exact else None
+        step = replay(placed, device, x)
+        seen = views(parts, placed, step)
+        losses = [loss_of(objective, region, view, law, kl_lambda=kl_lambda) for view, law in seen]
+        with same_bits(step.velocity.device, wanted=deterministic):
+            step.velocity.backward(scale * joined([loss.total for loss in losses], parts, step.velocity))
+        if x is not None:
+            backpropagate(placed, x, scale)
+        for (view, _), loss in zip(seen, losses):
+            sums.add(view, loss, kl_lambda)
+        progress()
+    return sums
+
+
+def backpropagate(item: TrainItem, x: Tensor, scale: float) -> None:
+    """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next.
+
+    The backward pass yields the second term times the factors on the loss; a KL would be included, and is refused with an exact gradient.
+    """
+    assert item.reward_signal is not None
+    assert x.grad is not None
+    factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))
+    through = torch.where(factor != 0, x.grad / torch.where(factor != 0, factor, 1.0), 0.0)
+    item.reward_signal.gradient = item.reward_signal.gradient + through
+
+
+def summarize(sums: UpdateSums, world: World, steps: Sequence[int]) -> dict[str, float]:
+    """Metrics of one update over all ranks; raises Diverged on every rank if a loss was not finite."""
+    norms = [f"gradient/{kind}/{step:03d}" for kind in KINDS for step in steps]
+    bad = [f"bad/{step:03d}" for step in steps]
+    names = [*sorted({*sums.sums} - {*norms, *bad}), *norms, *bad]
+    rows = [sums.sums[name] for name in names]
+    read = torch.stack([*rows, sums.largest_log_ratio]).cpu()  # the only synchronization with the device
+    metrics = dict(zip(names, world.sum(read[:-1]).tolist()))
+    diverged = [step for step, name in zip(steps, bad) if metrics.pop(name)]
+    metrics |= {name: math.sqrt(metrics[name]) for name in norms}
+    if diverged:
+        raise Diverged(
+            f"The loss is not finite at denoising step(s) {diverged}. The weights were not changed. Lower optimizer.lr or "
+            "kernel.eta, or look at how gradient/norm and ratio/largest_log grew in metrics.jsonl."
+        )
+    policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))
+    metrics["gradient/kl_share"] = kl / (policy + kl) if policy + kl > 0 else 0.0
+    if "ratio/mean" in metrics:  # a loss may have no ratio
+        metrics["ratio/std"] = math.sqrt(max(0.0, metrics.pop("ratio/square") - metrics["ratio/mean"] ** 2))
+        metrics["ratio/mean"] += 1.0
+        metrics["ratio/largest_log"] = float(world.gather(read[-1:]).max())
+    return metrics
+
+
+def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean over the updates that have a metric; ratio/first_log, the largest |log ratio| of the first update, is 0 if
+    the replay repeats the rollout exactly."""
+    names = sorted({name for log in logs for name in log})
+    mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
+    if "ratio/largest_log" in mean:
+        mean["ratio/first_log"] = logs[0]["ratio/largest_log"]
+        mean["ratio/largest_log"] = max(log["ratio/largest_log"] for log in logs)
+    return mean
