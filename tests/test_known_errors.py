@@ -88,7 +88,7 @@ def test_paper_eq11_and_eq13_divide_by_the_variance_twice(equation: str) -> None
     assert as_printed > 5 * truth
     mode = "fixed" if equation == "eq11_fixed" else "moving"
     terms = TrustRegion(mode=mode).penalty(  # type: ignore[arg-type]
-        v=v, v_old=v, v_anchor=v_ref, sensitivity=step.sensitivity, log_prob=x, log_prob_old=x
+        v=v, v_old=v, v_reference=v_ref, sensitivity=step.sensitivity, log_prob=x, log_prob_old=x
     )
     assert float(terms.total) == pytest.approx(truth, rel=1e-4)
 
@@ -129,7 +129,7 @@ def test_paper_eq42_relaxes_when_kl_is_high_and_never_reaches_its_target() -> No
 
 def test_paper_eq43_with_minus_lambda_kl_would_maximise_the_kl() -> None:
     sensitivity = torch.tensor(2.0)
-    v_anchor = torch.zeros(1, 4)
+    v_reference = torch.zeros(1, 4)
     region = TrustRegion(mode="moving")
 
     def descend(sign: float) -> float:
@@ -137,14 +137,14 @@ def test_paper_eq43_with_minus_lambda_kl_would_maximise_the_kl() -> None:
         zero = torch.zeros(1)
         for _ in range(20):
             kl = region.penalty(
-                v=v, v_old=v, v_anchor=v_anchor, sensitivity=sensitivity, log_prob=zero, log_prob_old=zero
+                v=v, v_old=v, v_reference=v_reference, sensitivity=sensitivity, log_prob=zero, log_prob_old=zero
             ).total
             assert kl is not None
             (gradient,) = torch.autograd.grad(sign * kl.sum(), v)
             v = (v - 0.1 * gradient).detach().requires_grad_()
-        return float(closed_form_kl(v.detach(), v_anchor, sensitivity))
+        return float(closed_form_kl(v.detach(), v_reference, sensitivity))
 
-    start = float(closed_form_kl(torch.full((1, 4), 0.1), v_anchor, sensitivity))
+    start = float(closed_form_kl(torch.full((1, 4), 0.1), v_reference, sensitivity))
     assert descend(-1.0) > 10 * start
     assert descend(+1.0) < 0.1 * start
 
@@ -238,7 +238,7 @@ def test_official_stepwise_kl_is_inert_with_one_update_per_rollout() -> None:
             region.penalty(
                 v=v,
                 v_old=v_old,
-                v_anchor=None,
+                v_reference=None,
                 sensitivity=step.sensitivity,
                 log_prob=new,
                 log_prob_old=old,

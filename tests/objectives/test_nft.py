@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 
+from sage_grpo.objectives.build import build
 from sage_grpo.objectives.matching import ghuber_log_prob, nft_loss, optimality
 from sage_grpo.objectives.options import ObjectiveSpec
 
@@ -97,30 +98,30 @@ def test_options_that_need_another() -> None:
     with pytest.raises(ValueError, match=r"credit exact needs objective\.draw last"):
         ObjectiveSpec(kind="gradient", credit="exact")
     for given in ({"old_ramp": 3}, {"old_samples": False}):
-        assert ObjectiveSpec(kind="nft", old_decay=0.5, **given).lags
+        assert build(ObjectiveSpec(kind="nft", old_decay=0.5, **given)).lags
     with pytest.raises(ValueError, match="levels must be at least 1"):
         ObjectiveSpec(kind="nft", levels=0)
 
 
 def test_what_the_kinds_are() -> None:
-    said = ("fresh", "by_gradient", "by_choice", "reference_passes", "lags")
-    rows = {kind: [getattr(ObjectiveSpec(kind=kind), name) for name in said] for kind in KINDS}
+    names = ("samples", "differentiates", "chooses", "given_clips", "in_pairs", "reference_passes", "lags")
+    rows = {kind: [getattr(build(ObjectiveSpec(kind=kind)), name) for name in names] for kind in KINDS}
     assert rows == {
-        "surrogate": [False, False, False, 1, False],
-        "nft": [True, False, False, 1, False],
-        "awm": [True, False, False, 1, False],
-        "gradient": [True, True, False, 1, False],
-        "dpo": [True, False, True, 2, False],
-        "sft": [True, False, True, 1, False],
+        "surrogate": ["sde", False, False, 0, False, 1, False],
+        "nft": ["ode", False, False, 0, False, 1, False],
+        "awm": ["ode", False, False, 0, False, 1, False],
+        "gradient": ["ode", True, False, 0, False, 1, False],
+        "dpo": ["ode", False, True, 2, True, 2, False],
+        "sft": ["ode", False, True, 1, False, 1, False],
     }
     for kind, lags in itertools.product(("nft", "awm"), (False, True)):
-        one = ObjectiveSpec(kind=kind, old_decay=0.5 * lags)
+        one = build(ObjectiveSpec(kind=kind, old_decay=0.5 * lags))
         assert (one.lags, one.old_passes(3)) == (lags, [lags, True, True])
-    surrogate = ObjectiveSpec(old_decay=0.5)
+    surrogate = build(ObjectiveSpec(old_decay=0.5))
     assert (surrogate.lags, surrogate.old_passes(2)) == (False, [False, False])
 
 
 def test_the_old_policys_decay() -> None:
     ramped = ObjectiveSpec(kind="nft", old_decay=0.5, old_ramp=10)
-    assert [ramped.decay(n) for n in (0, 1, 5, 10, 99)] == [0.0, 0.05, 0.25, 0.5, 0.5]
-    assert dataclasses.replace(ramped, old_ramp=0).decay(0) == 0.5
+    assert [build(ramped).decay(n) for n in (0, 1, 5, 10, 99)] == [0.0, 0.05, 0.25, 0.5, 0.5]
+    assert build(dataclasses.replace(ramped, old_ramp=0)).decay(0) == 0.5

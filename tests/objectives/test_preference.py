@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sage_grpo.objectives.advantage import best, best_against_worst, best_and_worst
-from sage_grpo.objectives.preference import dpo_lead, dpo_loss, excess_error, matching_loss
+from sage_grpo.objectives.preference import dpo_lead, dpo_loss, excess_error
+from sage_grpo.objectives.supervised import matching_loss
 
 BETA = 3.0
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sage_grpo.objectives.policy_gradient import equalizing_weights
+from sage_grpo.objectives.base import clip_range
 from sage_grpo.objectives.policy_gradient import (
     centred_log_ratio,
-    clip_range,
     clipped_surrogate,
+    equalizing_weights,
     kl_masked_surrogate,
     scaled_surrogate,
 )
@@ -96,15 +96,15 @@ def test_the_scaled_loss_tells_ratios_apart_that_float32_does_not() -> None:
 
 def _tensors() -> dict[str, Tensor]:
     step = Sage(eta=0.5)(0.9, 0.8)
-    x, v, v_old, v_anchor, noise = torch.randn(5, 3, 2, 5)
+    x, v, v_old, v_reference, noise = torch.randn(5, 3, 2, 5)
     x_next = step(x, v_old).sample(noise)
     log_probs = {"log_prob": step(x, v).log_prob(x_next), "log_prob_old": step(x, v_old).log_prob(x_next)}
-    return {"v": v, "v_old": v_old, "v_anchor": v_anchor, "sensitivity": step.sensitivity, **log_probs}
+    return {"v": v, "v_old": v_old, "v_reference": v_reference, "sensitivity": step.sensitivity, **log_probs}
 
 
 def test_modes_use_the_terms_they_name() -> None:
     t = _tensors()
-    position = closed_form_kl(t["v"], t["v_anchor"], t["sensitivity"])
+    position = closed_form_kl(t["v"], t["v_reference"], t["sensitivity"])
     velocity = closed_form_kl(t["v"], t["v_old"], t["sensitivity"])
     expected = {
         "none": (None, None, None),
@@ -142,7 +142,7 @@ def test_the_kl_by_hand_in_float32_and_by_step_where_the_sensitivity_has_steps()
 
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="needs the anchor's velocities"):
-        TrustRegion(mode="dual").penalty(**{**_tensors(), "v_anchor": None})
+        TrustRegion(mode="dual").penalty(**{**_tensors(), "v_reference": None})
     with pytest.raises(ValueError, match="compare them at the same x"):
         closed_form_kl(torch.zeros(2, 3), torch.zeros(3), torch.tensor(1.0))
 

@@ -33,7 +33,6 @@ from sage_grpo.run.preflight import (
     check_plan,
     idle_workers,
     needs,
-    objective_remarks,
     preflight,
     prompt_remarks,
 )
@@ -135,7 +134,7 @@ def test_a_resumed_run_tells_where_it_stands_and_what_has_changed(trainer: Any, 
     trainer.state.load = lambda *words: loaded.append(words)
     trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
     trainer.planner = SimpleNamespace(plan=lambda number, prompts: (number, len(prompts)))
-    trainer.objective, trainer.model = SimpleNamespace(dims=8, clip=0.1), SimpleNamespace(device="cpu")
+    trainer.dims, trainer.clip, trainer.model = 8, 0.1, SimpleNamespace(device="cpu")
     shown: dict[str, Any] = {}
     monkeypatch.setattr(session, "foresee", lambda config, plan: plan)
     monkeypatch.setattr(session, "evaluations_of", lambda config, plan, branches: f"{branches(0.5)} branch")
@@ -168,6 +167,7 @@ def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: P
     asked: list[Any] = []
     group = SimpleNamespace(noise=lambda: {"sigmas": [1.0, 0.0]})
     trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
+    trainer.inputs = SimpleNamespace(examples=None)
     trainer.planner = SimpleNamespace(plan=lambda number, prompts: SimpleNamespace(groups=[group]))
     trainer.inputs.examples = None
     monkeypatch.setattr(session.Metrics, "open", lambda *words, **named: asked.append((words, named)) or "open")
@@ -354,15 +354,6 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() 
         check_files(odd)
     with pytest.raises(FileNotFoundError, match=r"^A file or folder is missing:\n  data.eval_prompts y.txt"):
         check_files(odd, Overrides(prompts=[Prompt("a")]))
-
-
-def test_a_policy_that_never_lags_is_told() -> None:
-    config = recipe("shapes/nft")
-    never = replace(config.objective, old_decay=0.0, old_ramp=0)
-    once = replace(config.update, updates_per_rollout=1)
-    (told,) = objective_remarks(replace(config, objective=never, update=once))
-    assert "old_decay 0 and update.updates_per_rollout 1" in told
-    assert objective_remarks(config) == objective_remarks(recipe("shapes/sage")) == []
 
 
 def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ measured exactly, bounded, and steers the learning rate."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +12,13 @@ from double import CLOSE
 from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.samplers.windows import Window
-from sage_grpo.training import trainer as trainer_module
+from sage_grpo.training import update as update_module
 from sage_grpo.training.adaptive_lr import SLACK
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.reference import REST, ReferencePolicy, Snapshot
-from sage_grpo.training.update import Diverged, path_kl
+from sage_grpo.training.lockstep import Lockstep
+from sage_grpo.training.loss import Diverged
+from sage_grpo.training.reference import ReferencePolicy, Snapshot
+from sage_grpo.training.update import path_kl
 from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, weights_of
 
 FREE = TrustRegion(mode="none")
@@ -60,13 +61,13 @@ def test_ema_follows_its_recursion_and_is_what_evaluation_sees(make_config, make
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of items of every reference pass."""
     counts: list[int] = []
-    original = trainer_module.with_anchor
+    original = update_module.with_reference
 
-    def counted(items, need, *rest):
-        counts.extend([len(items)] * (need == "pass"))
-        return original(items, need, *rest)
+    def counted(items, *rest, needed, progress):
+        counts.extend([len(items)] * needed)
+        return original(items, *rest, needed=needed, progress=progress)
 
-    monkeypatch.setattr(trainer_module, "with_anchor", counted)
+    monkeypatch.setattr(update_module, "with_reference", counted)
     return counts
 
 
@@ -80,7 +81,6 @@ def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     for _ in range(4):
         trainer.step()
     assert len(passes) == 5
-    assert all("kl/skipped" not in log for log in trainer.log)
     monkeypatch.setattr(ReferencePolicy, "is_live", lambda self, updates, later=0: False)
     always = make_trainer(config)
     for _ in range(4):
@@ -88,47 +88,6 @@ def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     assert len(passes) == 5 + 8
     assert same(weights_of(trainer), weights_of(always))
     assert trainer.log == always.log
-
-
-def test_a_kl_too_small_to_act_is_left_out_after_it_was_measured(make_config, make_trainer, passes: list[int]) -> None:
-    config = make_config(kl=WEAK, trust_region=TrustRegion(mode="fixed"), anchor=AnchorConfig(every=2, skip_below=1e-3))
-    trainer, ticks = make_trainer(config), []
-    trainer.clock.listen = lambda phase, done, total: ticks.append((phase, done, total))
-    rows = [trainer.step() for _ in range(7)]
-    # Two updates an iteration. The first is at its anchor; the next two are measured; eight rest, the first of them in an iteration
-    # that had begun before; then one is measured again.
-    assert [row["kl/skipped"] for row in rows] == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
-    measured = [{"kl/position", "kl/total", "loss/kl", "gradient/kl_share"} <= row.keys() for row in rows]
-    assert measured == [True, True, False, False, False, False, True]
-    assert len(passes) == 1 + 2 + 2
-    # What the progress bar was promised was done.
-    totals = [total for phase, done, total in ticks if phase == "update" and done == total]
-    assert totals == [passes[0] * count for count in (3, 4, 2, 2, 2, 2, 4)]
-
-
-@pytest.mark.parametrize("kind", ["ppo", "paper"])
-def test_a_coefficient_that_goes_by_the_kl_always_measures_it(kind: str, make_config, make_trainer, passes) -> None:
-    kl = KlCoefficient(kind=kind, lambda_min=1e-9, lambda_max=1e-9, warmup_updates=0)
-    config = make_config(kl=kl, trust_region=TrustRegion(mode="fixed"), anchor=AnchorConfig(every=1, skip_below=0.9))
-    trainer = make_trainer(config)
-    for _ in range(3):
-        trainer.step()
-    assert len(passes) == 5
-
-
-def test_a_run_that_leaves_passes_out_resumes_to_the_bit(make_config, make_trainer, tmp_path: Path) -> None:
-    """The checkpoint after two iterations lies in a rest, at a renewal; a run that forgot it would measure."""
-    config = make_config(
-        iterations=4,
-        kl=replace(WEAK, lambda_max=1e-2),
-        trust_region=TrustRegion(mode="dual"),
-        anchor=AnchorConfig(every=2, skip_below=0.5),
-    )
-    assert_resumes_to_the_bit(make_trainer, config, tmp_path)
-    other = make_trainer(config)
-    resume(other, tmp_path)
-    assert other.state.reference.rest == 2 * REST
-    assert other.state.anchor.renewed_at == 4
 
 
 def test_known_error_stepwise_kl_is_inert_with_one_update_per_rollout(make_config, make_trainer) -> None:
@@ -214,7 +173,7 @@ def test_a_step_that_went_too_far_is_taken_back_to_the_limit(limit, seed, make_c
         make_config, make_trainer, optimizer=optimizer(lr=0.1, max_kl=limit), **fields
     )
     assert row["optimizer/kl"] > 4 * limit
-    assert 96 * path_kl(plan, rollout, trainer.world, trainer.model.device) == pytest.approx(limit, rel=SLACK)
+    assert 96 * path_kl(Lockstep(plan), rollout, trainer.world, trainer.model.device) == pytest.approx(limit, rel=SLACK)
     free, *_, whole_row = measured(make_config, make_trainer, optimizer=optimizer(lr=0.1, max_kl=1e9), **fields)
     assert whole_row["optimizer/kept"] == 1.0
     assert whole_row["optimizer/kl"] == row["optimizer/kl"]
@@ -271,7 +230,7 @@ def test_a_step_is_taken_back_to_where_it_began(make_config, make_trainer) -> No
     first = weights_of(trainer)
     trainer.step()
     second = weights_of(trainer)
-    trainer.config = replace(trainer.config, optimizer=replace(trainer.config.optimizer, max_kl=1e-14))
+    trainer.updater.config = replace(trainer.config, optimizer=replace(trainer.config.optimizer, max_kl=1e-14))
     assert trainer.step()["optimizer/kept"] < 1e-4
     moved = sum(float((now - second[name]).abs().max()) for name, now in weights_of(trainer).items())
     assert moved < 1e-3 * sum(float((first[name] - second[name]).abs().max()) for name in first)

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from double import CLOSE
+from sage_grpo.objectives.noise_levels import draw_levels
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.run.preflight import objective_remarks
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.planner import draw_levels
 from sage_grpo.training.reference import OldPolicy
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 from trainer_toys import bright
@@ -161,10 +160,14 @@ def test_strata_are_the_authors_discrete_steps_without_the_first() -> None:
 def test_an_nft_without_an_old_policy_of_its_own_is_told_before_it_starts(make_config) -> None:
     preset = METHODS["nft"](make_config(rollout={"steps": 10}))
     alone = replace(preset, objective=replace(preset.objective, old_decay=0.0, old_ramp=0))
-    assert objective_remarks(preset) == []
-    assert "awm with a clipped advantage" in objective_remarks(alone)[0]
-    assert objective_remarks(replace(alone, update=UpdateConfig(updates_per_rollout=2))) == []
-    assert objective_remarks(replace(alone, objective=replace(alone.objective, kind="awm", weight="uniform"))) == []
+
+    def remarks(config) -> list[str]:
+        return config.build_objective().remarks(config.update.updates_per_rollout)
+
+    assert remarks(preset) == []
+    assert "awm with a clipped advantage" in remarks(alone)[0]
+    assert remarks(replace(alone, update=UpdateConfig(updates_per_rollout=2))) == []
+    assert remarks(replace(alone, objective=replace(alone.objective, kind="awm", weight="uniform"))) == []
 
 
 def test_a_run_whose_old_policy_never_parts_from_the_newest_says_so(make_config, make_trainer, monkeypatch) -> None:

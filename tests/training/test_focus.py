@@ -11,7 +11,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.samplers.kernels import Ode
-from sage_grpo.training import loss
+from sage_grpo.training import loss as losses
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of
 
@@ -46,7 +46,7 @@ def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, mon
         gap = (record.x_next[:, place] - whole.mean[:, place]) / whole.std
         by_hand = -0.5 * gap.square().mean(1) - whole.std.log() - 0.918938533
         torch.testing.assert_close(record.log_prob_old[:, 0], by_hand.detach(), rtol=1e-5, atol=1e-5)
-    sent, joined = dict.fromkeys(parts.shapes, 0.0), update.joined
+    sent, joined = dict.fromkeys(parts.shapes, 0.0), losses.joined
 
     def spy(gradients, own, whole):
         total = joined(gradients, own, whole)
@@ -54,7 +54,7 @@ def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, mon
             sent[name] += float(part.abs().sum())
         return total
 
-    monkeypatch.setattr(update, "joined", spy)
+    monkeypatch.setattr(losses, "joined", spy)
     assert trainer.step()["ratio/first_log"] == 0.0
     assert (sent["video"], sent["audio"] > 0) == (0.0, True)
 

@@ -18,6 +18,8 @@ from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.objectives.base import NoiseLevels, ReplayedStep
+from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.base import CompositeReward
@@ -27,14 +29,18 @@ from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, update
+from sage_grpo.training import loss as losses
+from sage_grpo.training.advantages import advantages_of
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import DecodedClips, check_differentiable, draw_excerpt, frames_needed, pixels_read
-from sage_grpo.training.plan import Group, KlProbe, NoiseLevels, Plan, Replay
-from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferenceKl, ReferencePolicy, Snapshot
-from sage_grpo.training.rollout import NoiseKeys, Record
 from sage_grpo.training.engine import RolloutEngine
+from sage_grpo.training.lockstep import Lockstep
+from sage_grpo.training.loss import needs_velocity_old
+from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
+from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy, Snapshot
+from sage_grpo.training.rollout import NoiseKeys, Record
 from sage_grpo.training.scoring import GroupScores, LocalScores, check_groups, gathered, joined, preferred
-from sage_grpo.training.trainer import Trainer
+from sage_grpo.training.update import Updater
 from sage_grpo.types import VideoSpec
 from trainer_helpers import plan_of
 
@@ -279,36 +285,6 @@ def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() ->
     assert (past.state_dict(), past.tensors()) == ({}, {})
 
 
-def test_a_reference_is_measured_over_a_stretch_rests_and_is_measured_anew() -> None:
-    """Limit 0.1, stretches of two: a share of 0.01 may double; one that falls keeps its peak, one of all of the gradient never rests."""
-    anchor = ReferencePolicy({}, every=None)
-    anchor.renewed_at = -1
-
-    def walk(shares: list[float], rates: list[float]) -> list[str]:
-        reference, needs = ReferenceKl(limit=0.1, stretch=2), []
-        for share, rate in zip(shares, rates):
-            (need,) = reference.needs(anchor, 9, 1, rate)
-            needs.append(need)
-            row = reference.note({"gradient/kl_share": share, "kl/lambda": rate, "kl/total": 1.0, "other": 2.0}, need)
-            assert row["kl/skipped"] == (need == "inert")
-            assert ("kl/total" in row, row["other"]) == (need == "pass", 2.0)
-        return needs
-
-    rest = ["pass"] * 2 + ["inert"] * 8
-    assert walk([0.01] * 12, [1.0] * 12) == [*rest, "pass", "pass"]
-    assert walk([0.01, 0.001] * 6, [1.0] * 12) == [*rest, "pass", "pass"]
-    found = walk([0.03, 0.001] + [0.001] * 4, [1.0] * 6)
-    assert found == ["pass"] * 4 + ["inert"] * 2  # the peak of the stretch, then the next one's
-    assert walk([1.0] * 6, [1.0] * 6) == ["pass"] * 6
-    assert walk([0.01] * 6, [1.0, 1.0, 1.9, 2.1, 1.0, 1.0]) == ["pass", "pass", "inert", "pass", "pass", "inert"]
-    assert walk([0.5] * 4, [0.0] * 4) == ["pass", "pass", "inert", "inert"]  # without a coefficient there is no KL
-    off = ReferenceKl()
-    assert off.note({"kl/total": 1.0}, "pass") == {"kl/total": 1.0}
-    live = ReferenceKl(limit=0.1, stretch=1)
-    assert live.note({"kl/lambda": 1.0, "gradient/kl_share": 0.5}, "live")["kl/skipped"] == 0.0
-    assert live.state_dict() == {"measured": 0, "peak": 0.0, "rest": 0}
-
-
 # Noise --------------------------------------------------------------------------------------------------------------
 
 
@@ -354,7 +330,7 @@ def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
     fresh = group_of(offset=0, levels=levels, guides=("exact", "alone", "exact"))
     assert ([fresh.label(n) for n in (0, 1)], fresh.guide(1)) == ([0, 2], "alone")
     assert fresh.sigma(1) == pytest.approx(0.3)
-    assert [fresh.reach(n) for n in (0, 1)] == [-0.25, -0.5]
+    assert [fresh.length(n) for n in (0, 1)] == [-0.25, -0.5]
     changes = [{"offset": 1}, {"trained": ((0,), (1,))}, {"shared": False}]
     changes += [{"schedule": Schedule(sigmas)} for sigmas in (torch.tensor([1.0, 0.5, 0.0]), group.schedule.sigmas)]
     assert group.way == group_of(3, 3).way
@@ -367,12 +343,12 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
     assert (plan.skipped, plan.updates, plan.labels(1), Lockstep(plan).rounds) == (0, 2, [4], [3, 3])
     chosen = frozenset(members[:1]), frozenset(members[1:3])
     some = replace(plan, chosen=chosen, pairs=((members[0], members[1]),))
-    assert (some.skipped, some.rounds) == (1, [1, 2])
-    assert some.rivals == {members[0]: (1, members[1]), members[1]: (-1, members[0])}
+    assert (some.skipped, Lockstep(some).rounds) == (1, [1, 2])
+    assert some.partners == {members[0]: (1, members[1]), members[1]: (-1, members[0])}
     assert [replay.members for replay in some.replays(0, 1)] == [tuple(members[:2]), tuple(members[2:4])]
     nothing = replace(plan, chosen=(frozenset(), frozenset()))
-    assert (nothing.skipped, nothing.rounds) == (3, [1, 1])
-    assert [(one.counts, one.states) for one in nothing.turns(0, 0)] == [(False, plan.replayable(0, 0)[0])]
+    assert (nothing.skipped, Lockstep(nothing).rounds) == (3, [1, 1])
+    assert [(one.counts, one.states) for one in Lockstep(nothing).replays(0, 0)] == [(False, plan.replayable(0, 0)[0])]
     gauged = replace(nothing, groups=tuple(group_of(n, n, gauge=KlProbe(0, 2.0)) for n in range(3)))
     assert list(gauged.gauged(0).values()) == [[(0, 2.0)]] * 3
     assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
@@ -385,11 +361,10 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
 
 def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None:
     free, plain = TrustRegion(mode="none"), SurrogateConfig(clip_scale=0.5)
-    one = update.Objective(plain, free, 16)
-    assert (one.scale, one.clip, one.needs_v_old) == (4.0, 0.125, False)
-    by_gradient = ObjectiveSpec(kind="gradient", draw="last", levels=1)
-    assert update.Objective(plain, free, 16, by_gradient).scale == 1.0
-    assert update.Objective(SurrogateConfig(clip_range=0.3), free, 16).clip == 0.3
+    one = build(ObjectiveSpec(), plain)
+    assert (one.scale(16), one.clip(16), needs_velocity_old(one, free)) == (4.0, 0.125, False)
+    assert build(ObjectiveSpec(kind="gradient", draw="last", levels=1), plain).scale(16) == 1.0
+    assert build(ObjectiveSpec(), SurrogateConfig(clip_range=0.3)).clip(16) == 0.3
     for surrogate, region, needs in (
         (SurrogateConfig(centred=True), free, True),
         (SurrogateConfig(kind="kl_mask"), free, True),
@@ -397,17 +372,31 @@ def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None
         (plain, TrustRegion(mode="fixed"), False),
         (plain, TrustRegion(mode="dual", estimator="log_ratio"), False),
     ):
-        assert update.Objective(surrogate, region, 16).needs_v_old == needs
-    weigher = update.Objective(plain, free, 4, ObjectiveSpec(kind="sft", weight="sigma"))
+        assert needs_velocity_old(build(ObjectiveSpec(), surrogate), region) == needs
     for surrogate, kl, inactive in (
-        (one.surrogate, None, [False, True]),
-        (SurrogateConfig(kind="kl_mask", kl_mask_scale=0.8), [0.04, 0.06], [False, True]),
+        (plain, None, [False, True]),
+        (SurrogateConfig(kind="kl_mask", kl_mask_scale=0.8), torch.tensor([0.04, 0.06]), [False, True]),
     ):
-        given = torch.tensor([1.12, 1.13]).log(), torch.ones(2), kl and torch.tensor(kl), torch.ones(())
-        assert update.Objective(surrogate, free, 16).surrogate_terms(*given).inactive.tolist() == inactive
+        zeros, states = torch.zeros(2), torch.zeros(2, 16)
+        step = ReplayedStep(
+            velocity=states,
+            velocity_old=states,
+            velocity_reference=None,
+            x_next=states,
+            log_prob=torch.tensor([1.12, 1.13]).log(),
+            log_prob_old=zeros,
+            advantage=torch.ones(2),
+            sigma=0.5,
+            std=torch.ones(()),
+            kl_old=kl,
+        )
+        assert build(ObjectiveSpec(), surrogate).loss(step).inactive.tolist() == inactive
     v, target = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])
-    assert float(weigher.chosen_terms(v, target, 0.5).loss) == 0.5 * 2.5
-    assert float(weigher.excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
+    weigher = build(ObjectiveSpec(kind="sft", weight="sigma"))
+    at = replace(step, velocity=v, x_next=target)
+    assert float(weigher.loss(at).loss) == 0.5 * 2.5
+    pairs = build(ObjectiveSpec(kind="dpo", weight="sigma"))
+    assert float(pairs.partner_excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
 
 
 def test_squares_by_member_are_those_of_each_members_own_gradient() -> None:
@@ -417,13 +406,13 @@ def test_squares_by_member_are_those_of_each_members_own_gradient() -> None:
     slope, sensitivity = torch.tensor([1.0, 2.0, 3.0, -1.0]), torch.tensor(4.0)
     step = Step(law, torch.zeros(2, 2))
     # noises (2, 0), (0, 2), (0, 0), (2, 2); slopes times 4 / 2
-    assert float(update._by_member(slope, step, x_next, sensitivity, None)) == 4 * 4 + 16 * 4 + 0 + 4 * 8
+    assert float(losses._by_member(slope, step, x_next, sensitivity, None)) == 4 * 4 + 16 * 4 + 0 + 4 * 8
     moved = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # noises (1, 0), (-1, 2), (0, -1), (2, 1)
-    assert float(update._by_member(slope, step, x_next, sensitivity, moved)) == 4 * 1 + 16 * 5 + 36 * 1 + 4 * 5
+    assert float(losses._by_member(slope, step, x_next, sensitivity, moved)) == 4 * 1 + 16 * 5 + 36 * 1 + 4 * 5
     # The gradient of a row is shared out by the squares of its members' weights.
     trust = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
-    assert float(update._shared_out(trust, torch.tensor([0.5, 0.5, 1.0, 3.0]))) == 25 * 0.5 + 1 * 10 / 16
-    assert float(update._shared_out(trust, torch.zeros(4))) == 0.0
+    assert float(losses._shared_out(trust, torch.tensor([0.5, 0.5, 1.0, 3.0]))) == 25 * 0.5 + 1 * 10 / 16
+    assert float(losses._shared_out(trust, torch.zeros(4))) == 0.0
 
 
 KERNEL, SCHEDULE = KernelSpec(name="dance", eta=0.5).build(), Schedule(torch.tensor([1.0, 0.5, 0.0]), (True, True))
@@ -436,24 +425,24 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     logs = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     record = Record(policy, (), x, x + 1, x + 2, logs)
     advantage, weight = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.tensor([0.5, 0.25])
-    item = update.TrainItem(record, 0, 0, advantage, weight, 1.0, v_anchor=x + 3)
-    part = update.StatePart("sound", PLACES[1], 1, 0.5)
-    seen, step = part.of(item, Step(policy.at(0, x, x).gaussian, x))
+    item = losses.TrainItem(record, 0, 0, advantage, weight, 1.0, v_reference=x + 3)
+    part = losses.StatePart("sound", PLACES[1], 1, 0.5)
+    seen, step = part.view(item, Step(policy.at(0, x, x).gaussian, x))
     assert part.dims == 2
     found = seen.record
-    for more, values in enumerate((found.x, found.x_next, found.v_old, seen.v_anchor)):
+    for more, values in enumerate((found.x, found.x_next, found.v_old, seen.v_reference)):
         assert torch.equal(values, x[:, 1:] + more)
     assert torch.equal(found.log_prob_old, logs[:, 1])
     assert (seen.advantage.tolist(), seen.weight.tolist()) == ([-1.0, -2.0], [0.25, 0.125])
     torch.testing.assert_close(step.gaussian.mean, policy.transition(0)(x, x).mean[:, 1:])
-    bare = update.TrainItem(Record(policy, (), x, x, None, None), 0, 0, torch.tensor([3.0, 4.0]), weight, 1.0)
-    one = part.of(bare, Step(step.gaussian, x))[0]
+    bare = losses.TrainItem(Record(policy, (), x, x, None, None), 0, 0, torch.tensor([3.0, 4.0]), weight, 1.0)
+    one = part.view(bare, Step(step.gaussian, x))[0]
     assert one.advantage.tolist() == [3.0, 4.0]
-    assert one.record.v_old is one.record.log_prob_old is one.v_anchor is None
-    other = update.StatePart("rest", slice(0, 0), 0, 0.5)
+    assert one.record.v_old is one.record.log_prob_old is one.v_reference is None
+    other = losses.StatePart("rest", slice(0, 0), 0, 0.5)
     gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
-    assert update.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
-    assert update.joined([x], [], x) is x
+    assert losses.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
+    assert losses.joined([x], [], x) is x
 
 
 class Known(SimpleNamespace):
@@ -463,7 +452,7 @@ class Known(SimpleNamespace):
         return self.weights * 1.0
 
 
-def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, update.TrainItem, Tensor]:
+def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, losses.TrainItem, Tensor]:
     """A model, an item of two clips whose steps had these noises, and the noises."""
     model = Known(weights=nn.Parameter(torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])))
     policy = Policy(model, KERNEL, SCHEDULE, None, places)  # type: ignore[arg-type]
@@ -472,7 +461,7 @@ def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, u
         law = policy.step(0, X, ()).gaussian
         x_next = law.sample(noise)
         record = Record(policy, (), X, x_next, model.weights.detach() - 0.1, law.log_prob(x_next))
-    item = update.TrainItem(record, 0, 7, torch.tensor([2.0, -1.0]), torch.tensor([0.25, 0.75]), 3.0)
+    item = losses.TrainItem(record, 0, 7, torch.tensor([2.0, -1.0]), torch.tensor([0.25, 0.75]), 3.0)
     return model, replace(item, **fields), noise
 
 
@@ -482,15 +471,18 @@ def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, u
 )
 def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent) -> None:
     _, item, noise = replayed()
-    objective = update.Objective(SurrogateConfig(clip_range=9.0, centred=centred), TrustRegion(mode="none"), 3)
-    step, law = loss.replay(item, torch.device("cpu")), item.record.policy.transition(0)
-    loss = update.loss_of(objective, item, step, kl_lambda=9.0)
+    objective, region = (
+        build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0, centred=centred)),
+        TrustRegion(mode="none"),
+    )
+    step, law = losses.replay(item, torch.device("cpu")), item.record.policy.transition(0)
+    loss = losses.loss_of(objective, region, item, step, kl_lambda=9.0)
     kl = 0.5 * float(law.sensitivity) ** 2 * 0.1**2
     ratio = math.exp(exponent(kl, float(law.std)))
     assert loss.terms.ratio.tolist() == pytest.approx([ratio] * 2, rel=1e-5)
     if centred != "scaled":  # whose loss is divided by the std again
         assert float(loss.value) == pytest.approx(-ratio * (0.25 * 2 - 0.75), rel=1e-5)
-    assert (loss.log_ratio.tolist(), loss.kl.total, loss.matching) == ([0.0, 0.0], None, {})
+    assert (loss.log_ratio.tolist(), loss.kl.total, loss.metrics) == ([0.0, 0.0], None, {})
     torch.testing.assert_close(loss.policy, 3 * loss.raw)
     assert torch.equal(loss.total, loss.policy)
     if not centred:  # the gradient of a log-probability: b noise / (std D), times sqrt(D)
@@ -500,44 +492,44 @@ def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent
 
 def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     """sqrt(D) lambda w sensitivity^2 (position (v - anchor) + velocity (v - old)) / D."""
-    model, item, _ = replayed(v_anchor=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))
+    model, item, _ = replayed(v_reference=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))
     region = TrustRegion(mode="dual", beta_position=1.5, beta_velocity=0.5)
-    objective = update.Objective(SurrogateConfig(), region, 3)
-    loss = update.loss_of(objective, item, loss.replay(item, torch.device("cpu")), kl_lambda=0.5)
+    objective = build(ObjectiveSpec(), SurrogateConfig())
+    loss = losses.loss_of(objective, region, item, losses.replay(item, torch.device("cpu")), kl_lambda=0.5)
     square = float(item.record.policy.transition(0).sensitivity) ** 2
-    pull = 1.5 * (model.weights.detach() - item.v_anchor) + 0.5 * 0.1
+    pull = 1.5 * (model.weights.detach() - item.v_reference) + 0.5 * 0.1
     expected = 0.5 * item.weight[:, None] * square * pull / math.sqrt(3)
     torch.testing.assert_close(loss.trust, expected)
     torch.testing.assert_close(loss.total, loss.policy + expected)
     assert float(loss.squares[1]) == pytest.approx(float(expected.square().sum()))
-    at = replace(item, at_anchor=True)
-    still = update.loss_of(objective, at, loss.replay(at, torch.device("cpu")), kl_lambda=0.5)
+    at = replace(item, at_reference=True)
+    still = losses.loss_of(objective, region, at, losses.replay(at, torch.device("cpu")), kl_lambda=0.5)
     assert not still.kl.position.any()
 
 
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
     advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
     model, item, noise = replayed(PLACES, advantage=advantage)
-    parts = [update.StatePart("a", PLACES[0], 0, 0.5), update.StatePart("b", PLACES[1], 1, 0.5)]
-    objective = update.Objective(SurrogateConfig(clip_range=9.0), TrustRegion(mode="none"), 3)
-    tally = update.accumulate(objective, trainer.config.trust_region, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
+    parts = [losses.StatePart("a", PLACES[0], 0, 0.5), losses.StatePart("b", PLACES[1], 1, 0.5)]
+    objective, region = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0)), TrustRegion(mode="none")
+    tally = losses.accumulate(objective, region, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
     law = item.record.policy.transition(0)
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
     expected = torch.cat([slope[:, :1] * noise[:, :1], slope[:, 1:] * noise[:, 1:] / math.sqrt(2)], 1)
     torch.testing.assert_close(model.weights.grad, expected)
     sent = float(expected.square().sum()) / 4
-    found = {kind: float(tally.sums[f"gradient/{kind}/007"]) for kind in update.KINDS}
+    found = {kind: float(tally.sums[f"gradient/{kind}/007"]) for kind in losses.KINDS}
     assert found == pytest.approx({"raw": sent / 9, "equalized": sent, "sent": sent}, rel=1e-5)
     assert float(tally.sums["gradient/policy"]) == pytest.approx(sent, rel=1e-5)
     assert float(tally.sums["gradient/kl"]) == 0.0
-    losses = -3 * 0.5 * float((item.weight[:, None] * advantage).sum())
-    assert float(tally.sums["loss/policy"]) == pytest.approx(losses)
+    loss = -3 * 0.5 * float((item.weight[:, None] * advantage).sum())
+    assert float(tally.sums["loss/policy"]) == pytest.approx(loss)
     # The largest ratio of an update is that of all its items, of clips that count.
     old = item.record.log_prob_old
     for gaps in ((0.5, 0.1, 5.0), (0.1, 0.5, 5.0)):
         items = [replace(item, record=replace(item.record, log_prob_old=old - gap)) for gap in gaps]
         items[2] = replace(items[2], weight=torch.zeros(2))
-        tally = update.accumulate(objective, items, torch.device("cpu"), kl_lambda=1.0, parts=parts)
+        tally = losses.accumulate(objective, region, items, torch.device("cpu"), kl_lambda=1.0, parts=parts)
         assert float(tally.largest_log_ratio) == pytest.approx(0.5, rel=1e-5)
 
 
@@ -550,10 +542,11 @@ def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(place
     turn = SimpleNamespace(replay="it", counts=True)
     turn.replay = SimpleNamespace(step=0)
     idle = SimpleNamespace(replay=turn.replay, counts=False)
-    plan = SimpleNamespace(gauged=lambda rank: Rows([(1, 3.0)]), gauge_turns=lambda rank: [turn, idle], groups=[0, 0])
+    plan = SimpleNamespace(gauged=lambda rank: Rows([(1, 3.0)]), groups=[0, 0])
+    lockstep = SimpleNamespace(plan=plan, kl_probes=lambda rank: [turn, idle])
     rollout = SimpleNamespace(record=lambda plan, turn: record)
     ticks: list[int] = []
-    found = update.path_kl(plan, rollout, World(), torch.device("cpu"), lambda: ticks.append(1))  # type: ignore[arg-type]
+    found = update.path_kl(lockstep, rollout, World(), torch.device("cpu"), lambda: ticks.append(1))  # type: ignore[arg-type]
     square = float(item.record.policy.transition(0).sensitivity) ** 2
     mean = 0.2**2 if places else (0.1**2 + 2 * 0.2**2) / 3
     assert found == pytest.approx(3 * 0.5 * square * mean / 2, rel=1e-5)
@@ -580,21 +573,21 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     scored = GroupScores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {}, "")
     config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
     both = [SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
-    line = SimpleNamespace(config=config, reward=reward, parts=both)
-    line._advantage = lambda *given: Trainer._advantage(line, *given)
     # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
     expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
-    torch.testing.assert_close(Trainer.advantages(line, scored), torch.tensor(expected))
+    torch.testing.assert_close(advantages_of(config, reward, both, scored), torch.tensor(expected))
     config.rewards = []
-    assert Trainer.advantages(line, scored).tolist() == [-1.0, 1.0, 0.0, 0.0]
+    assert advantages_of(config, reward, both, scored).tolist() == [-1.0, 1.0, 0.0, 0.0]
     config.advantage = AdvantageConfig(scale="global", clip=None)
-    torch.testing.assert_close(Trainer.advantages(line, scored), torch.tensor([-1.0, 1.0, 0, 0]) * math.sqrt(2))
-    line.reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0})
+    torch.testing.assert_close(
+        advantages_of(config, reward, both, scored), torch.tensor([-1.0, 1.0, 0, 0]) * math.sqrt(2)
+    )
+    reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0})
     # Three of seen and one of heard, each normalised in its group or not: -3 + 1 and -3 - 1, or -1.5 + 1 and -4.5 - 0.5; then of size 1.
     for scale, clip, first, second in (("group", None, 2.0, 4.0), ("group", 1.0, 2.0, 4.0), ("none", None, 0.5, 5.0)):
         config.advantage = AdvantageConfig(decoupled=True, scale=scale, clip=clip)
         expected = torch.tensor([-first, first, -second, second]) / math.sqrt((first**2 + second**2) / 2)
-        found = Trainer.advantages(line, scored)
+        found = advantages_of(config, reward, both, scored)
         torch.testing.assert_close(found, expected if clip is None else expected.clamp(-clip, clip))
 
 
@@ -603,7 +596,7 @@ def test_controllers_see_the_kl_its_share_and_the_number_of_updates() -> None:
     kl, anchor = SimpleNamespace(observe=lambda *given: seen.append(given)), SimpleNamespace(advance=lambda n: n == 6)
     state = SimpleNamespace(ema=None, updates=6, iteration=3, kl=kl, anchor=anchor)
     metrics = {"kl/total": 0.5, "loss/kl": 0.125, "gradient/kl_share": 0.25}
-    Trainer._advance(SimpleNamespace(state=state), metrics)
+    Updater.advance(SimpleNamespace(state=state), metrics)
     assert (seen, metrics["anchor/renewed"]) == ([(0.5, 0.25)], 1.0)
 
 
@@ -626,13 +619,13 @@ def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
 
 def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_trainer) -> None:
     one, other = (make_trainer(make_config(seed=seed)) for seed in (3, 4))
-    assert one.studio.sampler(plan_of(one, 2)).keys == NoiseKeys(3, 2)
+    assert one.engine.sampler(plan_of(one, 2)).keys == NoiseKeys(3, 2)
     assert one.state.stream.peek(20) != other.state.stream.peek(20)
 
 
 def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
     spec = ObjectiveSpec(kind="nft", old_decay=0.8, old_ramp=4)
-    assert [spec.decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
+    assert [build(spec).decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
 
 
 def test_evaluations_that_compare_look_at_the_prompts_that_there_are() -> None:

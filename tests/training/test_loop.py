@@ -14,8 +14,8 @@ from sage_grpo.health.config import SentinelConfig
 from sage_grpo.training.events import Hooks, SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.loop import Evaluated, Loop, Observer
-from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.loss import Diverged
+from sage_grpo.training.trainer import Trainer
 from trainer_helpers import same, weights_of
 
 Log = list[tuple[object, ...]]

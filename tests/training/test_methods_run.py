@@ -44,13 +44,13 @@ def test_settings_run_together(method: str, make_config, make_trainer) -> None:
     base = of_method(method, make_config(rollout={"steps": 5}, iterations=8, batch=batch))
     if base.objective.credit == "exact":
         mode = "none"  # no other goes with it
-    if base.objective.by_choice:
+    if base.build_objective().chooses:
         mode = "fixed"  # a choice needs its anchor and has no old policy
     config = replace(
         base,
         trust_region=replace(base.trust_region, mode=mode),
         kl=KlCoefficient(kind=kind, warmup_updates=1),
-        surrogate=replace(base.surrogate, equalize=equalize and not base.objective.fresh),
+        surrogate=replace(base.surrogate, equalize=equalize and base.explores),
     )
     trainer = make_trainer(config)
     before, plan = weights_of(trainer), plan_of(trainer)

@@ -18,8 +18,8 @@ from sage_grpo.config.parsing import ConfigError
 from sage_grpo.recipes import recipe
 from sage_grpo.training import inputs
 from sage_grpo.training import offload as module
-from sage_grpo.training import update as update_module
 from sage_grpo.training.inputs import build, compiles
+from sage_grpo.training.loss import UpdateSums
 from sage_grpo.training.offload import VaeMover, get_ready, same_bits, to_device, to_storage
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -227,14 +227,14 @@ def test_metrics_are_counted_without_reading_the_device(
     make_config, make_trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """float(), bool(), item() and masks all fetch a value, and with it wait for everything before it."""
-    count, calls, items = update_module._count, Calls(), []
+    count, calls, items = UpdateSums.add, Calls(), []
 
     def watched(*arguments: Any) -> None:
         items.append(1)
         with calls:
             count(*arguments)
 
-    monkeypatch.setattr(update_module, "_count", watched)
+    monkeypatch.setattr(UpdateSums, "add", watched)
     make_trainer(make_config()).step()
     assert len(items) > 2
     waits = {"_local_scalar_dense", "nonzero", "is_nonzero", "index.Tensor", "masked_select"}

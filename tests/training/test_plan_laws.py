@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.objectives.noise_levels import draw_levels
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.recipes.methods import adjoint, dpo, nft, rft
 from sage_grpo.samplers.kernels import KernelSpec
@@ -19,7 +20,8 @@ from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.planner import Planner, _listed, described, draw_levels, foresee
+from sage_grpo.training.lockstep import Lockstep
+from sage_grpo.training.planner import Planner, _listed, described, foresee
 from trainer_helpers import plan_of
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]

@@ -17,13 +17,14 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import assemble
 from sage_grpo.samplers.windows import Window
-from sage_grpo.training import trainer as line
+from sage_grpo.training import update as updates
 from sage_grpo.training.config import BatchConfig, UpdateConfig
 from sage_grpo.training.inputs import build
+from sage_grpo.training.lockstep import Lockstep
+from sage_grpo.training.loss import TrainItem, accumulate
 from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.loss import TrainItem, accumulate
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 
 PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
@@ -55,7 +56,7 @@ def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.
     model, config, number = trainer.model, trainer.config, trainer.state.iteration
     plan = trainer.planner.plan(number, trainer.state.stream.peek(PROMPTS))
     rollout = trainer.sample(plan)
-    scored = trainer.score(trainer.judge(rollout, plan))
+    scored = trainer.score(rollout, plan)
     clips = {member: row for batch, rows in rollout.latents for member, row in zip(batch.members, rows)}
     params, keys = trainer.state.params, NoiseKeys(config.seed, number)
     noised = []
@@ -83,7 +84,9 @@ def oracle(trainer: Trainer, start: dict[str, torch.Tensor]) -> dict[str, torch.
     leads = [-BETA / 2 * (win - lose) for win, lose in zip(gaps[::2], gaps[1::2])]
     losses = [-torch.nn.functional.logsigmoid(lead) for lead in leads]
     mean = torch.stack(losses if config.objective.kind == "dpo" else live[::2]).mean()
-    gradients = torch.autograd.grad(trainer.objective.scale * mean, list(params.values()), allow_unused=True)
+    gradients = torch.autograd.grad(
+        trainer.objective.scale(trainer.dims) * mean, list(params.values()), allow_unused=True
+    )
     return {name: one for name, one in zip(params, gradients) if one is not None}
 
 
@@ -106,9 +109,9 @@ def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
     trainer = made(small("dpo"))
     passes = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line, "with_rivals", lambda objective, items, need, *rest: passes.append(need) or items)
+        patch.setattr(updates, "replay", lambda *given: passes.append(given))
         row = trainer.step()
-    assert passes == ["live"]
+    assert not passes
     assert row["loss/policy"] == pytest.approx(math.log(2), rel=1e-6)
     assert row["preference/lead"] == row["preference/accuracy"] == 0.0  # a tie is no win
 
@@ -118,15 +121,15 @@ def test_groups_whose_rewards_do_not_differ_are_skipped_and_counted(monkeypatch,
     trainer = made(config)
     original = trainer.score
 
-    def score(judged):
-        scored = original(judged)
+    def score(rollout, plan):
+        scored = original(rollout, plan)
         return replace(scored, total=torch.where(scored.groups == 0, 0.5, scored.total))
 
     monkeypatch.setattr(trainer, "score", score)
     row = trainer.step()
     assert row["preference/skipped"] == 1.0
     assert {best.group for best, _ in trainer.plan.pairs} == {1}
-    monkeypatch.setattr(trainer, "score", lambda judged: replace(score(judged), total=torch.zeros(PROMPTS * SIZE)))
+    monkeypatch.setattr(trainer, "score", lambda *given: replace(score(*given), total=torch.zeros(PROMPTS * SIZE)))
     row = trainer.step()
     assert (row["preference/skipped"], row["loss/policy"]) == (2.0, 0.0)
 
@@ -162,6 +165,11 @@ def rolled(trainer):
     return choose(trainer.config, plan, advantages, scored.valid), rollout, scored, advantages
 
 
+def items_of(trainer, rolled: tuple, update: int) -> list:
+    plan, *rest = rolled
+    return trainer.updater.items(Lockstep(plan), *rest, update)
+
+
 def gradients(trainer, items) -> dict[str, torch.Tensor]:
     for parameter in trainer.state.params.values():
         parameter.grad = None
@@ -191,9 +199,9 @@ def test_the_gradient_is_that_of_the_chosen_clips_alone(make_config, make_traine
             by_hand.append(item)
     assert 0 < len(by_hand) == len(plan.replays(0, 0)) == len(plan.replayable(0, 0)) // 2
     expected = gradients(trainer, by_hand)
-    close(gradients(trainer, trainer.items(plan, rollout, scored, advantages, 0)), expected)
+    close(gradients(trainer, trainer.updater.items(Lockstep(plan), rollout, scored, advantages, 0)), expected)
     other = make_trainer(replace(trainer.config, batch=replace(HALF, micro_batch=3)))
-    close(gradients(other, other.items(*rolled(other), 0)), expected)
+    close(gradients(other, items_of(other, rolled(other), 0)), expected)
 
 
 @pytest.mark.parametrize(
@@ -207,15 +215,19 @@ def test_ranks_together_do_what_one_does(rollout, update, make_config, make_trai
         make_config(batch=batch, rollout=rollout, update=update, trust_region=TrustRegion(mode="none"))
     )
     plan, rollout, scored, advantages = rolled(trainer)
-    alone = [trainer.items(plan, rollout, scored, advantages, number) for number in range(plan.updates)]
+    alone = [
+        trainer.updater.items(Lockstep(plan), rollout, scored, advantages, number) for number in range(plan.updates)
+    ]
     expected = [gradients(trainer, items) for items in alone]
     trainer.planner = replace(trainer.planner, ranks=2)
     plan = choose(trainer.config, plan_of(trainer), advantages, scored.valid)
     parts = []
     for rank in (0, 1):
-        trainer.world = trainer.engine.world = World(rank=rank, size=2)
+        trainer.world = trainer.engine.world = trainer.updater.world = World(rank=rank, size=2)
         own = trainer.sample(replace(plan, chosen=None))
-        parts.append([trainer.items(plan, own, scored, advantages, number) for number in range(plan.updates)])
+        parts.append(
+            [trainer.updater.items(Lockstep(plan), own, scored, advantages, number) for number in range(plan.updates)]
+        )
     for number in range(plan.updates):
         assert len(parts[0][number]) == len(parts[1][number]) == Lockstep(plan).rounds[number]
         sums = [gradients(trainer, part[number]) for part in parts]
@@ -234,7 +246,7 @@ def test_clips_are_dealt_out_once_with_all_their_steps(make_config, make_trainer
     assert all({m.group for m in part} == {0, 1, 2} for part in plan.chosen)  # every update sees every group
     assert len(set(plan.groups[0].trained)) == 1
     for number in (0, 1):
-        items = trainer.items(plan, rollout, scored, advantages, number)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, advantages, number)
         assert sum(float(item.weight.sum()) for item in items) == pytest.approx(1)
     other = choose(trainer.config, replace(plan, iteration=1, chosen=None), advantages, scored.valid)
     assert other.chosen != plan.chosen

@@ -84,7 +84,7 @@ def test_clips_that_are_decoded_together_are_differentiated_together(make_config
     plan = trainer.planner.plan(0, trainer.state.stream.take(PROMPTS))
     rollout = trainer.sample(plan)
     ((members, alone),) = trainer.engine.differentiate(plan, rollout).items()
-    trainer.config = replace(config, model=replace(config.model, vae_slicing=False))
+    trainer.engine.config = replace(config, model=replace(config.model, vae_slicing=False))
     pixels = trainer.model.pixels
     monkeypatch.setattr(trainer.model, "pixels", lambda x, read: (rows.append(len(x)), pixels(x, read))[1])
     found = trainer.engine.differentiate(plan, rollout)[members]

@@ -32,9 +32,10 @@ from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
+from sage_grpo.training.lockstep import Lockstep
+from sage_grpo.training.loss import Diverged, UpdateSums, summarize
 from sage_grpo.training.scoring import GroupScores, describe
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.loss import Diverged, UpdateSums, summarize
 from sage_grpo.types import Conditioning
 from trainer_helpers import plan_of, resume, same, weights_of
 from trainer_zoo import toy
@@ -236,7 +237,7 @@ def test_updates_of_unequal_size_are_means_over_their_own_steps(make_config, mak
     plan, rollout, scored = run_up_to_scores(trainer)
     assert [len(part) for part in plan.groups[0].trained] == [1, 2]
     for update in range(2):
-        items = trainer.items(plan, rollout, scored, trainer.advantages(scored), update)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), update)
         assert float(sum(item.weight.sum() for item in items)) == pytest.approx(1.0)
 
 
@@ -252,7 +253,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
         rollout = trainer.sample(plan)
         passes.append(len(calls))
         scored = GroupScores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {}, "")
-        items = trainer.items(plan, rollout, scored, trainer.advantages(scored), 0)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), 0)
         counts.append(len(items))
         weight += float(sum(item.weight.sum() for item in items))
     assert passes == [2 * 5] * 2  # sharded networks take all ranks to run one

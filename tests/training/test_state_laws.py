@@ -16,7 +16,7 @@ from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.run.session import assemble
-from sage_grpo.training import update as update_module
+from sage_grpo.training import loss as losses
 from sage_grpo.training.config import (
     AnchorConfig,
     BatchConfig,
@@ -25,8 +25,8 @@ from sage_grpo.training.config import (
     UpdateConfig,
 )
 from sage_grpo.training.inputs import build
-from sage_grpo.training.scoring import compose
 from sage_grpo.training.loss import UpdateSums, mean_of, summarize
+from sage_grpo.training.scoring import compose
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
@@ -91,11 +91,11 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
 def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -> None:
     """The backward pass brings -scale weight J^T push; a clip that counts nothing brings nothing, and keeps what it had."""
     push, came = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [-3.0], [7.0]])
-    item = SimpleNamespace(push=update_module.RewardSignal(push), weight=torch.tensor([0.25, 0.5, 0.0]))
+    item = SimpleNamespace(reward_signal=losses.RewardSignal(push), length=1.0, weight=torch.tensor([0.25, 0.5, 0.0]))
     x = torch.zeros(3, 1, requires_grad=True)
     x.grad = -4.0 * item.weight[:, None] * came
-    update_module._carry(item, x, 4.0)
-    torch.testing.assert_close(item.push.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
+    losses.backpropagate(item, x, 4.0)
+    torch.testing.assert_close(item.reward_signal.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
 
 
 @pytest.mark.parametrize(("device", "between"), [("cpu", False), ("cuda", True)])
@@ -107,8 +107,8 @@ def test_an_iteration_tells_how_its_clips_look(make_config, make_trainer) -> Non
     """Where somebody decoded them."""
     trainer = make_trainer(make_config())
     assert trainer.step()["video/spread"] > 0
-    judge = trainer.judge
-    trainer.judge = lambda rollout, plan: replace(judge(rollout, plan), thumbnails=None)
+    judge = trainer.engine.judge
+    trainer.engine.judge = lambda *given, **more: replace(judge(*given, **more), thumbnails=None)
     assert not [name for name in trainer.step() if name.startswith("video/")]
 
 
@@ -119,15 +119,15 @@ def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int],
     config = make_config(iterations=6, batch=batch, rollout={"steps": 3})
     trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None, encode_ahead=ahead)))
     trainer.encode_prompts()
-    found = [trainer.encoded_until]
+    found = [trainer.encoder.until]
     for _ in range(3):
         trainer.step()
-        found.append(trainer.encoded_until)
+        found.append(trainer.encoder.until)
         assert len(trainer.encoder.encoded) <= ahead
     assert found == until
     fresh = make_trainer(trainer.config)
     fresh.step()
-    assert fresh.encoded, "the first iteration's prompts were not encoded before it"
+    assert fresh.encoder.encoded, "the first iteration's prompts were not encoded before it"
 
 
 @pytest.mark.parametrize(("own", "others"), [(0.25, 0.5), (0.5, 0.25)])

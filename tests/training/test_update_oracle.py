@@ -120,7 +120,7 @@ class Oracle:
         self.set_weights(weights)
         self.clipped = 0.0
         for step in steps:
-            log_prob_old, v_anchor = pieces[step]
+            log_prob_old, v_reference = pieces[step]
             v = self.velocity(self.states[step], step)
             ratio = (self.log_prob(v, step) - log_prob_old).exp()
             loss = torch.zeros(())
@@ -128,7 +128,7 @@ class Oracle:
                 bounded = min(max(float(ratio[row].detach()), 1 - CLIP), 1 + CLIP)
                 plain, clipped = ratio[row] * self.advantage[row], bounded * self.advantage[row]
                 self.clipped += float(clipped < plain) / len(self.valid) / len(steps)
-                kl = BETA_POSITION * ((v[row] - v_anchor[row]) ** 2).mean()
+                kl = BETA_POSITION * ((v[row] - v_reference[row]) ** 2).mean()
                 kl = kl + BETA_VELOCITY * ((v[row] - self.v_old[step][row]) ** 2).mean()
                 kl = 0.5 * sensitivity[step] ** 2 * kl
                 loss = loss - (median / sensitivity[step]) * (clipped if clipped < plain else plain) + ramp * kl

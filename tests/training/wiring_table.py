@@ -119,7 +119,6 @@ RUN = {
     "kl.share": Row(0.5, "gradient", base={"kl.kind": "share"}),
     "kl.lambda_cap": Row(0.2, "gradient", base={"kl.kind": "share"}),
     "anchor.every": Row(1, "gradient"),
-    "anchor.skip_below": Row(0.99, "gradient", base={"trust_region.mode": "fixed", "anchor.every": 1}),
     "update.updates_per_rollout": Row(1, "gradient"),
     "update.step_fraction": Row(0.5, "gradient"),
     "update.deal": Row("clips", "gradient"),
@@ -169,7 +168,7 @@ ELSEWHERE = {
     "training/test_given.py": "rollout.cheap.cache rollout.cheap.cache_threshold rollout.cheap.cache_every rollout.cheap.attention",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",
-    "objectives": "kl.window",
+    "objectives": "kl.window objective.options",
     "health": "sentinel.",
     "distributed": "parallel.",
     "models": """model.path model.revision model.dtype model.vae_dtype model.device model.train model.lora model.lora. model.guidance_scale_2

@@ -79,7 +79,7 @@ class TrustRegion:
         *,
         v: Tensor,
         v_old: Tensor,
-        v_anchor: Tensor | None,
+        v_reference: Tensor | None,
         sensitivity: Tensor,
         log_prob: Tensor,
         log_prob_old: Tensor,
@@ -92,9 +92,9 @@ class TrustRegion:
             return expanded(closed_form_kl(v, other, sensitivity), len(log_prob))
 
         if self.uses_anchor:
-            if v_anchor is None:
+            if v_reference is None:
                 raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
-            position = self.beta_position * kl_to(v_anchor)
+            position = self.beta_position * kl_to(v_reference)
         if self.uses_stepwise:
             weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
             if self.estimator == "closed_form":

@@ -98,7 +98,7 @@ class RolloutEngine:
         return Storage(
             dtype=getattr(torch, config.rollout.storage),
             device=torch.device("cpu") if config.rollout.offload else self.model.device,
-            velocities=needs_velocity_old(self.planner.objective, config.trust_region),
+            velocities=needs_velocity_old(config.build_objective(), config.trust_region),
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:

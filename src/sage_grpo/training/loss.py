@@ -193,7 +193,7 @@ def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: St
     )
     terms, scale = objective.loss(replayed), objective.scale(replayed.dims)
     kl = region.penalty(
-        v=v, v_old=v_old, v_anchor=v_reference, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
+        v=v, v_old=v_old, v_reference=v_reference, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
     )
     value = (item.weight * terms.loss).sum()
     (raw,) = torch.autograd.grad(scale * value, v, retain_graph=True)
