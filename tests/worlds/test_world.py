@@ -20,7 +20,6 @@ from sage_grpo.tools.compare.machine import PER_GPU, cores, how_many
 from sage_grpo.tools.compare.prepare import ceiling, columns_of
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
-from sage_grpo.worlds.grammar import named_in
 from sage_grpo.worlds.world import SHAPES, WORLDS, world_of_model, world_of_prompts
 
 
@@ -47,11 +46,6 @@ def test_a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge() -> No
 
 def test_scores_do_not_depend_on_the_batch_or_on_the_callers_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     laws.scores_do_not_depend_on_the_batch_or_on_the_callers_precision(SHAPES, monkeypatch)
-
-
-def test_the_longest_phrase_counts() -> None:
-    meanings = {("left",): ("verb", "left"), ("left", "of"): ("relation", "left")}
-    assert list(named_in("left of the left", meanings, ("the",))) == [("relation", "left"), ("verb", "left")]
 
 
 def test_sentences_are_understood_or_explained() -> None:
