@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sage_grpo import api
-from sage_grpo.config.errors import explain, family_hint, groups, nearest_key
+from sage_grpo.config.errors import explain, groups, nearest_key, recipe_hint
 from sage_grpo.config.help import kind_in_words, manual
 from sage_grpo.config.metadata import affects
 from sage_grpo.config.parsing import ConfigError
@@ -144,8 +144,8 @@ def test_the_nearest_name_is_meant() -> None:
         assert nearest_key(name, keys) == near
     assert did_you_mean("SAEG", ["sage", "flow"]) == " Did you mean 'sage'?"
     assert did_you_mean("abc", ["xyz"]) == ""
-    assert family_hint("sd3/branch", ["wan", "ltx"]).startswith(" sd3 is a family of models")
-    assert family_hint("wan/branch", ["wan"]) == family_hint("nothing", ["wan"]) == ""
+    assert recipe_hint("sd3/branch", ["wan", "ltx"]).startswith(" sd3 is a family of models")
+    assert recipe_hint("wan/branch", ["wan"]) == recipe_hint("nothing", ["wan"]) == ""
     assert groups(Whole) == ["part"]
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sage_grpo.cli import COMMANDS, GONE, GROUPS
-from sage_grpo.config.errors import family_hint, moved_hint
+from sage_grpo.config.errors import recipe_hint
 from sage_grpo.utils.redact import hide
 from sage_grpo.utils.safe_io import printable
 from sage_grpo.utils.suggest import did_you_mean, nearest
@@ -177,8 +177,7 @@ def _refuse_unknown(start: str) -> None:
     words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
     near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
     if near != start:
-        hint = f" Did you mean {near!r}?" if all(near.split("/")) else family_hint(start, words)
-        hint = moved_hint(start) or hint
+        hint = recipe_hint(start, words) or (f" Did you mean {near!r}?" if all(near.split("/")) else "")
         raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
 
 
