@@ -10,11 +10,11 @@ import json as json_module
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sage_grpo.cli import say
 from sage_grpo.cli.starting import say_whose_model, trusted
 from sage_grpo.config.parsing import given
 from sage_grpo.generation.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document, write_pairs
@@ -61,17 +61,15 @@ def run(options: Options) -> int:
         if options.pairs:
             _report_pairs(options)
         else:
-            _report(measure(options, say=_say), options)
+            _report(measure(options, say=_progress), options)
     except RewardFailure as failure:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
 
 
-def _say(text: str) -> None:
-    """Print progress to stderr, since stdout may be JSON."""
-    with suppress(OSError, ValueError):  # stderr may be closed
-        print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
+def _progress(text: str) -> None:
+    say(f"sage-grpo: {text}")
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -92,7 +90,7 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _report_pairs(options: Options) -> None:
-    base, tuned = measure_pair(options, say=_say)
+    base, tuned = measure_pair(options, say=_progress)
     for name, result in (("base", base), ("tuned", tuned)):
         if result.report:
             print(f"{name}: {result.report}", file=sys.stderr)

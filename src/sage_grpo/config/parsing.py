@@ -67,29 +67,23 @@ _PARSERS: dict[tuple[type, str, bool, str], Any] = {}
 
 
 def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
-    """A parser of the options with these defaults, made once. Parsing changes nothing in it."""
+    """A parser of the options with these defaults, made once, with `--config` and, where a command has recipes, `--recipe`."""
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
-        parser = _PARSERS[key] = new_parser(options, prog, recipes)
+        from jsonargparse import ArgumentParser, set_parsing_settings
+
+        set_parsing_settings(docstring_parse_attribute_docstrings=False)  # help.py writes the help
+        parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
+        parser.add_argument("--config", action="config")
+        if recipes:
+            parser.add_argument("--recipe", type=str | None)
+        parser.add_class_arguments(options)
         for gone, (off, _) in GONE.items():
             if gone.rpartition(".")[0] in groups(options):
                 parser.add_argument(f"--{gone}", type=type(off), default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
+        _PARSERS[key] = parser
     return _PARSERS[key]
-
-
-def new_parser(options: type, prog: str, recipes: bool) -> Any:
-    """A parser of the options, with `--config` and, where a command has recipes, `--recipe`."""
-    from jsonargparse import ArgumentParser
-    from jsonargparse import set_parsing_settings as settings
-
-    settings(docstring_parse_attribute_docstrings=False)  # help.py writes the help
-    parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config")
-    if recipes:
-        parser.add_argument("--recipe", type=str | None)
-    parser.add_class_arguments(options)
-    return parser
 
 
 def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:

@@ -47,6 +47,7 @@ class Range:
     """Leave `most` itself out."""
 
     def holds(self, value: float) -> bool:
+        """True if a number lies inside."""
         above = value > self.least if self.open_below else value >= self.least
         below = value < self.most if self.open_above else value <= self.most
         return above and below and (abs(value) < LARGEST if isinstance(value, int) else math.isfinite(value))
@@ -66,6 +67,7 @@ class Filled:
     """Text that is not blank."""
 
     def holds(self, value: str) -> bool:
+        """True if there is more than white space."""
         return bool(value.strip())
 
     def __str__(self) -> str:
