@@ -165,15 +165,15 @@ def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
 
 def given(argv: Sequence[str], key: str) -> str | None:
     """The value in the words, or in a YAML file among them, of an option that gives others their defaults; the last one counts."""
-    found = None
+    last = None
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
         value = value if equals else "".join(argv[place + 1 : place + 2])
         if name == f"--{key}":
-            found = value
+            last = value
         elif name == "--config" and in_file(value, key):
-            found = str(_lookup(value, key))
-    return found
+            last = str(_lookup(value, key))
+    return last
 
 
 def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:

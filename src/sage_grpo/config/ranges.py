@@ -239,4 +239,4 @@ def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
         yield from ranges(hint, f"{name}.")
     elif inner:
         # Items of a list or values of a mapping have one range, listed under the name of the whole.
-        yield from dict(found for item in inner for found in _ranges(item, name)).items()
+        yield from {pair: None for item in inner for pair in _ranges(item, name)}

@@ -198,22 +198,22 @@ def from_text(text: str) -> Scene:
 
     Any order of known words is understood as long as each attribute is named exactly once.
     """
-    named: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in re.findall(r"[^\s.,;:!?\"()]+", text.lower()):
         if word in _meanings():
             attribute, value = _meanings()[word]
-            if named.setdefault(attribute, value) != value:
+            if values.setdefault(attribute, value) != value:
                 raise ValueError(
-                    f"The text names two values of {attribute}: {named[attribute]!r} and {value!r}: {text!r}"
+                    f"The text names two values of {attribute}: {values[attribute]!r} and {value!r}: {text!r}"
                 )
         elif word not in words():
             raise ValueError(
                 f"Unknown word {word!r} in {text!r}.{did_you_mean(word, words())} words() lists what is known."
             )
-    missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in named]
+    missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in values]
     if missing:
         raise ValueError(f"The text does not name: {'; '.join(missing)}. Text: {text!r}")
-    return Scene(**named)
+    return Scene(**values)
 
 
 @cache
