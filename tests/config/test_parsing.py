@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sage_grpo.config import parsing
 from sage_grpo.config.parsing import ConfigError, given, parse, read_yaml
 from sage_grpo.config.ranges import Count, Positive, check
 from sage_grpo.samplers.kernels import KernelSpec
@@ -122,7 +123,7 @@ def test_a_bare_flag_may_also_be_unset() -> None:
 
 
 @pytest.mark.parametrize("words", [["--update.reuse", "{}"], ["--config", "{file}"]])
-def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str], file: Path) -> None:
+def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str], file: Path, monkeypatch) -> None:
     """Every run of earlier versions has it in its config.yaml."""
 
     def read(value: object) -> TrainConfig:
@@ -132,6 +133,10 @@ def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str],
     assert read(0).update == UpdateConfig(deal="clips" if "--config" in words else "steps")
     with pytest.raises(ConfigError, match=r"no option 'update\.reuse' any more \(learning again .*\): leave it out"):
         read(2)
+    monkeypatch.setattr(parsing, "GONE", {"old": (None, "why"), "update.pair": ([1, "a"], "why")})
+    monkeypatch.setattr(parsing, "_PARSERS", {})
+    file.write_text("old: null\nupdate: {pair: [1, a]}\n")
+    assert parse(TrainConfig, ["--config", str(file)], prog="test") == TrainConfig()
     with pytest.raises(ConfigError, match=r"There is no option 'kernel\.reuse'"):
         run("--kernel.reuse", "0")
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50
 """Limits far above any configuration."""
 GONE = {"update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md")}
-"""Removed options, with the value that switched them off and the reason: files of earlier runs name them."""
+"""Removed options of training, with the value that switched them off and the reason: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
 
@@ -45,14 +45,14 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     plain = _lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = _parser(options, prog, recipes, plain)
     try:
-        given = parser.parse_args(_friendly(argv, options))
+        values = parser.parse_args(_friendly(argv, options))
         for key, (off, why) in GONE.items():
-            if key in given and given.pop(key) != off:
+            if key in values and values.pop(key) != off:
                 raise ConfigError(f"There is no option {key!r} any more ({why}): leave it out.")
-        wrong = list(faults(options, given))  # here, because a part does not know its place in the whole
+        wrong = list(faults(options, values))  # here, because a part does not know its place in the whole
         if wrong:
             raise ConfigError("\n".join(wrong))
-        namespace = parser.instantiate_classes(given)
+        namespace = parser.instantiate_classes(values)
         return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
     except ConfigError:
         raise
@@ -78,9 +78,11 @@ def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -
         if recipes:
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
-        for gone, (off, _) in GONE.items():
-            if gone.rpartition(".")[0] in groups(options):
-                parser.add_argument(f"--{gone}", type=type(off), default=argparse.SUPPRESS)
+        for gone in GONE:
+            if (gone.rpartition(".")[0] or "update") in groups(
+                options
+            ):  # one without a group is of a whole configuration
+                parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser
     return _PARSERS[key]
