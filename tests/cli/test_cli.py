@@ -18,16 +18,6 @@ from sage_grpo.cli import COMMANDS
 from sage_grpo.cli import main as cli
 from sage_grpo.cli.main import main
 
-
-def test_a_file_that_is_no_configuration(tmp_path: Path, capsys) -> None:
-    file = tmp_path / "bad.yaml"
-    file.write_bytes(b"out: r\xe9sum\xe9\n")
-    assert main(["train", "--config", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert f"sage-grpo: {file} is not a configuration: byte 0xe9 at 6 is not UTF-8" in said
-    assert "no recipe is named" not in said
-
-
 MISTAKES = [
     ("train --config none.yaml", "--config none.yaml: there is no such file"),
     ("train wan/brunch", "no recipe 'wan/brunch'."),

@@ -75,19 +75,6 @@ def test_pairs_are_a_table_or_json_and_files(tmp_path: Path, capsys, monkeypatch
     assert "Left out" not in evaluate.pairs_table({"TA": whole["TA"]})
 
 
-def test_scores_of_files_are_a_table_with_their_means_and_the_reasons(capsys) -> None:
-    rows = [ScoredVideo(f"{n}.mp4", "p", {}, 8.0, 5, 32, 32, {"a": float(n)}, "") for n in range(3)]
-    lost = [replace(rows[0], video=f"x{n}.mp4", scores={"a": math.nan}, reason="it has no [sound]") for n in range(2)]
-    evaluate.print_scores([*rows, *lost, replace(lost[0], video="z.mp4", reason="other")], limit=4)
-    told = [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in told if line and line[0] not in "┏┡├└"] == [
-        "6 videos", "video fps frames a", "0.mp4 8 5 0.0000", "1.mp4 8 5 1.0000", "2.mp4 8 5 2.0000", "x0.mp4 8 5 nan", "and 2 more",
-        "mean 1.0000", "standard_error 0.5774", "count 3", "x2, first x0.mp4: it has no [sound]", "z.mp4: other",
-    ]  # fmt: skip
-    evaluate.print_scores(rows[:1], limit=1)
-    assert "more" not in capsys.readouterr().out
-
-
 def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, calls, capsys) -> None:
     row = ScoredVideo("a.mp4", "p", {}, 8.0, 5, 32, 32, {"a": 1.0}, "")
     asked = calls("sage_grpo.generation.files.score_videos", [row])
@@ -118,10 +105,8 @@ def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> N
     drawn = calls("sage_grpo.tools.report.picture.draw_run", "drawn")
     calls("sage_grpo.tools.report.page.leave_report", "Report of mine.")
     seen = calls("sage_grpo.run.session.run")
-    calls("sage_grpo.cli.demo.estimate", 45.0)
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2, seed=3)) == 0
     told = capsys.readouterr().out
-    assert told.startswith("This takes about 40 seconds on this machine, by a pass of its network.\n")
     assert "\nheld-out prompts       base    tuned   change\n" in told
     assert "total" not in told.partition("change\n")[2] or "\ntotal                 1.000    1.250   +0.250\n" in told
     assert "\nTA                    0.500    0.500   +0.000\n" in told

@@ -80,18 +80,16 @@ def explain(message: str, options: type) -> str:
     kinds = dict(leaves(options))
     items = {key: get_args(kind)[0] for key, kind in kinds.items() if _lists_parts(kind)}
     keys = [*kinds, *(f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item))]
-    place = "".join(re.findall(r'Parser key "([\w.\[\]]+)"', message)[-1:])
-    wrong_key = re.search(
-        r"[Oo]ption '([\w.+-]+)' is not accepted|[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
-    )
+    place = ""
+    for part in re.findall(r'Parser key "([\w.\[\]]+)"', message):  # of a group, then of a key in it
+        place = f"{place}.{part}" if place and not part.startswith(place) else part
     words = re.search(r"unrecognized arguments?: (.+)", message)
-    group = re.search(r"Group '([\w.]+)' does not accept (?:option|nested key) '([\w.]+)'", message)
+    group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message)
+    option = re.search(r"Option '([\w.+-]+)' is not accepted", message)
     if group:
         return _no_option(f"{group.group(1)}.{group.group(2)}", keys)
-    if wrong_key:
-        name = wrong_key.group(1) or wrong_key.group(2)
-        inner = f"{place}." if place and f"{place}.{name}" not in keys and not name.startswith(place) else ""
-        return _no_option(inner + name, keys)
+    if option:
+        return _no_option(f"{place}.{option.group(1)}" if place else option.group(1), keys)
     if words:
         return _stray(words.group(1), keys)
     missing = re.search(r"following arguments are required: (.+)", message)
@@ -133,8 +131,6 @@ def _wrong_value(message: str, place: str) -> str:
     file = re.search(r"(?:File does not exist|Path is not a file|.*not readable): '(.+)'", message)
     if place == "config" and file:
         return f"--config {file.group(1)}: there is no such file to read."
-    if "Problems parsing config" in message or "Unexpected config" in message:
-        return f"The configuration is not YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
     alone = re.search(r"argument (--[\w.]+): expected one argument", message)
     if alone:
         return f"{alone.group(1)} needs a value."
@@ -143,9 +139,6 @@ def _wrong_value(message: str, place: str) -> str:
     literal = re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]", message)
     got = re.search(r"(?:Got value|Given value): (.+)", message)
     value = got.group(1).strip() if got else ""
-    nested = re.fullmatch(r"NestedArg\(key='(.+)', val='?(.*?)'?\)", value)
-    if nested:
-        place, value = f"{place}.{nested.group(1)}", nested.group(2)
     if literal:
         choices = [choice.strip(" '\"") for choice in literal.group(1).split(",")]
         return f"{place} must be one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices, 0.5)}"

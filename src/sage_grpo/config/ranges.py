@@ -168,7 +168,10 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
                 yield f"{name} must be {wanted}, got {value!r}."
         yield from _faults(inner[0], value, name)
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        yield from faults(hint, value, f"{name}.")
+        if isinstance(value, str | int | float | list | tuple):
+            yield f"{name} must be {_in_words(hint)}, got {value!r}."
+        else:
+            yield from faults(hint, value, f"{name}.")
     elif origin is Literal and value not in inner:
         yield f"{name} must be {_in_words(hint)}, got {value!r}."
     elif origin in (Union, types.UnionType):

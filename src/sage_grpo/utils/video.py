@@ -320,7 +320,7 @@ def lettering(texts: Iterable[str]) -> Lettering:
     from matplotlib import font_manager
 
     needed = {letter for text in texts for letter in _letters(text)}
-    family, file = "DejaVu Sans", font_manager.findfont("DejaVu Sans")
+    family, file = "DejaVu Sans", str(font_manager.findfont("DejaVu Sans"))
     lacking = needed - _letters_of(file)
     fonts = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
     likely = sorted(fonts, key=lambda one: (not any(part in fonts[one] for part in LIKELY), fonts[one], one))
