@@ -231,14 +231,8 @@ def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
     """Beliefs about a clip. Standing still competes with the motions, so that it takes their credit."""
     errors = torch.cat([motions.error, motions.still.unsqueeze(1)], dim=1)
     joint = torch.softmax(-errors / MOTION_WIDTH, dim=1)[:, :-1].unflatten(1, (MOTIONS, SPEEDS))
-    return {
-        "shape": frames.shape.mean(1),
-        "colour": frames.colour.mean(1),
-        "motion": joint.sum(2),
-        "speed": joint.sum(1),
-        "size": frames.size.mean(1),
-        "background": frames.background.mean(1),
-    }
+    looks = {name: getattr(frames, name).mean(1) for name in ("shape", "colour", "size", "background")}
+    return {**looks, "motion": joint.sum(2), "speed": joint.sum(1)}
 
 
 def _steady(frames: FrameFit) -> Tensor:
