@@ -39,7 +39,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
-from sage_grpo.training.update import Diverged
+from sage_grpo.training.loss import Diverged
 from sage_grpo.types import Sound
 from sage_grpo.utils.clock import Clock, Recorded, Recorder
 from sage_grpo.utils.text import minutes
@@ -132,7 +132,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     callbacks.told(event)
     assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
     assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
-    assert heard[0].videos is trainer.videos
+    assert heard[0].videos is trainer.clips.videos
     assert isinstance(heard[0], IterationEvent)
     assert callbacks.shows(1)
     assert not UserCallbacks(trainer, Hooks(), None).shows(1)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_pat
     assert found == {"fps": 8.0, "frames": 3, "height": 16, "width": 32, "rows": named, "sound": True}
     heard = [read_sound(file) for file in files]
     assert [round(float(one.waves[:, 3000:5000].mean()), 1) for one in heard if one] == [0.5, -0.5]
-    trainer.sound, saved = sound, []
+    trainer.clips.sound, saved = sound, []
     samples: Any = SimpleNamespace(folder=tmp_path, save=lambda *words: saved.append(words) or [])
     VideoSaver(trainer, samples, None).after({})  # type: ignore[arg-type]
     assert (saved[0][0], saved[0][2:5]) == ("rollout-000004", (["a"], 8.0, ()))
@@ -346,11 +346,11 @@ def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(tra
         trainer.state.iteration = number
         videos.after({})
     assert sorted(file.name for file in tmp_path.glob("*.mp4")) == [f"rollout-00000{n}-00.mp4" for n in (2, 4, 5)]
-    result = SimpleNamespace(clips=trainer.videos, captions=["c", "d"], rows=(), sound=None)
+    result = SimpleNamespace(clips=trainer.clips.videos, captions=["c", "d"], rows=(), sound=None)
     videos.evaluated(SimpleNamespace(result=result))  # type: ignore[arg-type]
     ((number, clips),) = shown
     assert (number, clips.name, clips.captions, clips.fps) == (5, "held_out", ["c", "d"], 8.0)
-    assert torch.equal(clips.pixels, trainer.videos)
+    assert torch.equal(clips.pixels, trainer.clips.videos)
     assert [file.name for file in clips.files] == ["heldout-000005-00.mp4", "heldout-000005-01.mp4"]
     assert all(file.is_file() for file in clips.files)
     trainer.world.is_main = False
@@ -367,7 +367,7 @@ def test_a_row_goes_to_the_journal_and_the_terminal_and_failures_are_told(traine
     )
     rows = MetricsWriter(trainer, metrics, terminal)
     rows.after({"a": 1.0})
-    trainer.failures = "one reward failed"
+    trainer.scores.report = "one reward failed"
     rows.after({"a": 2.0})
     result = SimpleNamespace(metrics={"eval/total": 1.0}, report="")
     rows.evaluated(SimpleNamespace(metrics={"eval/total": 1.0, "time/total": 3.0}, result=result))  # type: ignore[arg-type]
@@ -388,7 +388,7 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: 
     saver: Any = SimpleNamespace(save=lambda needed: saved.append(needed))
     told: list[EvaluationEvent] = []
     callbacks = UserCallbacks(trainer, Hooks(evaluation=told.append), saver)
-    clips = trainer.videos
+    clips = trainer.clips.videos
     result = SimpleNamespace(metrics={"eval/total": 1.0}, clips=clips, captions=["a", "b"])
     callbacks.evaluated(SimpleNamespace(result=result, best=True))  # type: ignore[arg-type]
     (event,) = told

@@ -34,7 +34,7 @@ from sage_grpo.rewards.spec import Readiness, RewardSpec
 from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
 from sage_grpo.tools.compare.store import ROWS, SUITE
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.update import Diverged
+from sage_grpo.training.loss import Diverged
 
 
 def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:

@@ -26,7 +26,7 @@ def run(options: Options) -> int:
     from sage_grpo.rewards.member import RewardFailure
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
-    from sage_grpo.training.update import Diverged
+    from sage_grpo.training.loss import Diverged
     from sage_grpo.workers.messages import WorkerError
 
     status = 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sage_grpo.objectives.advantage import Scale
 from sage_grpo.objectives.kl_control import KlCoefficient
-from sage_grpo.objectives.objective import ObjectiveSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import Mode, TrustRegion
 from sage_grpo.samplers.kernels import KernelName, KernelSpec
 from sage_grpo.samplers.windows import Window
@@ -52,7 +52,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
         ),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
-        anchor=replace(config.anchor, every=10, skip_below=0.0),
+        anchor=replace(config.anchor, every=10),
         # The paper gives no number of updates per rollout. With one, as released, the clip and half of the KL have no effect.
         update=replace(config.update, updates_per_rollout=2, repeat=False, deal="steps", permute_steps=True),
         sentinel=replace(config.sentinel, action="warn"),
@@ -232,7 +232,6 @@ def dpo(config: TrainConfig) -> TrainConfig:
         # The loss itself compares with the reference, so the KL beside it has weight 0.
         trust_region=TrustRegion(mode="fixed"),
         kl=KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.0),
-        anchor=replace(config.anchor, skip_below=0.0),
     )
     levels = _part(1 / 3, config.rollout.steps)
     return _without_sde(config, ObjectiveSpec(kind="dpo", levels=levels, draw="strata", beta=BETA))
