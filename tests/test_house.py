@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("utils",),
     ("config",),
     ("data", "distributed", "rewards", "samplers"),
-    ("flow", "health", "models", "objectives", "video", "worlds"),
+    ("health", "models", "objectives", "video", "worlds"),
     ("training",),
     ("callbacks", "plan", "recipes", "workers"),
     ("run",),

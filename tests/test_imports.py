@@ -48,15 +48,3 @@ def test_the_core_and_configs_need_torch_and_nothing_else_that_is_heavy() -> Non
     loaded = _modules_after("\n".join(f"import sage_grpo.{name}" for name in names))
     assert "torch" in loaded
     assert not loaded & set(HEAVY)
-
-
-def test_import_paths_that_documents_showed_are_forwarded() -> None:
-    import sage_grpo.flow.kernels
-    import sage_grpo.flow.path
-    import sage_grpo.video
-    from sage_grpo.samplers import kernels, path
-    from sage_grpo.utils import video
-
-    assert sage_grpo.flow.kernels.KernelSpec is kernels.KernelSpec
-    assert sage_grpo.flow.path.interpolate is path.interpolate
-    assert sage_grpo.video.write_mp4 is video.write_mp4

@@ -16,9 +16,8 @@ from torch.distributions import Normal, kl_divergence
 
 from kernel_cases import final_variance, grid
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
-from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.objectives.kl_control import KlCoefficient
-from sage_grpo.objectives.policy_gradient import clipped_surrogate
+from sage_grpo.objectives.policy_gradient import clipped_surrogate, equalizing_weights
 from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl, log_ratio_kl
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Cps, Flow, Ode, Sage, SageExact

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sage_grpo import api
-from sage_grpo.config.errors import explain, family_hint, groups, nearest_key
+from sage_grpo.config.errors import explain, groups, nearest_key, recipe_hint
 from sage_grpo.config.help import kind_in_words, manual
 from sage_grpo.config.metadata import affects
 from sage_grpo.config.parsing import ConfigError
@@ -127,6 +127,7 @@ def test_values_out_of_their_range_are_told_with_their_place() -> None:
         ({"weights": {"a": 2.0}}, "weights.a must be in [0, 1], got 2.0."),
         ({"pair": (1.5, 1)}, "pair[0] must be in [0, 1], got 1.5."),
         ({"parts": [{"level": 0.5}, {"level": 2.0}]}, "parts[1].level must be in [0, 1], got 2.0."),
+        ({"part": [1]}, "part must be a group of options ({name: value}), got [1]."),
         ({"part": None}, "part must be a group of options ({name: value}), got null: give a value, or leave part out."),
     ):
         assert list(faults(Whole, {**good, **changes})) == [said]
@@ -144,34 +145,35 @@ def test_the_nearest_name_is_meant() -> None:
         assert nearest_key(name, keys) == near
     assert did_you_mean("SAEG", ["sage", "flow"]) == " Did you mean 'sage'?"
     assert did_you_mean("abc", ["xyz"]) == ""
-    assert family_hint("sd3/branch", ["wan", "ltx"]).startswith(" sd3 is a family of models")
-    assert family_hint("wan/branch", ["wan"]) == family_hint("nothing", ["wan"]) == ""
+    assert recipe_hint("sd3/branch", ["wan", "ltx"]).startswith(" sd3 is a family of models")
+    assert recipe_hint("wan/branch", ["wan"]) == recipe_hint("nothing", ["wan"]) == ""
     assert groups(Whole) == ["part"]
 
 
 def test_a_parsers_complaint_is_one_line_of_advice() -> None:
     wanted = "Expected a typing.Literal['one', 'two']. Got value: onne"
     maybe, several = (f"Expected a <class '{kind}'>. Got value: x" for kind in ("int'> or <class 'NoneType", "list"))
-    inner = "Expected a <class 'float'>. Got value: NestedArg(key='level', val='y')"
     stray = "'stray' belongs to no option: options are written --name value, lists --name [a, b]."
     mapping = """Each is a mapping: --parts '[{"level": ...}]'."""
     part = "part is a group of options: --part.NAME value, {NAME: value} or a YAML file; got 'x'."
     for message, said in (
         ("Option 'kimd' is not accepted", "There is no option 'kimd'. Did you mean 'kind'?"),
-        ("Key 'zzz' is not expected", "There is no option 'zzz'. --help lists all."),
+        ("Option 'zzz' is not accepted", "There is no option 'zzz'. --help lists all."),
         ("Group 'part' does not accept option 'levle'", "There is no option 'part.levle'. Did you mean 'part.level'?"),
         ("unrecognized arguments: --cuont 3", "There is no option 'cuont'. Did you mean 'count'?"),
         ("unrecognized arguments: stray word", stray),
         ("the following arguments are required: kind, name", "--kind is needed: one of one, two. --name is needed."),
         ("Parser key \"config\": File does not exist: 'x.yaml'", "--config x.yaml: there is no such file to read."),
-        ("Problems parsing config: no\n  good", "The configuration is not YAML of options with values: no good"),
         ("argument --on: expected one argument", "--on needs a value."),
         (f'Parser key "kind": {wanted}', "kind must be one of one, two, got 'onne'. Did you mean 'one'?"),
         (f'Parser key "count": {maybe}', "count must be a whole number, got 'x'."),
         ("something  else\nhappened", "something else happened"),
         (f'Parser key "parts": {several}', f"parts must be a list ([a, b]), got 'x'. {mapping}"),
         ("Parser key \"part\": Unable to load config 'x'", part),
-        (f'Parser key "part": {inner}', "part.level must be a number, got 'y'."),
+        (
+            'Parser key "part": Parser key "level": Expected a <class \'float\'>. Got value: y',
+            "part.level must be a number, got 'y'.",
+        ),
     ):
         assert explain(message, Whole) == said
 

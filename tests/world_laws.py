@@ -16,7 +16,6 @@ from torch import Tensor
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import PartScores
-from sage_grpo.worlds import judging
 from sage_grpo.worlds.shapes.render import to_uint8
 from sage_grpo.worlds.world import PromptWorld
 
@@ -170,6 +169,7 @@ def scores_do_not_depend_on_the_batch_or_on_the_callers_precision(
     world: PromptWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, again, part = noisy_scores(world), noisy_scores(world), noisy_scores(world, part=slice(1, 3))
+    judging: Any = import_module(f"{world.package}.judge")
     monkeypatch.setitem(judging.PIXELS_AT_ONCE, "cpu", world.format[0] * world.format[1] ** 2)
     with torch.autocast("cpu", torch.bfloat16):
         portions = noisy_scores(world)

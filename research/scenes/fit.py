@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from research.scenes.judging import pick, ramp
 from research.scenes.objects import ANGLES, SLOTS, ObjectFit
 from research.scenes.render import (
     DEPTH_SLACK,
@@ -36,7 +37,6 @@ from research.scenes.render import (
     slack,
 )
 from research.scenes.scene import ATTRIBUTES, MEMBERS, SceneBatch
-from sage_grpo.worlds.judging import pick, ramp
 
 PLACES, VERBS = len(ATTRIBUTES["place"]), len(ATTRIBUTES["verb"])
 SPIN = ATTRIBUTES["verb"].index("spin")

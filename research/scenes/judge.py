@@ -22,10 +22,11 @@ from research.scenes.fit import (
     stray,
     tell_apart,
 )
+from research.scenes.judging import PIXELS_AT_ONCE as PIXELS_AT_ONCE
+from research.scenes.judging import Judge, Reader, Smallest, Verdict, pick, ramp
 from research.scenes.objects import SLOTS, ObjectFit, find_objects
 from research.scenes.scene import ATTRIBUTES, SIDE, SceneBatch, from_text
 from sage_grpo.types import RewardFacts
-from sage_grpo.worlds.judging import Judge, Reader, Smallest, Verdict, pick, ramp
 
 WEIGHTS: dict[str, float] = {
     "place": 0.10,

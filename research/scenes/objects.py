@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from research.scenes.judging import pick, ramp
 from research.scenes.render import (
     COLOURS,
     RADIUS,
@@ -27,7 +28,6 @@ from research.scenes.render import (
     window,
 )
 from research.scenes.scene import ATTRIBUTES
-from sage_grpo.worlds.judging import pick, ramp
 
 GROUPS_SEEN, SLOTS = 2, 3
 """Groups of objects of one colour, and objects in a group, that are looked for."""

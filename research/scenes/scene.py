@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from research.scenes.grammar import AnyScene, is_heldout, named_in, vocabulary_of
+from research.scenes.judging import Rows
 from sage_grpo.utils.suggest import did_you_mean
-from sage_grpo.worlds.grammar import AnyScene, is_heldout, named_in, vocabulary_of
-from sage_grpo.worlds.judging import Rows
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "place": ("meadow", "desert", "snow", "city"),

@@ -102,11 +102,9 @@ class Reward(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The parts that a call returns."""
-        ...
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score uint8 clips B x F x H x W x 3; every returned tensor is float32 with B values."""
-        ...
 
 
 @runtime_checkable
@@ -115,7 +113,6 @@ class Placeable(Protocol):
 
     def to(self, device: torch.device) -> object:
         """Move the weights."""
-        ...
 
 
 @runtime_checkable
@@ -124,7 +121,6 @@ class DifferentiableReward(Protocol):
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """As a call, for float clips B x F x H x W x 3 in [0, 255] (or latents, where it reads these), with a graph from the scores to them."""
-        ...
 
 
 @runtime_checkable
@@ -134,7 +130,6 @@ class Reads(Protocol):
     @property
     def reads(self) -> Literal["clips", "latents"]:
         """latents: float32, in the shape and the scale of the model's samples. Nothing is decoded for such a reward."""
-        ...
 
 
 @runtime_checkable
@@ -144,7 +139,6 @@ class ComparesClips(Protocol):
     @property
     def compares(self) -> bool:
         """True if every call needs all clips of one group, and no others; their order must not matter."""
-        ...
 
 
 @runtime_checkable
@@ -153,7 +147,6 @@ class ReadsFrames(Protocol):
 
     def frames_read(self, count: int, fps: float) -> Sequence[int] | None:
         """Indices of the frames by which a clip of `count` frames is scored; None is all of them."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,16 +74,16 @@ def test_remarks_on_defaults_and_on_the_miniature_are_made_once_and_where_they_h
 ) -> None:
     file, whole = tmp_path / "whole.yaml", dict.fromkeys(TrainConfig.__dataclass_fields__, 1)
     file.write_text(yaml.safe_dump(whole))
-    starting._say_what_it_stands_on([str(file)])
+    starting.from_recipe(TrainConfig, ["--config", str(file)])
     with monkeypatch.context() as other:
         other.setenv("RANK", "1")
-        starting._say_what_it_stands_on([])
+        starting.from_recipe(TrainConfig, ["--recipe", "null"])
     for run, model in (("x", ModelSpec()), (None, ModelSpec(path="x")), (None, ModelSpec(family="wan"))):
         starting.say_whose_model(SimpleNamespace(run=run, model=model))  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""
     whole.popitem()
     file.write_text(yaml.safe_dump(whole))
-    starting._say_what_it_stands_on(["other", str(file)])
+    starting.from_recipe(TrainConfig, ["--config", "other", "--config", str(file)])
     starting.say_whose_model(SimpleNamespace(run=None, model=ModelSpec()))  # type: ignore[arg-type]
     told = capsys.readouterr().err
     assert f"what {file} leaves out" in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from sage_grpo.generation import evaluate as module
 from sage_grpo.generation.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document
 from sage_grpo.generation.files import ScoredVideo
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.recipes import recipe
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.saved import Weights
@@ -77,19 +75,6 @@ def test_pairs_are_a_table_or_json_and_files(tmp_path: Path, capsys, monkeypatch
     assert "Left out" not in evaluate.pairs_table({"TA": whole["TA"]})
 
 
-def test_scores_of_files_are_a_table_with_their_means_and_the_reasons(capsys) -> None:
-    rows = [ScoredVideo(f"{n}.mp4", "p", {}, 8.0, 5, 32, 32, {"a": float(n)}, "") for n in range(3)]
-    lost = [replace(rows[0], video=f"x{n}.mp4", scores={"a": math.nan}, reason="it has no [sound]") for n in range(2)]
-    evaluate.print_scores([*rows, *lost, replace(lost[0], video="z.mp4", reason="other")], limit=4)
-    told = [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in told if line and line[0] not in "┏┡├└"] == [
-        "6 videos", "video fps frames a", "0.mp4 8 5 0.0000", "1.mp4 8 5 1.0000", "2.mp4 8 5 2.0000", "x0.mp4 8 5 nan", "and 2 more",
-        "mean 1.0000", "standard_error 0.5774", "count 3", "x2, first x0.mp4: it has no [sound]", "z.mp4: other",
-    ]  # fmt: skip
-    evaluate.print_scores(rows[:1], limit=1)
-    assert "more" not in capsys.readouterr().out
-
-
 def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, calls, capsys) -> None:
     row = ScoredVideo("a.mp4", "p", {}, 8.0, 5, 32, 32, {"a": 1.0}, "")
     asked = calls("sage_grpo.generation.files.score_videos", [row])
@@ -113,40 +98,6 @@ def test_files_are_scored_by_the_options_that_matter_alone(tmp_path: Path, calls
         evaluate.run(options)
 
 
-def test_an_estimate_is_the_time_of_its_passes_and_clips(calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the quickest calls; with a gradient a pass takes three times as long."""
-    now = [0.0]
-
-    def work(seconds: float) -> None:
-        now[0] += seconds if now[0] else 10 * seconds  # the first call pays for what is done once
-
-    model = SimpleNamespace(device="cpu", latent_shape=lambda: (2,), encode=lambda texts: texts)
-    model.velocity = lambda x, sigma, conditions: (work(8.0), len(x) == len(conditions) == 4 or 1 / 0)
-    model.decode = lambda x: (work(6.0), len(x) == 2 or 1 / 0)
-    passes = {"rollout": SimpleNamespace(clips=10), "replay": SimpleNamespace(clips=5)}
-    found = SimpleNamespace(passes=[passes], evaluation=[SimpleNamespace(clips=7)])
-    monkeypatch.setattr(demo, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    calls("sage_grpo.models.spec.ModelSpec.load", model)
-    calls("sage_grpo.plan.costs.forecast", found)
-    config = recipe("shapes/sage")
-    batch = replace(config.batch, prompts=3, group_size=2, micro_batch=4)
-    config = replace(config, iterations=10, batch=batch, evaluate=replace(config.evaluate, prompts=5))
-    # 2 s a pass and 3.3 s a clip: 25 passes and 6 clips an iteration, 7 passes and 5 clips an evaluation
-    assert demo.estimate(config) == pytest.approx(10 * (25 * 2 + 6 * 3.3) + 2 * (7 * 2 + 5 * 3.3))
-    said = [demo._minutes(seconds) for seconds in (1, 24, 26, 99, 100, 400)]
-    assert said == ["10 seconds", "20 seconds", "30 seconds", "100 seconds", "2 minutes", "7 minutes"]
-
-
-def test_it_times_a_pass_of_any_model(checkpoint: Callable[[str], Path]) -> None:
-    """Wan's chooses its expert by the one noise level of a pass: a level for every clip, as others would take, stopped the demo."""
-    config = recipe("shapes/branch")
-    model = replace(
-        config.model, guidance_scale=1.0, path=str(checkpoint("wan_t2v")), frames=5, height=32, width=32, fps=8.0
-    )
-    batch = replace(config.batch, micro_batch=2)
-    assert demo.estimate(replace(config, model=model, batch=batch)) > 0
-
-
 def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> None:
     rows = [{"iteration": n, "eval/total": total, "eval/TA": 0.5} for n, total in ((0, 1.0), (1, 9.0), (2, 1.25))]
     calls("sage_grpo.tools.report.summary.verdict", ["Better."])
@@ -154,10 +105,8 @@ def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> N
     drawn = calls("sage_grpo.tools.report.picture.draw_run", "drawn")
     calls("sage_grpo.tools.report.page.leave_report", "Report of mine.")
     seen = calls("sage_grpo.run.session.run")
-    calls("sage_grpo.cli.demo.estimate", 45.0)
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2, seed=3)) == 0
     told = capsys.readouterr().out
-    assert told.startswith("This takes about 40 seconds on this machine, by a pass of its network.\n")
     assert "\nheld-out prompts       base    tuned   change\n" in told
     assert "total" not in told.partition("change\n")[2] or "\ntotal                 1.000    1.250   +0.250\n" in told
     assert "\nTA                    0.500    0.500   +0.000\n" in told

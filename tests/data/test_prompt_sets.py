@@ -26,13 +26,6 @@ def test_names_stand_for_the_sets_and_bring_their_held_out_part() -> None:
         DataConfig(prompts="starter", eval_prompts="starter")
 
 
-def test_misspelt_names_are_pointed_out() -> None:
-    with pytest.raises(FileNotFoundError, match="Did you mean 'starter_eval'"):
-        prompts_from("starter-eval")
-    with pytest.raises(FileNotFoundError, match=r"(?s)data.prompts starter-eval.*Did you mean 'starter_eval'"):
-        check_files(TrainConfig(data=DataConfig(prompts="starter-eval")))
-
-
 def write(folder: Path, text: str, name: str = "p.json") -> Path:
     file = folder / name
     file.write_text(text, encoding="utf-8")

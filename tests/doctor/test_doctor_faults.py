@@ -31,11 +31,11 @@ from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, ma
 from sage_grpo.tools.doctor.check import Check
 from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.training.config import SurrogateConfig, UpdateConfig
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.reference import OldPolicy, ReferencePolicy
 from sage_grpo.training.rollout import Storage
-from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.trainer import Trainer
 from trainer_zoo.toy import ToyModel
 

@@ -23,8 +23,8 @@ from sage_grpo.run.session import run
 from sage_grpo.training.adaptive_lr import AdaptiveRate
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.events import Hooks, SentinelEvent
-from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.loss import Diverged
+from sage_grpo.training.trainer import Trainer
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
 
 QUICK = {"patience": 1, "window": 5}

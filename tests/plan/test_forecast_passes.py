@@ -20,8 +20,8 @@ from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.samplers.windows import Window
-from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.plan import Plan, ScheduledReplay
 from sage_grpo.worlds.world import WORLDS
 

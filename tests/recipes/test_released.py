@@ -15,8 +15,7 @@ from torch import Tensor
 
 from double import CLOSE, in_double
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.objectives.policy_gradient import equalizing_weights
-from sage_grpo.objectives.policy_gradient import clip_range
+from sage_grpo.objectives.policy_gradient import clip_range, equalizing_weights
 from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
@@ -24,7 +23,6 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.transition import Transition
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.planner import Planner, foresee
-from sage_grpo.training.loss import needs_velocity_old
 
 SD3 = 16 * 64 * 64
 WAN = 16 * 21 * 60 * 104

@@ -88,7 +88,6 @@ def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
     top = sheet[:22].float().mean(-1)
     assert bool((top[:, :200] < 128).any())
     assert bool((top[:, -4:] > 250).all())
-    assert lettering(["word"]).pieces("one two")[0][1] == "one two"
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
@@ -192,27 +191,15 @@ def test_sounds_are_resampled_and_pictures_are_read_in_pairs(tmp_path) -> None:
         read_image(tmp_path / "none.png")
 
 
-def test_a_sheet_enlarges_small_frames_and_leaves_lines_for_captions(tmp_path) -> None:
-    clips = [torch.full((3, 8, 10, 3), level, dtype=torch.uint8) for level in (50, 150)]
-    sheet = read_image(contact_sheet(tmp_path / "a.png", clips, ["a"], columns=2, cell=20))
-    assert sheet.shape == (2 * (16 + 24) + 3, 2 * 20 + 3, 3)  # 2.5 rounds to 2
-    assert [int(sheet[row, 0, 0]) for row in (24, 39, 40, 43 + 24, 82)] == [50, 50, 255, 150, 150]
-    assert bool((sheet[:24] < 100).any())
-    assert bool((sheet[43 : 43 + 24] == 255).all())  # it has no caption
-    assert read_image(contact_sheet(tmp_path / "a.png", [clips[0][:1]], columns=6, cell=1)).shape == (8, 10, 3)
-    with pytest.raises(ValueError, match="at least one clip"):
-        contact_sheet(tmp_path / "a.png", [])
-    for odd in (torch.zeros(2, 3, 3), torch.zeros(1, 2, 2, 4, dtype=torch.uint8), torch.zeros(1, 2, 2, 3)):
-        with pytest.raises(ValueError, match="A clip is uint8"):
-            video.check_clip(odd)
+def test_the_font_that_lacks_the_fewest_letters_is_taken(monkeypatch) -> None:
+    fonts = {"DejaVuSans.ttf": "ab ", "some": "ab 猫", "more": "ab 猫犬", "all": "ab 猫犬q"}
+    monkeypatch.setattr(video, "_letters_of", lambda file: frozenset(fonts[Path(file).name]))
+    from matplotlib import font_manager
 
-
-def test_letters_go_to_the_first_face_that_has_them(monkeypatch) -> None:
-    own, other = Path("own"), Path("other")
-    monkeypatch.setattr(video, "_letters_of", lambda file: frozenset("ab ") if file == own else frozenset("xyb"))
-    letters = video.Lettering(("one", "two"), (own, other), ("q",))
-    assert letters.pieces("a x by") == [(own, "a "), (other, "x "), (own, "b"), (other, "y")]
-    assert letters.pieces("q") == [(own, "·")]
-    many = video.Lettering(("one",), (own,), tuple("qrstu"))
-    assert "(U+0071, U+0072, U+0073, U+0074, ...; " in many.remark
-    assert "(U+0071, U+0072, U+0073, U+0074; " in video.Lettering(("one",), (own,), tuple("qrst")).remark
+    faces = [font_manager.FontEntry(fname=name, name=name, style="normal") for name in ("more", "some")]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", faces)
+    assert lettering(["a b"]).families == ("DejaVu Sans",)
+    assert (found := lettering(["a 猫犬qrstu"])).families == ("more",)
+    assert found.show("a 猫q") == "a 猫·"
+    assert "(U+0071, U+0072, U+0073, U+0074, ...; " in found.remark
+    assert "(U+0071, U+0072, U+0073, U+0074; " in lettering(["猫犬qrst"]).remark

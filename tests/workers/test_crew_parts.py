@@ -23,10 +23,9 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.training import sampling
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.rollout import Rollout, SavedRecord, Storage
 from sage_grpo.training.engine import RolloutEngine
+from sage_grpo.training.rollout import Rollout, SavedRecord, Storage
 from sage_grpo.training.scoring import ScoredClips
-from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.workers import dispatcher, ray_pool
 from sage_grpo.workers.dispatcher import LARGEST, PendingIteration

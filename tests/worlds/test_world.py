@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 import world_laws as laws
-from sage_grpo.config.parsing import ConfigError
-from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import resolve
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
-from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardSpec, find_reward
-from sage_grpo.run.preflight import check_files
 from sage_grpo.tools.compare.machine import PER_GPU, cores, how_many
 from sage_grpo.tools.compare.prepare import ceiling, columns_of
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
-from sage_grpo.worlds.grammar import named_in
 from sage_grpo.worlds.world import SHAPES, WORLDS, world_of_model, world_of_prompts
 
 
@@ -47,11 +40,6 @@ def test_a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge() -> No
 
 def test_scores_do_not_depend_on_the_batch_or_on_the_callers_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     laws.scores_do_not_depend_on_the_batch_or_on_the_callers_precision(SHAPES, monkeypatch)
-
-
-def test_the_longest_phrase_counts() -> None:
-    meanings = {("left",): ("verb", "left"), ("left", "of"): ("relation", "left")}
-    assert list(named_in("left of the left", meanings, ("the",))) == [("relation", "left"), ("verb", "left")]
 
 
 def test_sentences_are_understood_or_explained() -> None:
@@ -103,21 +91,3 @@ def test_a_ceiling_is_told_only_where_it_was_measured() -> None:
     (first, *rest) = columns_of([recipe("shapes/sage"), recipe("shapes/branch")])
     assert (first.key, first.ceiling) == ("total", ceiling(weights))
     assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]
-
-
-def test_names_of_the_second_world_say_where_it_is_now(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="research/scenes/model"):
-        resolve(ModelSpec(path="scenes"))
-    with pytest.raises(FileNotFoundError, match="research/scenes/model"):
-        check_files(TrainConfig(model=ModelSpec(path="scenes")))
-    with pytest.raises(RewardConfigError, match=r"research\.scenes\.judge:ScenesJudge"):
-        find_reward(RewardSpec(name="scenes"))
-    with pytest.raises(RewardConfigError, match=r"research\.scenes\.learned:LearnedReward"):
-        find_reward(RewardSpec(name="scenes_learned"))
-    with pytest.raises(ValueError, match=r"research/scenes/branch\.yaml"):
-        recipe("scenes/branch")
-    with pytest.raises(ConfigError, match=r"research/scenes/train\.txt"):
-        prompts_from("scenes")
-    with pytest.raises(FileNotFoundError, match=r"research/scenes/train\.txt"):
-        check_files(TrainConfig(data=DataConfig(prompts="scenes")))

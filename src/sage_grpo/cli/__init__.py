@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+
+from sage_grpo.utils.safe_io import printable
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,12 @@ class Command:
     def first(self) -> str:
         """The option that takes the first word without dashes; empty for none, or where several words are."""
         return "recipe" if self.recipes else "" if self.many else self.positional
+
+
+def say(text: str) -> None:
+    """Print to stderr, since stdout may be JSON; a closed terminal does not end a run."""
+    with suppress(OSError, ValueError):
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 GROUPS = {
@@ -56,7 +66,6 @@ GROUPS = {
         "report": Command(
             "report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True
         ),
-        "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
     },
     "publish": {
         "export": Command(
@@ -75,6 +84,7 @@ GONE = {
     "shapes": "python -m research.pretraining.shapes takes its options, in the project's repository (research/README.md).",
     "scenes": "python -m research.pretraining.scenes takes its options, in the project's repository (research/README.md).",
     "launch": "torchrun --nproc-per-node N -m sage_grpo train ... starts a run on N GPUs (docs/scale.md).",
+    "completion": "it is not replaced; --help GROUP lists options.",
     "convert": "sage-grpo export SOURCE --out FOLDER takes its options (docs/hub.md).",
 }
 """Earlier commands, and what to use in their place."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sage_grpo.cli import say
 from sage_grpo.config.ranges import Count, Folder, Seed, checked
 from sage_grpo.utils.text import fixed
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sage_grpo.tools.report.run_data import RunData
-    from sage_grpo.training.config import TrainConfig
 
 
 @checked
@@ -47,66 +43,17 @@ def run(options: Options) -> int:
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed, iterations=options.iterations)
     # Scored before and after only: an evaluation takes as long as one and a half iterations.
     config = replace(config, evaluate=replace(config.evaluate, every=options.iterations))
-    with session.session(config, remark=lambda text: print(f"sage-grpo: {text}", file=sys.stderr)) as world:
-        if world.is_main:
-            print(
-                f"This takes about {_minutes(estimate(config))} on this machine, by a pass of its network.", flush=True
-            )
+    with session.session(config, remark=lambda text: say(f"sage-grpo: {text}")) as world:
         session.run(config, world)
-    told = leave_report(out)
-    found = read_run(out)
-    if len(found.evaluations) < 2 or found.evaluations[-1]["iteration"] < config.iterations:
+    report = leave_report(out)
+    data = read_run(out)
+    if len(data.evaluations) < 2 or data.evaluations[-1]["iteration"] < config.iterations:
         return 0
     picture = draw_run(out, out / "picture.png")
-    print(summary(found))
-    print(f"\n{told}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
+    print(summary(data))
+    print(f"\n{report}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
     print(NEXT.format(out=out, prompt=prompts_from(config.data.prompts, split="train")[0].text))
     return 0
-
-
-def estimate(config: TrainConfig) -> float:
-    """Seconds that the run takes on this machine: its network evaluations and clips, times the measured time of one of each."""
-    import torch
-
-    from sage_grpo.plan.architecture import find_architecture
-    from sage_grpo.plan.costs import forecast
-    from sage_grpo.plan.hardware import here
-    from sage_grpo.training.inputs import prompts_from
-
-    found = forecast(
-        config, here(), gpus=1, architecture=find_architecture(config.model), held_out=config.evaluate.prompts
-    )
-    model, batch = config.model.load(), config.batch.micro_batch
-    prompt = prompts_from(config.data.prompts, split="train")[0].text
-    conditions = model.encode([prompt]) * batch
-    x, sigma = torch.randn(batch, *model.latent_shape(), device=model.device), torch.tensor(0.5, device=model.device)
-
-    def seconds(work: Callable[[], Tensor], clips: int) -> float:
-        """The shortest of a few calls, per clip: other programs may use the machine, and the first call includes one-time work."""
-        times = []
-        for _ in range(5):
-            clock = time.perf_counter()
-            with torch.no_grad():
-                work()
-            times.append(time.perf_counter() - clock)
-        return min(times) / clips
-
-    forward = seconds(lambda: model.velocity(x, sigma, conditions), batch)
-    decode = JUDGED * seconds(lambda: model.decode(x[:2]), 2)
-    (passes,), (evaluated,) = found.passes, found.evaluation
-    # A pass with its gradient takes three times as long as one without.
-    work = sum(count.clips * (3 if name == "replay" else 1) for name, count in passes.items())
-    clips = config.batch.prompts * config.batch.group_size
-    evaluation = evaluated.clips * forward + config.evaluate.prompts * decode
-    return config.iterations * (work * forward + clips * decode) + 2 * evaluation
-
-
-JUDGED = 1.1
-"""Decoding and scoring a clip, in units of decoding it."""
-
-
-def _minutes(seconds: float) -> str:
-    return f"{10 * round(seconds / 10) or 10} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
 def summary(run: RunData) -> str:

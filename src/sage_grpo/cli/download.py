@@ -42,13 +42,12 @@ def run(options: Options) -> int:
         repo, how = _origin(need, options)
         if repo:
             kind = _is_component if need.key == "model.path" else _is_needed if need.is_hub_id else _is_data
-            found = listing(repo, how.get("revision"), kind)
-            wanted.append((need, found, how))
-    for need, found, how in wanted:
-        place = f"folder {how['folder']}" if "folder" in how else "the hub's cache"
-        print(f"{need.key}: {found.repo}, commit {found.commit}, into {place}\n{table(found.files)}")
+            files = listing(repo, how.get("revision"), kind)
+            wanted.append((need, files, how))
+            place = f"folder {how['folder']}" if "folder" in how else "the hub's cache"
+            print(f"{need.key}: {files.repo}, commit {files.commit}, into {place}\n{table(files.files)}")
     absent = [need for need in every if not need.is_here and need not in [one for one, _, _ in wanted]]
-    total = sum(found.size for _, found, _ in wanted)
+    total = sum(files.size for _, files, _ in wanted)
     if wanted:
         print(f"{in_words(total)} in all, less the files that are here already.")
     if not options.dry_run:
@@ -66,11 +65,11 @@ def _origin(need: Need, options: Options) -> tuple[str, dict[str, Any]]:
 
     if need.repo and not Path(need.value).expanduser().exists():
         return need.repo, {"folder": Path(need.value).expanduser()}
-    named = hub_name(need.value) if need.is_hub_id else None
-    if named is None:
+    name = hub_name(need.value) if need.is_hub_id else None
+    if name is None:
         return "", {}
-    revision = options.model.revision if need.key == "model.path" else named[1]
-    return named[0], {} if revision is None else {"revision": revision}
+    revision = options.model.revision if need.key == "model.path" else name[1]
+    return name[0], {} if revision is None else {"revision": revision}
 
 
 def _is_needed(name: str) -> bool:
@@ -95,12 +94,12 @@ def _fetch_all(wanted: list[tuple[Need, Listing, dict[str, Any]]]) -> None:
 
     from sage_grpo.utils.hub import HubError, fetch, free_space, in_words
 
-    for need, found, how in wanted:
+    for need, files, how in wanted:
         place = Path(how.get("folder", HF_HUB_CACHE))
         disk, free = free_space(place)
-        if not need.is_here and free < found.size:
+        if not need.is_here and free < files.size:
             raise HubError(
-                f"{found.repo} has {in_words(found.size)}, and {disk} has {in_words(free)} free. Make room, or set HF_HOME."
+                f"{files.repo} has {in_words(files.size)}, and {disk} has {in_words(free)} free. Make room, or set HF_HOME."
             )
-        where = fetch(found, **how)
+        where = fetch(files, **how)
         print(f"{need.key}: here, every file in full: {where}")

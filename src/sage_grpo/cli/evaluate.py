@@ -10,17 +10,17 @@ import json as json_module
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sage_grpo.cli import say
 from sage_grpo.cli.starting import say_whose_model, trusted
 from sage_grpo.config.parsing import given
 from sage_grpo.generation.evaluate import EvaluateSpec, compare, measure, measure_pair, pairs_document, write_pairs
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.statistics import LEVEL
-from sage_grpo.utils.text import fixed, percent
+from sage_grpo.utils.text import fixed, narrow_table, percent
 
 if TYPE_CHECKING:
     from sage_grpo.generation.evaluate import Difference
@@ -61,17 +61,15 @@ def run(options: Options) -> int:
         if options.pairs:
             _report_pairs(options)
         else:
-            _report(measure(options, say=_say), options)
+            _report(measure(options, say=_progress), options)
     except RewardFailure as failure:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
 
 
-def _say(text: str) -> None:
-    """Print progress to stderr, since stdout may be JSON."""
-    with suppress(OSError, ValueError):  # stderr may be closed
-        print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
+def _progress(text: str) -> None:
+    say(f"sage-grpo: {text}")
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -92,15 +90,15 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _report_pairs(options: Options) -> None:
-    base, tuned = measure_pair(options, say=_say)
+    base, tuned = measure_pair(options, say=_progress)
     for name, result in (("base", base), ("tuned", tuned)):
         if result.report:
             print(f"{name}: {result.report}", file=sys.stderr)
-    found = compare(base, tuned)
-    written = pairs_document(found, base, tuned)
-    print(json_module.dumps(written) if options.json else pairs_table(found))
+    differences = compare(base, tuned)
+    document = pairs_document(differences, base, tuned)
+    print(json_module.dumps(document) if options.json else pairs_table(differences))
     if options.out is not None:
-        write_pairs(options.out, written, base, tuned)
+        write_pairs(options.out, document, base, tuned)
 
 
 def _score_files(options: Options) -> int:
@@ -135,22 +133,22 @@ def _score_files(options: Options) -> int:
     return 0
 
 
-def pairs_table(found: Mapping[str, Difference]) -> str:
+def pairs_table(differences: Mapping[str, Difference]) -> str:
     """The differences between base and tuned, a line for each score."""
-    width = max(map(len, [*found, "score"]))
+    width = max(map(len, [*differences, "score"]))
     lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
-    for name, one in found.items():
+    for name, one in differences.items():
         low, high, change = (fixed(value, 4, signed=True) for value in (one.low, one.high, one.change))
         interval = "none" if math.isnan(one.low) else f"{low} to {high}"
         share = "none" if math.isnan(one.win_share) else percent(one.win_share)
         base, tuned = fixed(one.base, 4), fixed(one.tuned, 4)
         lines.append(f"{name:<{width}}  {base:>9} {tuned:>9} {change:>9}   {interval:<20}  {share:>5}")
-    one = next(iter(found.values()))
+    one = next(iter(differences.values()))
     lines.append(
         f"{one.pairs} pairs of clips, {one.prompts} prompts; wins count a tie as half; the interval is over prompts."
     )
-    if any(one.left_out for one in found.values()):
-        lost = ", ".join(f"{name} {one.left_out}" for name, one in found.items() if one.left_out)
+    if any(one.left_out for one in differences.values()):
+        lost = ", ".join(f"{name} {one.left_out}" for name, one in differences.items() if one.left_out)
         lines.append(f"Left out, because a reward failed: {lost}.")
     return "\n".join(lines)
 
@@ -158,25 +156,22 @@ def pairs_table(found: Mapping[str, Difference]) -> str:
 def print_scores(rows: Sequence[ScoredVideo], limit: int = 40) -> None:
     """Print the scores of files as a table, with their means, and the reasons of missing ones."""
     from rich.console import Console
-    from rich.table import Table
 
     from sage_grpo.generation.files import summarize
 
     columns = list(rows[0].scores)
-    table = Table(title=f"{len(rows)} videos")
-    table.add_column("video", overflow="fold")
-    for column in ("fps", "frames", *columns):
-        table.add_column(column, justify="right")
+    table = narrow_table(f"{len(rows)} videos", "video", "fps", "frames", *columns, left=["video"])
+    table.columns[0].overflow = "fold"
     for row in rows[:limit]:
         scores = [fixed(row.scores[column], 4) for column in columns]
         table.add_row(row.video, f"{row.fps:g}", str(row.frames), *scores)
     if len(rows) > limit:
         table.add_row(f"and {len(rows) - limit} more", "", "", *["" for _ in columns])
     table.add_section()
-    found = [summarize(rows, column) for column in columns]
-    table.add_row("mean", "", "", *[fixed(one["mean"], 4) for one in found])
-    table.add_row("standard_error", "", "", *[f"{one['standard_error']:.4g}" for one in found])
-    table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in found])
+    totals = [summarize(rows, column) for column in columns]
+    table.add_row("mean", "", "", *[fixed(one["mean"], 4) for one in totals])
+    table.add_row("standard_error", "", "", *[f"{one['standard_error']:.4g}" for one in totals])
+    table.add_row("count", "", "", *[f"{one['count']:.0f}" for one in totals])
     console = Console()
     console.print(table)
     reasons: dict[str, list[str]] = {}

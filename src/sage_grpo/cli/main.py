@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import errno
 import importlib
-import itertools
 import os
-import re
-import select
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from sage_grpo.cli import COMMANDS, GONE, GROUPS
-from sage_grpo.config.errors import family_hint, moved_hint
+from sage_grpo.cli import COMMANDS, GONE, GROUPS, say
 from sage_grpo.utils.redact import hide
 from sage_grpo.utils.safe_io import printable
-from sage_grpo.utils.suggest import did_you_mean, nearest
-from sage_grpo.version import ROOT, __version__
+from sage_grpo.utils.suggest import did_you_mean
+from sage_grpo.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,20 +24,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a closed pipe can be handled
         return status
-    except BrokenPipeError:
-        if not _unread():
-            raise
-        _say_no_more()
+    except BrokenPipeError:  # the reader of the output is gone (`... | head`)
+        _discard_output()
         return UNREAD
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         return UNREAD  # rich noticed the closed pipe and ends the program, with a status that has another meaning here
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _say_no_more()
+        _discard_output()
         return _fail(f"Nothing more can be written: {error.strerror}. Make room on the disk.")
+
+
+UNREAD = 141
+"""Exit status when the reader of the output is gone, as a shell reports SIGPIPE."""
+
+
+def _discard_output() -> None:
+    """Redirect stdout to /dev/null, so that the interpreter writes nothing to a closed pipe when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(argv: list[str]) -> int:
@@ -59,9 +62,9 @@ def _main(argv: list[str]) -> int:
         return _fail(f"There is no command {name!r} any more: {GONE[name]}")
     if name not in COMMANDS:
         return _fail(f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} sage-grpo --help lists them.")
-    told = warnings.formatwarning
+    formatted = warnings.formatwarning
     # Warnings name files and values of untrusted folders.
-    warnings.formatwarning = lambda *words: printable(told(*words))
+    warnings.formatwarning = lambda *words: printable(formatted(*words))
     try:
         return _run(name, rest)
     except (ValueError, FileNotFoundError) as error:
@@ -74,56 +77,25 @@ def _main(argv: list[str]) -> int:
     except KeyboardInterrupt as stop:
         return _fail(str(stop) or "interrupted.", 130)
     finally:
-        warnings.formatwarning = told
-
-
-UNREAD = 141
-"""Exit status when the reader of the output is gone (`... | head`), as a shell reports SIGPIPE."""
-
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _unread() -> bool:
-    """True if the reader of stdout is gone, and not a peer on a network."""
-    try:
-        sys.stdout.flush()  # unwritten output is still in the buffer, unless there is none (python -u)
-        watch = select.poll()
-        watch.register(sys.stdout.fileno(), select.POLLERR)
-        return bool(watch.poll(0))
-    except BrokenPipeError:
-        return True
-    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
-        return False
-
-
-def _say_no_more() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter writes nothing to a closed pipe when it ends."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        warnings.formatwarning = formatted
 
 
 def _run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
-    topic, argv = _asked(argv)
+    topic, argv = _help_topic(argv)
     if command.first and argv and not argv[0].startswith("-"):
         argv = [f"--{command.first}", *argv]
-    _refuse_missing(name, argv)
     if command.slow and topic is None and "--print_config" not in argv and _is_first():
         # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
-        _say(f"sage-grpo {__version__} {name}: starting ...")
+        say(f"sage-grpo {__version__} {name}: starting ...")
     module = importlib.import_module(f"sage_grpo.cli.{command.module}")
-    defaults, unnamed = None, False
+    from sage_grpo.config.parsing import given, loose_words, parse
+
     if command.many:
-        from sage_grpo.config.parsing import loose_words
-
         argv = loose_words(argv, command.positional, module.Options)
+    defaults, named = None, given(argv, "recipe")
     if command.recipes or command.runs:
-        from sage_grpo.config.parsing import given
-
-        named = given(argv, "recipe")
         defaults, argv = module.defaults(argv)
-        unnamed = command.recipes and named is None and given(argv, "recipe") is not None
     if topic is not None:
         from sage_grpo.config.help import manual
         from sage_grpo.recipes import meanings
@@ -132,73 +104,19 @@ def _run(name: str, argv: list[str]) -> int:
         about = module.__doc__ or ""
         print(manual(module.Options, topic, prog=f"sage-grpo {name}", about=about, values=defaults, recipes=recipes))
         return 0
-    from sage_grpo.config.parsing import parse
-
     options = parse(module.Options, argv, prog=f"sage-grpo {name}", defaults=defaults, recipes=command.recipes)
     if command.recipes and defaults is not None and _is_first():
         from sage_grpo.recipes import remarks
 
-        if unnamed:
-            _say(
-                f"sage-grpo: no recipe is named: this is {argv[-1].partition('=')[2]}, the miniature that the package carries."
-            )
+        if named is None:
+            start = argv[-1].partition("=")[2]
+            say(f"sage-grpo: no recipe is named: this is {start}, the miniature that the package carries.")
         for remark in remarks(options, defaults):
-            _say(f"sage-grpo: {remark}")
+            say(f"sage-grpo: {remark}")
     return module.run(options)
 
 
-def _refuse_missing(name: str, argv: list[str]) -> None:
-    """Refuse a recipe, a file or a run that does not exist before the libraries are imported, which takes seconds. Other mistakes are
-    refused later."""
-    from sage_grpo.config.parsing import given
-
-    config = given(argv, "config")
-    if config is not None and not Path(config).is_file():
-        raise FileNotFoundError(f"--config {config}: there is no such file to read.")
-    if name in STARTED:
-        for start in (given(argv, "of" if name == "rewards" else "recipe"), *_values(argv, "recipes")):
-            _refuse_unknown(start or "null")
-    run = given(argv, "run")
-    if run and not (Path(run) / "config.yaml").is_file():
-        raise FileNotFoundError(f"{run} is not the folder of a run: it has no config.yaml. Give --run runs/NAME.")
-    prompts = given(argv, "prompts") or ""  # the preflight lists those of `train` with all other missing files
-    if prompts.endswith((".txt", ".csv", ".json", ".jsonl")) and not Path(prompts).expanduser().is_file():
-        raise FileNotFoundError(f"There is no prompt file {prompts}.")
-
-
-def _refuse_unknown(start: str) -> None:
-    """Refuse a word that is neither a file, a folder nor the name of a recipe."""
-    if start in ("None", "null") or Path(start).exists():
-        return
-    if start.endswith((".yaml", ".yml")):
-        raise FileNotFoundError(f"There is no file {start}.")
-    # The parts of recipe names, read from their sources.
-    texts = [(ROOT / "recipes" / file).read_text(encoding="utf-8") for file in ("targets.py", "methods.py")]
-    words = [*(name for text in texts for name in re.findall(r"^def ([a-z]\w*)\(", text, re.M)), "official", "a", "b"]
-    near = "/".join(word if word in words else nearest(word, words) for word in start.split("/"))
-    if near != start:
-        hint = f" Did you mean {near!r}?" if all(near.split("/")) else family_hint(start, words)
-        hint = moved_hint(start) or hint
-        raise ValueError(f"There is no recipe {start!r}.{hint} `sage-grpo train --help recipes` lists them.")
-
-
-def _values(argv: list[str], key: str) -> list[str]:
-    """The words after an option, up to the next one."""
-    rest = argv[argv.index(f"--{key}") + 1 :] if f"--{key}" in argv else []
-    return list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
-
-
-STARTED = ("rewards", "compare", *(name for name, command in COMMANDS.items() if command.recipes))
-"""Commands that start from a recipe."""
-
-
-def _say(text: str) -> None:
-    """Print to stderr; a closed terminal does not end a run."""
-    with suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
-
-
-def _asked(argv: list[str]) -> tuple[str | None, list[str]]:
+def _help_topic(argv: list[str]) -> tuple[str | None, list[str]]:
     """The group of options that the words ask help on (empty: all groups, None: no help asked), and the words without that."""
     for place, word in enumerate(argv):
         if word in ("-h", "--help"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sage_grpo.cli import say
 from sage_grpo.config.parsing import ConfigError, given, in_file
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import TrainConfig
@@ -17,9 +16,6 @@ from sage_grpo.training.config import TrainConfig
 if TYPE_CHECKING:
     from sage_grpo.generation.evaluate import EvaluateSpec
     from sage_grpo.generation.generate import GenerateSpec
-
-EMBEDDED = "shapes/sage"
-
 
 Options = TypeVar("Options", bound=TrainConfig)
 
@@ -37,12 +33,19 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
     for other in (*names[:-1], in_files):
         if other not in (None, "None", "null", named):
             recipe(str(other))  # an overruled name must be valid too
-    files = [value for value in (given(words, "config"),) if value]
+    file = given(words, "config")
+    if file and not os.path.isfile(file):
+        raise FileNotFoundError(f"--config {file}: there is no such file to read.")
     chosen = any(word.split("=")[0] in ("--model", "--model.path", "--model.family") for word in words)
-    if named is None and not files and not chosen:
-        named = EMBEDDED
+    if named is None and not file and not chosen:
+        named = "shapes/sage"
     if named in (None, "None", "null"):
-        _say_what_it_stands_on(files)
+        whole = file and all(in_file(file, name) for name in TrainConfig.__dataclass_fields__)  # as a run writes it
+        if not whole and os.environ.get("RANK", "0") == "0":
+            say(
+                f"sage-grpo: no recipe is named: what {file or 'the options'} leaves out has the paper's defaults "
+                "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe."
+            )
         return None, words
     if os.path.isfile(f"{named}/config.yaml"):
         raise ConfigError(
@@ -75,38 +78,23 @@ def _with_files(argv: list[str], *, runs: bool) -> list[str]:
 
 def _without_recipe(argv: list[str]) -> tuple[list[str], list[str]]:
     """The words without `--recipe NAME` and `--recipe=NAME`, and the names."""
-    words, rest, names = [], list(argv), []
-    while rest:
-        word = rest.pop(0)
+    words, names = [], []
+    for word, before in zip(argv, ["", *argv]):
         if word.startswith("--recipe="):
             names.append(word.partition("=")[2])
+        elif before == "--recipe" and not word.startswith("--"):
+            names[-1] = word
         elif word == "--recipe":
-            names.append(rest.pop(0) if rest and not rest[0].startswith("--") else "")
+            names.append("")
         else:
             words.append(word)
     return words, names
 
 
-def _say_what_it_stands_on(files: list[str]) -> None:
-    """Print a remark where options have the defaults of the paper: without a recipe and without a whole file, as a run writes it."""
-    if any(all(in_file(file, name) for name in TrainConfig.__dataclass_fields__) for file in files):
-        return
-    if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError, ValueError):  # stderr may be closed
-            print(
-                f"sage-grpo: no recipe is named: what {files[-1] if files else 'the options'} leaves out has the paper's defaults "
-                "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe.",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
 def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
     """Print that the miniature is used, where neither a run nor a model is named."""
     if options.run is None and options.model.path is None and options.model.family is None:
-        with suppress(OSError, ValueError):  # stderr may be closed
-            text = "neither --run nor --model.path is given: this is the miniature that the package carries."
-            print(f"sage-grpo: {text}", file=sys.stderr, flush=True)
+        say("sage-grpo: neither --run nor --model.path is given: this is the miniature that the package carries.")
 
 
 def trusted(argv: Sequence[str]) -> bool:

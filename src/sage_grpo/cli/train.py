@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from sage_grpo.cli import say
 from sage_grpo.cli.starting import from_recipe
 from sage_grpo.training.config import TrainConfig as Options
 
@@ -31,7 +32,7 @@ def run(options: Options) -> int:
     status = 0
     with outliving_output():
         try:
-            with session.session(options, remark=_remark) as world:
+            with session.session(options, remark=lambda text: say(f"sage-grpo: {text}")) as world:
                 try:
                     session.run(options, world)
                 except (Diverged, RewardFailure, SaveFailed, WorkerError) as stopped:  # the same on all ranks
@@ -41,11 +42,7 @@ def run(options: Options) -> int:
         except RankLost as lost:
             print(f"sage-grpo train stopped: {lost}", file=sys.stderr, flush=True)
             os._exit(1)  # an orderly exit would wait for the lost rank
-        told = leave_report(Path(options.out)) if world.is_main else ""
-        if told:
-            print(told)
+        message = leave_report(Path(options.out)) if world.is_main else ""
+        if message:
+            print(message)
     return status
-
-
-def _remark(text: str) -> None:
-    print(f"sage-grpo: {text}", file=sys.stderr, flush=True)

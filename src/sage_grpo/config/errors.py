@@ -56,26 +56,15 @@ def nearest_key(given: str, keys: Sequence[str]) -> str:
     for key in keys:
         if tail in ALSO_CALLED.get(key, ()):
             return key
-    return nearest(given, keys, 0.75) or _by_tail(tail, keys)
+    tails = {key.rsplit(".", 1)[-1]: key for key in reversed(keys)}
+    return nearest(given, keys, 0.75) or tails.get(nearest(tail, tails), "")
 
 
-def _by_tail(tail: str, keys: Sequence[str]) -> str:
-    tails: dict[str, str] = {}
-    for key in keys:
-        tails.setdefault(key.rsplit(".", 1)[-1], key)
-    near = nearest(tail, tails, 0.6)
-    return tails[near] if near else ""
-
-
-def moved_hint(name: str) -> str:
-    """The file that has taken the place of the recipes scenes/METHOD; empty for other names."""
-    if name.split("/")[0] != "scenes":
-        return ""
-    return " The second world is a file of the project's repository now: sage-grpo train research/scenes/branch.yaml (research/README.md)."
-
-
-def family_hint(name: str, targets: Collection[str]) -> str:
-    """Advice for a model family in place of one of a recipe's `targets`; empty where a target is nearer, or neither is near."""
+def recipe_hint(name: str, targets: Collection[str]) -> str:
+    """Advice for the moved recipes scenes/METHOD, and for a model family in place of one of a recipe's `targets`; empty where a target is nearer, or
+    neither is near."""
+    if name.split("/")[0] == "scenes":
+        return " The second world is a file of the project's repository now: sage-grpo train research/scenes/branch.yaml (research/README.md)."
     families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]
     family = nearest(name.split("/")[0], [*families, *targets], 0.8)
     if not family or family in targets:
@@ -88,26 +77,24 @@ def family_hint(name: str, targets: Collection[str]) -> str:
 
 def explain(message: str, options: type) -> str:
     """A parser's message in one line, with the nearest valid key or value."""
-    keys = [key for key, _ in leaves(options)]
-    items = {key: get_args(kind)[0] for key, kind in leaves(options) if _lists_parts(kind)}
-    keys += [f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item)]
-    place = "".join(re.findall(r'Parser key "([\w.\[\]]+)"', message)[-1:])
-    wrong_key = re.search(
-        r"[Oo]ption '([\w.+-]+)' is not accepted|[Kk]ey ['\"]?([\w.]+)['\"]? is not expected", message
-    )
+    kinds = dict(leaves(options))
+    items = {key: get_args(kind)[0] for key, kind in kinds.items() if _lists_parts(kind)}
+    keys = [*kinds, *(f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item))]
+    place = ""
+    for part in re.findall(r'Parser key "([\w.\[\]]+)"', message):  # of a group, then of a key in it
+        place = f"{place}.{part}" if place and not part.startswith(place) else part
     words = re.search(r"unrecognized arguments?: (.+)", message)
-    group = re.search(r"Group '([\w.]+)' does not accept (?:option|nested key) '([\w.]+)'", message)
+    group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message)
+    option = re.search(r"Option '([\w.+-]+)' is not accepted", message)
     if group:
         return _no_option(f"{group.group(1)}.{group.group(2)}", keys)
-    if wrong_key:
-        name = wrong_key.group(1) or wrong_key.group(2)
-        inner = f"{place}." if place and f"{place}.{name}" not in keys and not name.startswith(place) else ""
-        return _no_option(inner + name, keys)
+    if option:
+        return _no_option(f"{place}.{option.group(1)}" if place else option.group(1), keys)
     if words:
         return _stray(words.group(1), keys)
     missing = re.search(r"following arguments are required: (.+)", message)
     if missing:
-        return " ".join(_needed(name.strip(), dict(leaves(options))) for name in missing.group(1).split(","))
+        return " ".join(_needed(name.strip(), kinds) for name in missing.group(1).split(","))
     wrong = _wrong_value(message, place)
     if place in items and "must be a list" in wrong:
         first = dataclasses.fields(items[place])[0].name
@@ -144,8 +131,6 @@ def _wrong_value(message: str, place: str) -> str:
     file = re.search(r"(?:File does not exist|Path is not a file|.*not readable): '(.+)'", message)
     if place == "config" and file:
         return f"--config {file.group(1)}: there is no such file to read."
-    if "Problems parsing config" in message or "Unexpected config" in message:
-        return f"The configuration is not YAML of options with values: {' '.join(message.split(':', 1)[1].split())}"
     alone = re.search(r"argument (--[\w.]+): expected one argument", message)
     if alone:
         return f"{alone.group(1)} needs a value."
@@ -154,9 +139,6 @@ def _wrong_value(message: str, place: str) -> str:
     literal = re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]", message)
     got = re.search(r"(?:Got value|Given value): (.+)", message)
     value = got.group(1).strip() if got else ""
-    nested = re.fullmatch(r"NestedArg\(key='(.+)', val='?(.*?)'?\)", value)
-    if nested:
-        place, value = f"{place}.{nested.group(1)}", nested.group(2)
     if literal:
         choices = [choice.strip(" '\"") for choice in literal.group(1).split(",")]
         return f"{place} must be one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices, 0.5)}"
@@ -177,10 +159,10 @@ def groups(options: type) -> list[str]:
 @cache
 def leaves(options: type, prefix: str = "") -> tuple[tuple[str, Any], ...]:
     """Every dotted key of an options dataclass with its type."""
-    hints, found = get_type_hints(options), []
+    hints, keys = get_type_hints(options), []
     for field in dataclasses.fields(options):
         key, kind = prefix + field.name, hints[field.name]
-        found.append((key, kind))
+        keys.append((key, kind))
         if inner_dataclass(kind) and not _lists_parts(kind):
-            found += leaves(inner_dataclass(kind), f"{key}.")
-    return tuple(found)
+            keys += leaves(inner_dataclass(kind), f"{key}.")
+    return tuple(keys)

@@ -22,20 +22,18 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class HelpEntry:
-    """An option, or a group of options."""
+    """An option, or a group of options, which has a dataclass."""
 
     key: str
     kind: Any
     text: str
     default: Any
     group: type | None
-    """The dataclass of a group."""
 
 
 @cache
 def field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring literal under it, there or in the class that it is inherited from; Python's None becomes null, as in YAML and on the
-    command line."""
+    """Field -> the docstring literal under it, there or in a base class; Python's None becomes null, as in YAML and on the command line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     bases = [base for base in reversed(kind.__bases__) if dataclasses.is_dataclass(base)]
@@ -50,7 +48,9 @@ def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[Hel
     """Every option and group of a dataclass, in order; `values` is an instance whose values are the defaults."""
     hints, docs, limits = get_type_hints(options), field_docs(options), dict(ranges(options))
     for field in dataclasses.fields(options):
-        kind, default = hints[field.name], _default(field, values)
+        kind = hints[field.name]
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = default if values is None else getattr(values, field.name)
         inner = inner_dataclass(kind)
         key = f"{prefix}{field.name}{'[]' if inner and get_origin(kind) is list else ''}"
         text = docs.get(field.name, "")
@@ -59,14 +59,6 @@ def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[Hel
         yield HelpEntry(key, kind, text, default, inner)
         if inner is not None:
             yield from entries(inner, f"{key}.", default if isinstance(default, inner) else None)
-
-
-def _default(field: dataclasses.Field[Any], values: Any) -> Any:
-    if values is not None:
-        return getattr(values, field.name)
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def manual(
@@ -82,43 +74,41 @@ def manual(
 
     `recipes` maps a heading to names with their meaning. ValueError names the nearest group or option.
     """
-    found = list(entries(options, values=values))
+    every = list(entries(options, values=values))
     if topic == "recipes" and recipes:
         return "\n".join(line for heading, meanings in recipes.items() for line in (f"{heading}:", *_rows(meanings)))
     if topic == "all":
-        return "\n".join(line for entry in found for line in _detail(entry))
+        return "\n".join(line for entry in every for line in _detail(entry))
     if topic:
-        return _topic(topic.removeprefix("--"), found)
-    names = ("[--recipe NAME] " if recipes else "") + "[--config FILE.yaml] [--option value ...]"
-    lines = [*_wrap(f"usage: {prog} {names}", 0), "", *_wrap(" ".join(about.split()), 0), ""]
-    plain = {f"--{entry.key}": _short(entry) for entry in found if _top(entry) and entry.group is None}
-    own = {
-        "--config": "A YAML file with any of these options.",
-        "--print_config": "Print all options as YAML and stop.",
-    }
-    lines += [
-        "options:",
-        *_rows(
-            {**({"--recipe": "Start from a recipe; --help recipes lists them."} if recipes else {}), **own, **plain}
-        ),
-    ]
-    groups = {entry.key: _count(entry, found) for entry in found if entry.group is not None}
+        return _topic(topic.removeprefix("--"), every)
+    usage = f"usage: {prog} {'[--recipe NAME] ' if recipes else ''}[--config FILE.yaml] [--option value ...]"
+    rows = {"--recipe": "Start from a recipe; --help recipes lists them."} if recipes else {}
+    rows["--config"] = "A YAML file with any of these options."
+    rows["--print_config"] = "Print all options as YAML and stop."
+    for entry in every:
+        if "." not in entry.key and entry.group is None:
+            rows[f"--{entry.key}"] = f"{entry.text.split('. ')[0].rstrip('.')}.{_default_in_words(entry.default)}"
+    lines = [*_wrap(usage, 0), "", *_wrap(" ".join(about.split()), 0), "", "options:", *_rows(rows)]
+    groups = {}
+    for entry in every:
+        if entry.group is not None:
+            first = entry.text.split(". ")[0].split(";")[0].rstrip(".")
+            count = sum(
+                not dataclasses.is_dataclass(inner_dataclass(kind)) for kind in get_type_hints(entry.group).values()
+            )
+            groups[entry.key] = f"{first}. ({count})"
     if groups:
         lines += ["", "groups of options (--help GROUP lists one, --help all everything):", *_rows(groups)]
     return "\n".join(lines)
 
 
-def _top(entry: HelpEntry) -> bool:
-    return "." not in entry.key
-
-
-def _topic(topic: str, found: Sequence[HelpEntry]) -> str:
-    names = [entry.key.replace("[]", "") for entry in found]
+def _topic(topic: str, every: Sequence[HelpEntry]) -> str:
+    names = [entry.key.replace("[]", "") for entry in every]
     tails = [name for name in names if name.rsplit(".", 1)[-1] == topic]
     chosen = topic if topic in names else tails[0] if len(tails) == 1 else ""
     if not chosen:
         near = nearest_key(topic, names)
-        groups = ", ".join(entry.key.replace("[]", "") for entry in found if entry.group is not None)
+        groups = ", ".join(entry.key.replace("[]", "") for entry in every if entry.group is not None)
         raise ValueError(
             f"There is no option or group {topic!r}."
             + (f" Did you mean --help {near}?" if near else "")
@@ -126,7 +116,7 @@ def _topic(topic: str, found: Sequence[HelpEntry]) -> str:
         )
     return "\n".join(
         line
-        for entry, name in zip(found, names)
+        for entry, name in zip(every, names)
         if name == chosen or name.startswith(f"{chosen}.")
         for line in _detail(entry)
     )
@@ -142,18 +132,6 @@ def _detail(entry: HelpEntry) -> list[str]:
     return [*_wrap(head, 6, first=0), *_wrap(entry.text, 6)]
 
 
-def _short(entry: HelpEntry) -> str:
-    """The first sentence, and the default."""
-    sentence = entry.text.split(". ")[0].rstrip(".")
-    return f"{sentence}.{_default_in_words(entry.default)}"
-
-
-def _count(entry: HelpEntry, found: Sequence[HelpEntry]) -> str:
-    own = [other for other in found if other.key.startswith(f"{entry.key}.") and other.group is None]
-    inner = [other for other in own if "." not in other.key.removeprefix(f"{entry.key}.")]
-    return f"{entry.text.split('. ')[0].split(';')[0].rstrip('.')}. ({len(inner)})"
-
-
 def kind_in_words(kind: Any) -> str:
     """A type in the words of a user's values."""
     origin, inner = get_origin(kind), get_args(kind)
@@ -165,9 +143,7 @@ def kind_in_words(kind: Any) -> str:
         return f"[{kind_in_words(inner[0])},...]"
     if origin is dict:
         return f"{{NAME: {kind_in_words(inner[1])}}}"
-    return {int: "INT", float: "NUMBER", bool: "true|false", str: "TEXT"}.get(
-        kind, "PATH" if kind is not Any else "ANY"
-    )
+    return {int: "INT", float: "NUMBER", bool: "true|false", str: "TEXT", Any: "ANY"}.get(kind, "PATH")
 
 
 def _default_in_words(value: Any) -> str:

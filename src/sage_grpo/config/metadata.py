@@ -53,7 +53,7 @@ def affects(options: type, key: str) -> Effect:
 
     Items of lists are `rewards[].name`, `rewards[0].name` or `rewards.name`; keys of a mapping are their field's.
     """
-    found: Effect = "values"
+    effect: Effect = "values"
     group: type | None = options
     for name in key.split("."):
         hints = {} if group is None else type_hints(group)
@@ -61,7 +61,7 @@ def affects(options: type, key: str) -> Effect:
         if hint is None:
             break
         group = inner_dataclass(hint)
-        found = getattr(group, "affects", found)
+        effect = getattr(group, "affects", effect)
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
-        found = next((mark.what for mark in marks if isinstance(mark, Affects)), found)
-    return found
+        effect = next((mark.what for mark in marks if isinstance(mark, Affects)), effect)
+    return effect

@@ -7,12 +7,13 @@ import copy
 import dataclasses
 import json
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
+
+import yaml
 
 from sage_grpo.config.errors import explain, groups, leaves
 from sage_grpo.config.ranges import faults
@@ -23,21 +24,16 @@ __all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse", "
 
 T = TypeVar("T")
 
-MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_VALUES = 1_000_000, 50, 100_000
+MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50
 """Limits far above any configuration."""
-
-
+ANY = object()
 GONE = {
     "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
-    "anchor.skip_below": (0.0, "leaving out the reference's pass saved less than 5% at full size"),
+    "anchor.skip_below": (ANY, "the reference's pass is never left out"),
 }
-"""Removed options, with the value that switched them off and the reason: files of earlier runs name them."""
+"""Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
-
-
-ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
-"""Numbers that YAML 1.1 reads to the base of 8 (010) or 60 (1:30)."""
 
 
 class ConfigError(ValueError):
@@ -53,12 +49,14 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     plain = _lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = _parser(options, prog, recipes, plain)
     try:
-        given = parser.parse_args(_friendly(argv, options))
-        _leave_out_gone(given)
-        wrong = list(faults(options, given))  # here, because a part does not know its place in the whole
+        values = parser.parse_args(_friendly(argv, options))
+        for key, (off, why) in GONE.items():
+            if key in values and values.pop(key) != off and off is not ANY:
+                raise ConfigError(f"There is no option {key!r} any more ({why}): leave it out.")
+        wrong = list(faults(options, values))  # here, because a part does not know its place in the whole
         if wrong:
             raise ConfigError("\n".join(wrong))
-        namespace = parser.instantiate_classes(given)
+        namespace = parser.instantiate_classes(values)
         return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
     except ConfigError:
         raise
@@ -73,50 +71,35 @@ _PARSERS: dict[tuple[type, str, bool, str], Any] = {}
 
 
 def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
-    """A parser of the options with these defaults, made once. Parsing changes nothing in it."""
+    """A parser of the options with these defaults, made once, with `--config` and, where a command has recipes, `--recipe`."""
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
-        parser = _PARSERS[key] = new_parser(options, prog, recipes)
-        for gone, (off, _) in GONE.items():
-            if gone.rpartition(".")[0] in groups(options):
-                parser.add_argument(f"--{gone}", type=type(off), default=argparse.SUPPRESS)
+        from jsonargparse import ArgumentParser, set_parsing_settings
+
+        set_parsing_settings(docstring_parse_attribute_docstrings=False)  # help.py writes the help
+        parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
+        parser.add_argument("--config", action="config")
+        if recipes:
+            parser.add_argument("--recipe", type=str | None)
+        parser.add_class_arguments(options)
+        for gone in GONE:
+            if (gone.rpartition(".")[0] or "update") in groups(
+                options
+            ):  # one without a group is of a whole configuration
+                parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
+        _PARSERS[key] = parser
     return _PARSERS[key]
-
-
-def new_parser(options: type, prog: str, recipes: bool) -> Any:
-    """A parser of the options, with `--config` and, where a command has recipes, `--recipe`."""
-    from jsonargparse import ArgumentParser
-    from jsonargparse import set_parsing_settings as settings
-
-    settings(docstring_parse_attribute_docstrings=False)  # help.py writes the help
-    parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config")
-    if recipes:
-        parser.add_argument("--recipe", type=str | None)
-    parser.add_class_arguments(options)
-    return parser
-
-
-def _leave_out_gone(given: Any) -> None:
-    """Drop removed options; refuse one that is not off."""
-    for key, (off, why) in GONE.items():
-        if key in given and given.pop(key) != off:
-            raise ConfigError(f"There is no option {key!r} any more ({why}): leave it out.")
 
 
 def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
     """Defaults that are lists of dataclasses, as plain data, because the parser cannot print them."""
-    made = {
-        field.name: field.default_factory()
-        for field in dataclasses.fields(options)
-        if field.default_factory is not dataclasses.MISSING
-    }
-    return {
-        name: [dataclasses.asdict(item) for item in value]
-        for name, value in made.items()
-        if isinstance(value, list) and value and dataclasses.is_dataclass(value[0])
-    }
+    lists = {}
+    for field in dataclasses.fields(options):
+        value = None if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+            lists[field.name] = [dataclasses.asdict(item) for item in value]
+    return lists
 
 
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
@@ -160,7 +143,6 @@ def _parts_in_file(file: Path, key: str) -> str:
     if not file.is_file():
         raise ConfigError(f"--{key} {file}: there is no such file.")
     content = read_json(file) if file.suffix == ".json" else read_yaml(file, lists=True)
-    _refuse_twice(str(file), file.read_text(encoding="utf-8"))
     if isinstance(content, dict):
         if list(content) != [key]:
             raise ConfigError(
@@ -189,89 +171,42 @@ def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
 
 def given(argv: Sequence[str], key: str) -> str | None:
     """The value in the words, or in a YAML file among them, of an option that gives others their defaults; the last one counts."""
-    found = None
+    last = None
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
         value = value if equals else "".join(argv[place + 1 : place + 2])
         if name == f"--{key}":
-            found = value
+            last = value
         elif name == "--config" and in_file(value, key):
-            found = str(_lookup(value, key))
-    return found
+            last = str(_lookup(value, key))
+    return last
 
 
 def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
-    """Refuse unsafe YAML, a key that is given twice (YAML silently takes the last), and an empty path, as from an unset shell variable: it would be
-    the current folder."""
-    import yaml
-
+    """Refuse unsafe YAML in a value or in the files that it names, which the parser opens, and an empty path, as from an unset shell variable: it
+    would be the current folder."""
     if not value and kind in (Path, Path | None):
         raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
     is_part = any(isinstance(one, type) and dataclasses.is_dataclass(one) for one in (kind, *get_args(kind)))
     if option == "--config" or (is_part and os.path.exists(value)):
-        file = Path(value)
-        check_yaml(file)
         prefix = "" if option == "--config" else f"{option.removeprefix('--')}."
-        _check_files_of_parts(file, [part.removeprefix(prefix) for part in groups(options) if part.startswith(prefix)])
-        if file.is_file():
-            _refuse_twice(str(file), file.read_text(encoding="utf-8"))
+        _check_files(Path(value), [part.removeprefix(prefix) for part in groups(options) if part.startswith(prefix)])
     elif value.startswith(("{", "[")):
-        with suppress(yaml.YAMLError):  # the parser reports invalid YAML
-            fault = _yaml_fault(value)
-            if fault:
-                raise ConfigError(f"{option} cannot be used: {fault}.")
-        _refuse_twice(option, value)
-    elif ODD_NUMBER.fullmatch(value) and not value.startswith("0") and _takes_numbers(kind):
-        raise ConfigError(f"{option} {_misread(value)}.")
+        fault = ""
+        with suppress(yaml.YAMLError, *MISBUILT):  # the parser reports invalid YAML
+            fault, _ = _built(value)
+        if fault:
+            raise ConfigError(f"{option} {fault}.")
 
 
-def _refuse_twice(name: str, text: str) -> None:
-    twice = _twice(text)
-    if twice:
-        raise ConfigError(f"{name} has {twice}: keep one of them.")
-
-
-def _takes_numbers(kind: Any) -> bool:
-    return kind in (int, float) or any(map(_takes_numbers, get_args(kind)))
-
-
-def _check_files_of_parts(file: Path, parts: Sequence[str]) -> None:
-    """Apply the same limits to files that groups of options name, which the parser opens, also from other files."""
+def _check_files(file: Path, parts: Sequence[str]) -> None:
+    """Refuse files that `read_yaml` refuses: this one, and those that its groups of options name."""
+    check_yaml(file)
     for part in parts:
         value = _lookup(str(file), part)
         if isinstance(value, str) and os.path.exists(file.parent / value):
-            check_yaml(file.parent / value)
-            prefix = f"{part}."
-            inner = [one.removeprefix(prefix) for one in parts if one.startswith(prefix)]
-            _check_files_of_parts(file.parent / value, inner)
-
-
-def _twice(text: str) -> str:
-    """The first key of a YAML text that is there twice, with both lines; empty without one, and for invalid YAML, which the parser reports. An alias
-    is the same node, and checked once."""
-    import yaml
-
-    try:
-        waiting = [("", yaml.compose(text, Loader=yaml.SafeLoader))]
-    except yaml.YAMLError:
-        return ""
-    seen = set()
-    while waiting:
-        prefix, node = waiting.pop(0)
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += [(prefix, item) for item in node.value]
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[str, int] = {}
-            for key, value in node.value:
-                name, line = f"{prefix}{key.value if isinstance(key.value, str) else '?'}", key.start_mark.line + 1
-                if name in lines:
-                    return f"the key {name!r} twice (lines {lines[name]} and {line})"
-                lines[name] = line
-                waiting.append((f"{name}.", value))
-    return ""
+            inner = [one.removeprefix(f"{part}.") for one in parts if one.startswith(f"{part}.")]
+            _check_files(file.parent / value, inner)
 
 
 def in_file(file: str, key: str) -> bool:
@@ -296,20 +231,18 @@ def _lookup(file: str, key: str) -> object:
 
 
 def read_yaml(file: Path, *, lists: bool = False) -> Any:
-    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is not YAML of options with values, or is
-    enormous once expanded, which is checked before anything is built. OSError if it cannot be read."""
-    import yaml
-
+    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is not YAML of options with values, or has more
+    than any configuration, which is checked before anything is built. OSError if it cannot be read."""
     size = file.stat().st_size if regular(file).is_file() else 0
     fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
     if size <= MAX_YAML_BYTES:
         try:
             fault, content = _built(file.read_text(encoding="utf-8"))
+            fault = fault and f"it {fault}"
         except UnicodeDecodeError as error:
             fault = f"byte {error.object[error.start]:#04x} at {error.start} is not UTF-8"
         except (yaml.YAMLError, *MISBUILT) as error:
-            words = " ".join(str(error).replace("<unicode string>", file.name).split())
-            fault = _tab(getattr(error, "problem_mark", None)) or f"it is not valid YAML: {words}"
+            fault = f"it is not valid YAML: {' '.join(str(error).replace('<unicode string>', file.name).split())}"
     if not fault and content is None:
         fault = "it is empty"
     if not fault and not isinstance(content, (dict, list) if lists else dict):
@@ -319,77 +252,40 @@ def read_yaml(file: Path, *, lists: bool = False) -> Any:
     return copy.deepcopy(content)
 
 
-def _tab(mark: Any) -> str:
-    """A hint at the tab in the line where YAML stopped reading; empty without one."""
-    line = "" if mark is None or mark.buffer is None else mark.buffer.split("\n")[mark.line]
-    return f"line {mark.line + 1} uses a tab, which YAML does not take: put spaces in its place" if "\t" in line else ""
-
-
-@lru_cache(maxsize=8)
-def _built(text: str) -> tuple[str, Any]:
-    """The fault of a YAML text, and its value. Cached, since a command reads the same file for fifty options."""
-    import yaml
-
-    fault = _yaml_fault(text)
-    content = None if fault else yaml.safe_load(text)
-    waiting = [content]
-    while waiting and not fault:
-        one = waiting.pop()
-        if isinstance(one, dict) and any(isinstance(key, bool) for key in one):
-            fault = 'YAML takes the keys on, off, yes and no for true and false: put them in quotes ("on": ray)'
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-    return fault, content
-
-
 def check_yaml(file: Path) -> None:
     """Refuse a file that `read_yaml` refuses; the parser reports a missing one."""
     with suppress(OSError):
         read_yaml(file)
 
 
-def _yaml_fault(text: str) -> str:
-    """The reason why a YAML text must not be built; empty if it may be. Raises yaml.YAMLError if it is not valid YAML."""
-    import yaml
+@lru_cache(maxsize=8)
+def _built(text: str) -> tuple[str, Any]:
+    """The reason why a YAML text is refused, and its value. Cached, since a command reads the same file for fifty options."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_YAML_DEPTH:
+            return f"is nested deeper than {MAX_YAML_DEPTH} levels", None
+        if isinstance(event, yaml.AliasEvent):  # a few of them can stand for more than there is memory
+            return f"has aliases (*{event.anchor}): write out the values", None
+        if isinstance(event, yaml.ScalarEvent) and CONTROL.search(event.value):  # would reach the terminal
+            return f"holds control characters: {event.value[:60]!r}", None
+    return _fault_of_keys(yaml.compose(text, Loader=yaml.SafeLoader)), yaml.safe_load(text)
 
-    return _excess(yaml.parse(text, Loader=yaml.SafeLoader))
 
-
-def _misread(value: str) -> str:
-    """An error for a number that YAML reads to the base of 8 or 60."""
-    import yaml
-
-    return f"{value[:60]} is the number {yaml.safe_load(value)} in YAML: write that, or a text in quotes"
-
-
-def _excess(events: Iterable[Any]) -> str:
-    """The first exceeded limit, or an empty string; counts the values behind aliases (`*name`) without expanding them."""
-    import yaml
-
-    sizes: dict[str, int] = {}
-    stack: list[tuple[str | None, int]] = [(None, 0)]
-    for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
-            stack.append((event.anchor, 1))
-            if len(stack) > MAX_YAML_DEPTH:
-                return f"it is nested deeper than {MAX_YAML_DEPTH} levels"
-            continue
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in sizes:
-                return f"*{event.anchor} refers to itself or to nothing"
-            name, size = None, sizes[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent):
-            if CONTROL.search(event.value):  # commands print options, and control characters would reach the terminal
-                return f"it holds control characters: {event.value[:60]!r}"
-            if event.implicit[0] and ODD_NUMBER.fullmatch(event.value):
-                return _misread(event.value)
-            name, size = event.anchor, 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            name, size = stack.pop()
-        else:
-            continue
-        if name is not None:
-            sizes[name] = size
-        stack[-1] = (stack[-1][0], stack[-1][1] + size)
-        if stack[-1][1] > MAX_YAML_VALUES:
-            return f"with its aliases it holds more than {MAX_YAML_VALUES} values"
+def _fault_of_keys(node: Any, prefix: str = "") -> str:
+    """A key that is there twice, of which YAML silently takes the last, or one that YAML takes for true or false; empty without."""
+    if isinstance(node, yaml.SequenceNode):
+        return next(filter(None, (_fault_of_keys(item, prefix) for item in node.value)), "")
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        if name in lines:
+            return f"has the key {name!r} twice (lines {lines[name]} and {line}): keep one of them"
+        if key.tag == "tag:yaml.org,2002:bool":
+            return f"has the key {key.value}, which YAML takes for true or false: put it in quotes ({key.value!r}: ...)"
+        lines[name] = line
+        fault = _fault_of_keys(value, f"{name}.")
+        if fault:
+            return fault
     return ""

@@ -109,12 +109,12 @@ def checked(kind: type[T]) -> type[T]:
 
 def ranged(kind: type[T]) -> type[T]:
     """Add the check to a class before it becomes a dataclass; its own `__post_init__` runs after the check."""
-    own = vars(kind).get("__post_init__")
+    checks = vars(kind).get("__post_init__")
 
     def post_init(self: T) -> None:
         check(self)
-        if own is not None:
-            own(self)
+        if checks is not None:
+            checks(self)
 
     kind.__post_init__ = post_init  # type: ignore[attr-defined]
     return kind
@@ -122,17 +122,16 @@ def ranged(kind: type[T]) -> type[T]:
 
 def check(options: Any) -> None:
     """Raise ValueError with every field of a dataclass instance that lies outside its range."""
-    found = list(faults(type(options), options, f"{type(options).__name__}."))
-    if found:
-        raise ValueError("\n".join(found))
+    wrong = list(faults(type(options), options, f"{type(options).__name__}."))
+    if wrong:
+        raise ValueError("\n".join(wrong))
 
 
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
     """Values out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
+    values = vars(values) if dataclasses.is_dataclass(values) else values
     for name, hint in type_hints(kind).items():
-        if dataclasses.is_dataclass(values):
-            yield from _faults(hint, getattr(values, name), prefix + name)
-        elif name in values:
+        if name in values:
             yield from _faults(hint, values[name], prefix + name)
 
 
@@ -151,8 +150,7 @@ def type_hints(kind: type) -> dict[str, Any]:
 
 def inner_dataclass(hint: Any) -> Any:
     """The dataclass in `X`, `X | None` or `list[X]`, annotated or not; None where there is none."""
-    if get_origin(hint) is Annotated:
-        return inner_dataclass(get_args(hint)[0])
+    hint = _plain(hint)
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType, list) else (hint,)
     return next((kind for kind in options if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
@@ -170,7 +168,10 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
                 yield f"{name} must be {wanted}, got {value!r}."
         yield from _faults(inner[0], value, name)
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        yield from faults(hint, value, f"{name}.")
+        if isinstance(value, str | int | float | list | tuple):
+            yield f"{name} must be {_in_words(hint)}, got {value!r}."
+        else:
+            yield from faults(hint, value, f"{name}.")
     elif origin is Literal and value not in inner:
         yield f"{name} must be {_in_words(hint)}, got {value!r}."
     elif origin in (Union, types.UnionType):
@@ -188,6 +189,11 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
             yield from _faults(inner[min(place, len(inner) - 1)], item, f"{name}[{place}]")
 
 
+def _plain(hint: Any) -> Any:
+    """A type without its annotations."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
 def _limits(hint: Any) -> list[Range | Filled]:
     """The ranges that are annotated in a type."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
@@ -196,29 +202,24 @@ def _limits(hint: Any) -> list[Range | Filled]:
 
 def _takes_nothing(hint: Any) -> bool:
     """True if None is a value of a type."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is None or hint is type(None) or hint is Any or hint is object:
-        return True
-    if origin is Annotated:
-        return _takes_nothing(inner[0])
-    return (origin in (Union, types.UnionType) and any(map(_takes_nothing, inner))) or (
-        origin is Literal and None in inner
-    )
+    hint = _plain(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(map(_takes_nothing, get_args(hint)))
+    return hint in (None, type(None), Any, object) or (get_origin(hint) is Literal and None in get_args(hint))
 
 
 def _in_words(hint: Any) -> str:
     """The allowed values of a type, in words."""
+    hint = _plain(hint)
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _in_words(inner[0])
     if origin is Literal:
         return f"one of {', '.join(map(str, inner))}"
     if origin in (Union, types.UnionType):
         return " or ".join(map(_in_words, inner))
-    kind = origin or hint
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(hint):
         return "a group of options ({name: value})"
-    return KINDS.get(getattr(kind, "__name__", ""), getattr(kind, "__name__", str(kind)))
+    name = getattr(origin or hint, "__name__", str(hint))
+    return KINDS.get(name, name)
 
 
 def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
@@ -241,4 +242,4 @@ def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
         yield from ranges(hint, f"{name}.")
     elif inner:
         # Items of a list or values of a mapping have one range, listed under the name of the whole.
-        yield from dict(found for item in inner for found in _ranges(item, name)).items()
+        yield from {pair: None for item in inner for pair in _ranges(item, name)}

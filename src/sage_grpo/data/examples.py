@@ -20,10 +20,10 @@ COLUMNS = ("win", "lose", "clip")
 
 def format_of(text: str, fps: float = VideoSpec.fps) -> VideoSpec:
     """A format of data.formats, such as 81x480x832."""
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
-    if found is None:
+    sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
+    if sizes is None:
         raise ValueError(f"data.formats: a format is FRAMESxHEIGHTxWIDTH, such as 81x480x832, got {shown(text)}.")
-    frames, height, width = map(int, found.groups())
+    frames, height, width = map(int, sizes.groups())
     return VideoSpec(frames=frames, height=height, width=width, fps=fps)
 
 
@@ -36,13 +36,13 @@ def list_of(source: str | Path) -> Path:
                 f"data.clips {place}: examples are listed in a .jsonl or .csv file, or in {' or '.join(LISTS)} of a folder."
             )
         return place
-    found = [place / name for name in LISTS if (place / name).is_file()]
-    if len(found) != 1:
-        there = "both" if found else "neither"
+    lists = [place / name for name in LISTS if (place / name).is_file()]
+    if len(lists) != 1:
+        count = "both" if lists else "neither"
         raise ValueError(
-            f"data.clips {place}: the folder has {there} of {' and '.join(LISTS)}; name the file that counts."
+            f"data.clips {place}: the folder has {count} of {' and '.join(LISTS)}; name the file that counts."
         )
-    return found[0]
+    return lists[0]
 
 
 def load_examples(source: str | Path, *, pairs: bool) -> list[Prompt]:
@@ -50,12 +50,11 @@ def load_examples(source: str | Path, *, pairs: bool) -> list[Prompt]:
     path = list_of(source)
     if not path.is_file():
         raise FileNotFoundError(f"data.clips: there is no file {path}.")
-    found = [
-        _example(row, f"{path}, line {number}", path.parent, pairs) for number, row in read_rows(text_of(path), path)
-    ]
-    if not found:
+    rows = read_rows(text_of(path), path)
+    examples = [_example(row, f"{path}, line {number}", path.parent, pairs) for number, row in rows]
+    if not examples:
         raise ValueError(f"data.clips {path} has no row.")
-    return found
+    return examples
 
 
 def _example(row: Mapping[str, Any], where: str, folder: Path, pairs: bool) -> Prompt:

@@ -43,13 +43,11 @@ class Examples:
     def summary(self) -> str:
         """A sentence for the terminal."""
         clips = sum(len(prompt.clips) for prompt in self.prompts)
-        named = "; ".join(why for _, why in self.skipped[:NAMED]) + ("; ..." if len(self.skipped) > NAMED else "")
-        left = f"; {len(self.skipped)} rows are left out ({named})" if self.skipped else ""
-        several = [
-            f"{len(shares)} as {video.frames}x{video.height}x{video.width}" for video, shares in self.shown.items()
-        ]
-        told = f" ({', '.join(several)})" if len(several) > 1 else ""
-        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{told}{left}."
+        reasons = "; ".join([why for _, why in self.skipped[:NAMED]] + ["..."] * (len(self.skipped) > NAMED))
+        left = f"; {len(self.skipped)} rows are left out ({reasons})" if self.skipped else ""
+        formats = [f"{len(clips)} as {one.frames}x{one.height}x{one.width}" for one, clips in self.shown.items()]
+        several = f" ({', '.join(formats)})" if len(formats) > 1 else ""
+        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{several}{left}."
 
     def card(self, video: VideoSpec) -> dict[str, Any]:
         """The used examples as plain data."""
@@ -90,18 +88,16 @@ def usable(source: str, prompts: Sequence[Prompt], formats: Sequence[VideoSpec])
             continue
         used.append(prompt if video == formats[0] else replace(prompt, format=video))
         shown[video] += shares
-    found = Examples(list_of(source), used, skipped, shown)
+    examples = Examples(list_of(source), used, skipped, shown)
     if not used:
         raise ValueError(
-            f"data.clips: none of the {len(prompts)} rows can be used. {found.summary} Use fewer frames (model.frames) or a lower model.fps."
+            f"data.clips: none of the {len(prompts)} rows can be used. {examples.summary} Use fewer frames (model.frames) or a lower model.fps."
         )
-    return found
+    return examples
 
 
 @dataclass(frozen=True)
 class _Header:
-    """Length, rate and size of a clip, from its file's header."""
-
     file: Path
     frames: int
     fps: float

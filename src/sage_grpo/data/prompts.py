@@ -66,8 +66,8 @@ class Prompt:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of its pictures and clips."""
-        named = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
-        return tuple(file for file in named if file is not None)
+        files = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
+        return tuple(file for file in files if file is not None)
 
     def columns(self, *, absolute: bool = False) -> dict[str, Any]:
         """The same as columns of a prompt file; `absolute` writes absolute paths."""
@@ -75,10 +75,13 @@ class Prompt:
         def path(file: Path) -> str:
             return str(file.absolute() if absolute else file)
 
-        named = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
-        given = [{one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions]
-        found = {name: path(file) for name, file in named.items() if file is not None}
-        return found | ({"conditions": given} if given else {})
+        files = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
+        columns: dict[str, Any] = {name: path(file) for name, file in files.items() if file is not None}
+        if self.conditions:
+            columns["conditions"] = [
+                {one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions
+            ]
+        return columns
 
     format: VideoSpec | None = None
     """Format in which its clips are learned, if not the model's own."""
@@ -154,9 +157,11 @@ def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _row_of(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, (str, dict)):
+    if isinstance(value, str):
+        return {"prompt": value}
+    if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object with a prompt, or a string, got {shown(value)}.")
-    return {"prompt": value} if isinstance(value, str) else value
+    return value
 
 
 def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -196,8 +201,8 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     if column is None:
         near = nearest("prompt", row)
         hint = f" Call {near!r} prompt." if near else ""
-        there = [name for name in row if name not in COLUMNS or row[name] is not None]
-        raise ValueError(f"{where}: there is no column prompt, only {', '.join(there) or 'none'}.{hint}")
+        columns = [name for name in row if name not in COLUMNS or row[name] is not None]
+        raise ValueError(f"{where}: there is no column prompt, only {', '.join(columns) or 'none'}.{hint}")
     if not isinstance(row[column], str | None):
         raise ValueError(f"{where}: the prompt must be a text, got {shown(row[column])}.")
     text = (row[column] or "").strip()
@@ -237,7 +242,7 @@ def _conditions_of(value: Any, where: str, folder: Path) -> tuple[Condition, ...
         value = parse_json(value, f"{where}: conditions")
     if not value:
         return ()
-    found = []
+    conditions = []
     for number, one in enumerate(value if isinstance(value, list) else [value], 1):
         here = f"{where}, condition {number}"
         kinds = [kind for kind in get_args(Kind) if isinstance(one, dict) and one.get(kind)]
@@ -256,8 +261,8 @@ def _conditions_of(value: Any, where: str, folder: Path) -> tuple[Condition, ...
             )
         file = _file_of(one, (kinds[0],), here, folder)
         assert file is not None
-        found.append(Condition(kinds[0], file, place))
-    return tuple(found)
+        conditions.append(Condition(kinds[0], file, place))
+    return tuple(conditions)
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
@@ -281,11 +286,11 @@ def warn_of_near_misses(names: set[str], what: str) -> None:
             warnings.warn(f"{what}: column {name!r} is metadata for rewards.{hint}", UserWarning, stacklevel=3)
 
 
-def too_few(asked: int, there: int, option: str = "evaluate.prompts") -> str:
+def too_few(asked: int, count: int, option: str = "evaluate.prompts") -> str:
     """A warning for an evaluation of more prompts than there are; empty where there are enough."""
-    if there >= asked:
+    if count >= asked:
         return ""
-    return f"{option} asks for {asked} prompts to evaluate on, but there are only {there}: every evaluation uses those {there}."
+    return f"{option} asks for {asked} prompts to evaluate on, but there are only {count}: every evaluation uses those {count}."
 
 
 class PromptStream:
@@ -328,8 +333,8 @@ def look_ahead(
     taken: list[Sequence[Prompt]] = []
     seen: list[set[Prompt]] = [set() for _ in places]
     for batch in batches:
-        for known, mine in zip(seen, places):
-            known.update(batch[place] for place in mine)
+        for known, sampled in zip(seen, places):
+            known.update(batch[place] for place in sampled)
         if taken and max(map(len, seen)) > limit:
             break
         taken.append(batch)
@@ -342,7 +347,6 @@ class Frame(Protocol):
 
     def iterrows(self) -> Iterable[tuple[Any, Mapping[str, Any]]]:
         """(index, row)."""
-        ...
 
 
 Row = str | Mapping[str, Any] | Prompt
@@ -395,7 +399,7 @@ def _path(value: Any, name: str, where: str) -> str | None:
     """The file of a picture or a clip. A dataset that does not decode them gives {"path": ..., "bytes": ...}."""
     if isinstance(value, Mapping) and value.get("path"):
         value = value["path"]
-    if value is None or isinstance(value, (str, Path)):
+    if isinstance(value, str | Path | None):
         return None if value is None else str(value)
     raise ValueError(
         f"{where}: {name} must be the path of a file, got a {type(value).__name__}. Save it and give its path."

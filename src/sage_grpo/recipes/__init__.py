@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from sage_grpo.config.errors import family_hint, moved_hint
+from sage_grpo.config.errors import recipe_hint
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
 from sage_grpo.training.config import TrainConfig
@@ -57,7 +57,7 @@ def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
         raise ValueError(
             f"There is no recipe {name!r}. Targets: {', '.join(TARGETS)}; methods: {', '.join(METHODS)}; besides: "
             f"{', '.join(WHOLE)}; reward settings at the end: {', '.join(f'/{key}' for key in SETTINGS)}."
-            + (moved_hint(name) or family_hint(name, TARGETS) or did_you_mean(name, [*TARGETS, *METHODS, *names()]))
+            + (recipe_hint(name, TARGETS) or did_you_mean(name, [*TARGETS, *METHODS, *names()]))
         )
     target, _, method = base.partition("/")
     config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())

@@ -266,15 +266,8 @@ def adjoint(config: TrainConfig) -> TrainConfig:
 
 def _by_gradient(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
     """Sample with the ODE, and learn in one update from the gradient of the reward."""
-    return replace(
-        config,
-        kernel=KernelSpec(name="ode"),
-        rollout=replace(config.rollout, solver="euler"),
-        objective=objective,
-        surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
-        trust_region=TrustRegion(mode="none"),
-        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
-    )
+    rollout = replace(config.rollout, solver="euler")
+    return _one_update(replace(config, rollout=rollout, trust_region=TrustRegion(mode="none")), objective)
 
 
 def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
@@ -282,12 +275,20 @@ def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
 
     Clips are targets of the network's own velocity: guided ones would be of another policy than the one that is trained.
     """
+    config = _one_update(config, objective)
     return replace(
         config,
         model=replace(config.model, guidance_scale=1.0, guidance_scale_2=None),
-        kernel=KernelSpec(name="ode"),
         rollout=replace(config.rollout, solver="ab2"),  # both use second-order solvers, one evaluation a step
         advantage=replace(config.advantage, scale="global", clip=5.0),
+    )
+
+
+def _one_update(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
+    """Sample with the ODE, and learn from whole clips in one update."""
+    return replace(
+        config,
+        kernel=KernelSpec(name="ode"),
         objective=objective,
         surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
         update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),

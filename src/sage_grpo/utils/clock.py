@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from sage_grpo.utils.attempt import attempt
@@ -28,15 +27,6 @@ FOLDER, TABLE = "profile", "table.txt"
 
 
 @dataclass(frozen=True)
-class GpuKernel:
-    """Time of one kernel (on a CPU: one operator, without those inside it)."""
-
-    name: str
-    seconds: float
-    calls: int
-
-
-@dataclass(frozen=True)
 class Recorded:
     """The recorded part of a phase."""
 
@@ -45,13 +35,8 @@ class Recorded:
     """Wall-clock time."""
     passes: int
     """Passes in it; 0 for a phase that has none."""
-    kernels: tuple[GpuKernel, ...]
-    """The slowest first."""
-
-    @property
-    def busy(self) -> float:
-        """Seconds in which kernels ran; on one stream they do not overlap."""
-        return sum(kernel.seconds for kernel in self.kernels)
+    kernels: str
+    """Torch's table of the slowest kernels (on a CPU: operators)."""
 
 
 class Recorder:
@@ -91,7 +76,9 @@ class Recorder:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - self._began
         running.stop()
-        self.recorded.append(Recorded(self._phase, seconds, self._ticks, kernels_of(running)))
+        order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        kernels = running.key_averages().table(sort_by=order, row_limit=TOP, max_name_column_width=60)
+        self.recorded.append(Recorded(self._phase, seconds, self._ticks, kernels))
         attempt(f"Writing a trace to {self.folder}", lambda: self._export(running))
 
     def _export(self, recording: profile) -> None:
@@ -99,44 +86,21 @@ class Recorder:
             recording.export_chrome_trace(str(fresh))
 
     def write_table(self, iteration: int, row: Mapping[str, float]) -> str:
-        """Write the table beside the traces; returns it."""
-        text = table(self.recorded, iteration, row)
-        replace_text(self.folder / TABLE, text)
-        return text
-
-
-def kernels_of(recording: profile) -> tuple[GpuKernel, ...]:
-    """Kernels on the GPU, or operators on the CPU without one, by name."""
-    averages = [event for event in recording.key_averages() if not event.is_user_annotation]
-    on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
-    if on_gpu:
-        kernels = [GpuKernel(event.key, event.self_device_time_total / 1e6, event.count) for event in on_gpu]
-    else:
-        kernels = [GpuKernel(event.key, event.self_cpu_time_total / 1e6, event.count) for event in averages]
-    return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds))
-
-
-def table(recorded: list[Recorded], iteration: int, row: Mapping[str, float]) -> str:
-    """Phases and the longest kernels of each as text; `row` has the seconds of whole phases as they are logged."""
-    whole = sum(row.get(f"time/{part.phase}", part.seconds) for part in recorded)
-    lines = [
-        f"Iteration {iteration} to {iteration + 1}, recording included. A phase's first {PASSES} passes are recorded; kernels are of that part.",
-        "",
-        f"{'phase':<10}{'seconds':>10}{'share':>8}{'recorded':>10}{'passes':>8}{'busy':>7}{'launches':>10}",
-    ]
-    for part in recorded:
-        seconds = row.get(f"time/{part.phase}", part.seconds)
-        launches = sum(kernel.calls for kernel in part.kernels)
-        busy = part.busy / part.seconds if part.seconds else 0.0
-        lines.append(
-            f"{part.phase:<10}{seconds:>10.3f}{seconds / whole:>8.0%}{part.seconds:>10.3f}{part.passes:>8}{busy:>7.0%}{launches:>10}"
-        )
-    for part in recorded:
-        lines += ["", f"{part.phase}: share of its kernels' time, seconds, calls"]
-        for kernel in part.kernels[:TOP]:
-            share = kernel.seconds / part.busy if part.busy else 0.0
-            lines.append(f"{share:>6.1%}{kernel.seconds:>10.4f}{kernel.calls:>8}  {kernel.name[:110]}")
-    return "\n".join(lines) + "\n"
+        """Write phases and kernels beside the traces; returns the phases. `row` has the seconds of whole phases as they are logged."""
+        whole = sum(row.get(f"time/{part.phase}", part.seconds) for part in self.recorded)
+        lines = [
+            f"Iteration {iteration} to {iteration + 1}, recording included. A phase's first {PASSES} passes are recorded; kernels are of that part.",
+            "",
+            f"{'phase':<10}{'seconds':>10}{'share':>8}{'recorded':>10}{'passes':>8}",
+        ]
+        for part in self.recorded:
+            seconds = row.get(f"time/{part.phase}", part.seconds)
+            share = seconds / whole
+            lines.append(f"{part.phase:<10}{seconds:>10.3f}{share:>8.0%}{part.seconds:>10.3f}{part.passes:>8}")
+        phases = "\n".join(lines) + "\n"
+        kernels = "".join(f"\n{part.phase}:\n{part.kernels}" for part in self.recorded)
+        replace_text(self.folder / TABLE, phases + kernels)
+        return phases
 
 
 class Clock:

@@ -106,4 +106,4 @@ surrogates."""
 
 def printable(text: str) -> str:
     """A text for a terminal: characters that it would obey become their codes. Tabs and ends of lines stay."""
-    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

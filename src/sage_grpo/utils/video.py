@@ -1,15 +1,15 @@
 """Clips as files: mp4 through PyAV, contact sheets as PNG with captions in any script. Clips are uint8 tensors F x H x W x 3.
 
-matplotlib's own font (DejaVu Sans) has Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean: other fonts of this machine are
-used for these. A letter that no font has becomes a dot, since an empty box looks like an error of the model's; the caller reports it.
+matplotlib's own font (DejaVu Sans) has Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean: another font of this machine is
+used for these. A letter that it lacks becomes a dot, since an empty box looks like an error of the model's; the caller reports it.
 """
 
 from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain
@@ -35,8 +35,15 @@ GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
 DOT = "·"
 LIKELY = (
-    *("Noto Sans", "Source Han", "CJK", "WenQuanYi", "Droid Sans Fallback", "Unifont"),
-    *("PingFang", "YaHei", "Gothic", "Emoji", "Symbola"),
+    "Noto Sans",
+    "Source Han",
+    "CJK",
+    "WenQuanYi",
+    "Droid Sans Fallback",
+    "Unifont",
+    "PingFang",
+    "YaHei",
+    "Gothic",
 )
 """Parts of font names to try first."""
 
@@ -61,15 +68,15 @@ def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, 
         stream.options = {key: value.format(quality=quality) for key, value in OPTIONS.get(codec, {}).items()}
         # The number of threads depends on the machine, and x264's bytes on their number.
         stream.codec_context.thread_count = 1
-        heard = (
-            None if sound is None else container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
-        )
+        if sound is not None:  # before the first frame is written
+            audio = container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
         for index in range(frames):
             frame = av.VideoFrame.from_ndarray(clip[index].cpu().contiguous().numpy(), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-        if sound is not None and heard is not None:
-            _mux(container, heard, sound)
+        if sound is not None:
+            container.mux(audio.encode(_frame_of(replace(sound, waves=sound.waves.clamp(-1, 1)))))
+            container.mux(audio.encode())
     return path
 
 
@@ -77,14 +84,14 @@ LAYOUTS = {1: "mono", 2: "stereo"}
 """By the number of channels."""
 
 
-def _mux(container: Any, stream: Any, sound: Sound) -> None:
+def _frame_of(sound: Sound) -> Any:
+    """The sound of one clip for FFmpeg."""
     import av
 
-    samples = sound.waves.to(torch.float32).clamp(-1, 1).contiguous().numpy()
+    samples = sound.waves.to(torch.float32).contiguous().numpy()
     frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=LAYOUTS[len(samples)])
     frame.sample_rate, frame.pts, frame.time_base = sound.rate, 0, Fraction(1, sound.rate)
-    container.mux(stream.encode(frame))
-    container.mux(stream.encode())
+    return frame
 
 
 @cache
@@ -105,11 +112,8 @@ def resampled(sound: Sound, rate: int) -> Sound:
 
     if sound.rate == rate:
         return sound
-    samples = sound.waves.to(torch.float32).contiguous().numpy()
-    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=LAYOUTS[len(samples)])
-    frame.sample_rate, frame.pts = sound.rate, 0
-    resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[len(samples)], rate=rate)
-    pieces = [*resampler.resample(frame), *resampler.resample(None)]
+    resampler = av.AudioResampler(format="fltp", layout=LAYOUTS[len(sound.waves)], rate=rate)
+    pieces = [*resampler.resample(_frame_of(sound)), *resampler.resample(None)]
     return Sound(torch.cat([torch.from_numpy(piece.to_ndarray()) for piece in pieces], dim=1), rate)
 
 
@@ -174,7 +178,7 @@ def video_length(path: str | Path) -> tuple[int, float]:
 
     try:
         with av.open(str(path)) as container:
-            stream = container.streams.video[0] if container.streams.video else None
+            stream = next(iter(container.streams.video), None)
             if stream is not None and stream.frames and stream.average_rate:
                 return stream.frames, float(stream.average_rate)
     except av.error.FFmpegError as error:
@@ -189,10 +193,8 @@ def video_size(path: str | Path) -> tuple[int, int, int] | None:
 
     try:
         with av.open(str(path)) as container:
-            if not container.streams.video:
-                return None
-            stream = container.streams.video[0]
-            return stream.frames, stream.height, stream.width
+            stream = next(iter(container.streams.video), None)
+            return None if stream is None else (stream.frames, stream.height, stream.width)
     except av.error.FFmpegError:
         return None
 
@@ -242,7 +244,7 @@ def contact_sheet(
 
     White gutters keep frames apart: without them motion looks like a wide picture.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
     if not clips:
         raise ValueError("A contact sheet needs at least one clip.")
@@ -260,10 +262,13 @@ def contact_sheet(
     size = max(row.width for row in rows), sum(row.height + text for row in rows) + GUTTER * (len(rows) - 1)
     sheet = Image.new("RGB", size, "white")
     draw, top = ImageDraw.Draw(sheet), 0
-    write = _writer(captions, size[0]) if captions else None
+    letters = lettering(captions)
+    if letters.remark:
+        warnings.warn(f"Contact sheet: {letters.remark}", stacklevel=2)
+    face = ImageFont.truetype(str(letters.file), CAPTION - 8)
     for index, row in enumerate(rows):
-        if write is not None and index < len(captions):
-            write(draw, top + 3, captions[index])
+        if index < len(captions):
+            draw.text((4, top + 3), _fitting(letters.show(captions[index]), face, size[0] - 8), fill="black", font=face)
         sheet.paste(row, (0, top + text))
         top += row.height + text + GUTTER
     path = Path(path)
@@ -272,31 +277,13 @@ def contact_sheet(
     return path
 
 
-def _writer(captions: Sequence[str], width: int) -> Callable[[Any, int, str], None]:
-    """Writes captions in any script that a font of this machine has; one that is too long ends in an ellipsis."""
-    from PIL import ImageFont
-
-    letters = lettering(captions)
-    if letters.remark:
-        warnings.warn(f"Contact sheet: {letters.remark}", stacklevel=3)
-    faces = {file: ImageFont.truetype(str(file), CAPTION - 8) for file in letters.files}
-
-    def pieces(caption: str) -> tuple[list[tuple[str, Any]], float]:
-        found = [(text, faces[file]) for file, text in letters.pieces(caption)]
-        return found, sum(face.getlength(text) for text, face in found)
-
-    def write(draw: Any, top: int, caption: str) -> None:
-        whole = letters.show(caption)
-        kept, shown = len(whole), whole
-        while kept > 0 and pieces(shown)[1] > width - 8:
-            kept -= 1
-            shown = whole[:kept].rstrip() + "…"
-        left = 4.0
-        for text, face in pieces(shown)[0]:
-            draw.text((left, top), text, fill="black", font=face)
-            left += face.getlength(text)
-
-    return write
+def _fitting(text: str, face: Any, width: int) -> str:
+    """The text, cut with an ellipsis where it is wider than this."""
+    kept, shown = len(text), text
+    while kept > 0 and face.getlength(shown) > width:
+        kept -= 1
+        shown = text[:kept].rstrip() + "…"
+    return shown
 
 
 def check_clip(clip: Tensor) -> None:
@@ -307,78 +294,59 @@ def check_clip(clip: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Lettering:
-    """Fonts for some texts."""
+    """A font for some texts."""
 
     families: tuple[str, ...]
-    """Their names, matplotlib's own first."""
-    files: tuple[Path, ...]
+    """Its name, as matplotlib takes it."""
+    file: Path
     missing: tuple[str, ...]
-    """Letters that none of them has."""
+    """Letters that it lacks."""
 
     def show(self, text: str) -> str:
         """A text with the letters that can be written: in one line, with a dot for each other letter."""
         return "".join(DOT if letter in self.missing else letter for letter in _letters(text))
-
-    def pieces(self, text: str) -> list[tuple[Path, str]]:
-        """A text cut where the font changes, each piece with the file of its font."""
-        found: list[tuple[Path, str]] = []
-        for letter in self.show(text):
-            file = next((file for file in self.files if letter in _letters_of(file)), self.files[0])
-            if found and (found[-1][0] == file or letter == " "):
-                found[-1] = (found[-1][0], found[-1][1] + letter)
-            else:
-                found.append((file, letter))
-        return found
 
     @property
     def remark(self) -> str:
         """A note on missing letters; empty if there are none."""
         if not self.missing:
             return ""
-        some = ", ".join(f"U+{ord(letter):04X}" for letter in self.missing[:4]) + (
-            ", ..." if len(self.missing) > 4 else ""
-        )
+        some = ", ".join([f"U+{ord(letter):04X}" for letter in self.missing[:4]] + ["..."] * (len(self.missing) > 4))
         return f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
 
 
 def lettering(texts: Iterable[str]) -> Lettering:
-    """The fewest fonts that write these texts: the usual one, and others only for its missing letters."""
+    """The usual font where it writes these texts, else the one of this machine that lacks the fewest of their letters."""
     from matplotlib import font_manager
 
-    own = Path(font_manager.findfont("DejaVu Sans"))
-    families, files = ["DejaVu Sans"], [own]
-    lacking = {letter for text in texts for letter in _letters(text)} - _letters_of(own)
-    if lacking:
-        listed = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
-        order = sorted(listed.items(), key=lambda one: (not any(part in one[1] for part in LIKELY), one[1], one[0]))
-        for file, name in order:
-            found = lacking & _letters_of(Path(file))
-            if found:
-                families.append(name)
-                files.append(Path(file))
-                lacking -= found
-            if not lacking:
-                break
-    return Lettering(tuple(families), tuple(files), tuple(sorted(lacking)))
+    needed = {letter for text in texts for letter in _letters(text)}
+    family, file = "DejaVu Sans", str(font_manager.findfont("DejaVu Sans"))
+    lacking = needed - _letters_of(file)
+    fonts = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
+    likely = sorted(fonts, key=lambda one: (not any(part in fonts[one] for part in LIKELY), fonts[one], one))
+    for other in likely:
+        if not lacking:
+            break
+        left = needed - _letters_of(other)
+        if len(left) < len(lacking):
+            family, file, lacking = fonts[other], other, left
+    return Lettering((family,), Path(file), tuple(sorted(lacking)))
 
 
 def _letters(text: str) -> str:
     """One line without controls, and without marks that only select an emoji's style."""
-    flat = " ".join(text.split())
-    return "".join(
-        letter
-        for letter in flat
-        if unicodedata.category(letter) not in ("Cc", "Cf", "Cs") and not "\ufe00" <= letter <= "\ufe0f"
-    )
+    hidden = ("Cc", "Cf", "Cs")
+    letters = [letter for letter in " ".join(text.split()) if unicodedata.category(letter) not in hidden]
+    return "".join(letter for letter in letters if not "\ufe00" <= letter <= "\ufe0f")
 
 
 @cache
-def _letters_of(file: Path) -> frozenset[str]:
+def _letters_of(file: str) -> frozenset[str]:
     """Letters that a font has as outlines; none where it cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     try:
-        face = FT2Font(str(file))
+        face = FT2Font(file)
         if not face.scalable:  # coloured emoji are pictures, which matplotlib cannot draw
             return frozenset()
         return frozenset(map(chr, face.get_charmap()))

@@ -12,50 +12,15 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from sage_grpo.types import Reward
 
 Listed = Literal["train", "heldout"]
 """The two splits that have prompts: combinations to learn on, and combinations that nothing is ever trained on."""
-
-
-class SceneModule(Protocol):
-    """Contract of a world's module `scene`."""
-
-    FRAMES: int
-    """Frames of a clip."""
-    SIDE: int
-    """Height and width of a clip."""
-    FPS: float
-    """Frames a second."""
-    ATTRIBUTES: dict[str, tuple[str, ...]]
-    """Every attribute that a prompt can name, and its values."""
-    TEMPLATES: tuple[str, ...]
-    """The forms that a sentence can have."""
-
-    def some_scenes(self, split: Listed, n: int, seed: int) -> list[Any]:
-        """A fixed list of n different scenes of a split, or all of them where there are fewer; a scene has the attributes of ATTRIBUTES."""
-
-    def to_text(self, scene: Any, template_index: int = 0) -> str:
-        """The sentence that names a scene."""
-
-    def from_text(self, text: str) -> Any:
-        """Its inverse; ValueError for what is not a sentence of this world."""
-
-    def batch_of(self, scenes: Sequence[Any], generator: torch.Generator | None = None) -> Any:
-        """Scenes as tensors, with what no prompt names drawn at random."""
-
-
-class RenderModule(Protocol):
-    """Contract of a world's module `render`."""
-
-    def render(self, batch: Any, frames: int, height: int, width: int) -> Tensor:
-        """Clean clips, float B x F x H x W x 3 in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +39,9 @@ class PromptWorld:
     """Scores that the judge gives perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
 
     @property
-    def scene(self) -> SceneModule:
-        """The module that says what can be shown."""
-        return cast(SceneModule, import_module(f"{self.package}.scene"))
+    def scene(self) -> Any:
+        """The module of what can be shown; docs/benchmark.md lists its names."""
+        return import_module(f"{self.package}.scene")
 
     @property
     def format(self) -> tuple[int, int, float]:
@@ -93,8 +58,8 @@ class PromptWorld:
 
     def attributes(self, prompt: str) -> dict[str, str]:
         """Values that a prompt names, by attribute; ValueError for a prompt that is not of this world."""
-        found = self.scene.from_text(prompt)
-        return {name: getattr(found, name) for name in self.scene.ATTRIBUTES}
+        scene = self.scene.from_text(prompt)
+        return {name: getattr(scene, name) for name in self.scene.ATTRIBUTES}
 
     def clips(self, prompts: Sequence[str], *, seed: int = 0, side: int | None = None) -> Tensor:
         """A clean clip of every prompt, uint8 B x F x H x W x 3: what a perfect model would make."""
@@ -102,18 +67,17 @@ class PromptWorld:
 
         from sage_grpo.worlds.shapes.render import to_uint8
 
-        frames, own_side, _ = self.format
-        side = side or own_side
-        batch = self.scene.batch_of(
-            [self.scene.from_text(text) for text in prompts], torch.Generator().manual_seed(seed)
-        )
-        module = cast(RenderModule, import_module(f"{self.package}.render"))
-        return to_uint8(module.render(batch, frames, side, side))
+        frames, default, _ = self.format
+        side = side or default
+        scenes = [self.scene.from_text(text) for text in prompts]
+        batch = self.scene.batch_of(scenes, torch.Generator().manual_seed(seed))
+        clips: Tensor = import_module(f"{self.package}.render").render(batch, frames, side, side)
+        return to_uint8(clips)
 
     def judge(self) -> Reward:
         """The judge that knows the truth."""
-        found: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
-        return found
+        judge: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
+        return judge
 
 
 SHAPES = PromptWorld(
@@ -135,12 +99,10 @@ def world_of_model(path: str | None) -> PromptWorld | None:
 
 
 def world_of_prompts(prompts: Sequence[str]) -> PromptWorld | None:
-    """The first world that understands all of these prompts; None where there is none, or no prompt."""
-    for world in WORLDS.values():
-        try:
-            for prompt in prompts:
-                world.scene.from_text(prompt)
-        except ValueError:
-            continue
-        return world if prompts else None
-    return None
+    """The embedded world if it understands all of these prompts; None if not, or without a prompt."""
+    try:
+        for prompt in prompts:
+            SHAPES.attributes(prompt)
+    except ValueError:
+        return None
+    return SHAPES if prompts else None

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.worlds.judging import pick, ramp
 from sage_grpo.worlds.shapes.render import (
     RADII,
     backdrop,
@@ -49,13 +48,10 @@ class FrameFit:
     """Every frame explained by itself, with beliefs (they sum to one) about its attributes."""
 
     shape: Tensor
-    """Beliefs, B x F x 5."""
     size: Tensor
-    """Beliefs, B x F x 2."""
     colour: Tensor
-    """Beliefs, B x F x 6."""
     background: Tensor
-    """Beliefs, B x F x 4."""
+    """Beliefs, B x F x (number of values)."""
     centres: Tensor
     """Centre of the object, B x F x 2 world units."""
     residual: Tensor
@@ -124,7 +120,7 @@ def fit_motion(centres: Tensor, size: Tensor, grid: int = 48, rounds: int = 3) -
     bound = slack(motion, speed, size.unsqueeze(1))[:, :, None]  # B x K x 1 x 2
 
     def errors(phase: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean squared error and offset for phases (B or 1) x K x P; the best offset given a phase is a mean."""
+        # phase: (B or 1) x K x P. The best offset given a phase is a mean.
         shape = phase.shape[1:]
         path = motion_path(motion[:, None].expand(shape), speed[:, None].expand(shape), phase, frames)
         gap = centres[:, None, None] - path
@@ -165,6 +161,17 @@ def nearest_clip(videos: Tensor, frames: FrameFit, motions: MotionFit, tries: in
     drawn = render(batch, length, height, width).unflatten(0, (count, tries))
     distance, at = (drawn - videos.unsqueeze(1)).square().mean((2, 3, 4, 5)).sqrt().min(1)
     return batch[torch.arange(count, device=videos.device) * tries + at], distance
+
+
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """values[n, index[n]]."""
+    return values[torch.arange(len(index), device=index.device), index]
+
+
+def ramp(value: Tensor, start: float, stop: float) -> Tensor:
+    """0 below start, 1 above stop, smooth between."""
+    t = ((value - start) / (stop - start)).clamp(0, 1)
+    return t * t * (3 - 2 * t)
 
 
 def _guess_background(pixels: Tensor) -> Tensor:

@@ -67,7 +67,10 @@ def render(batch: SceneBatch, frames: int, height: int, width: int, displacement
     centres = trajectory(batch, frames)
     if displacement is not None:
         centres = centres + displacement
-    return draw(batch.shape, batch.colour, batch.size, batch.background, centres, height, width)
+    shape, size = batch.shape.repeat_interleave(frames), batch.size.repeat_interleave(frames)
+    mask = coverage(shape, size, centres.flatten(0, 1), height, width).unflatten(0, (-1, frames)).unsqueeze(-1)
+    plate = backdrop(batch.background, height, width).unsqueeze(1)
+    return torch.lerp(plate, palette(batch.colour)[:, None, None, None, :], mask)
 
 
 def trajectory(batch: SceneBatch, frames: int) -> Tensor:
@@ -96,32 +99,14 @@ def motion_path(motion: Tensor, speed: Tensor, phase: Tensor, frames: int) -> Te
 def slack(motion: Tensor, speed: Tensor, size: Tensor) -> Tensor:
     """Largest offset (x, y) of a path from the middle with the object still inside the frame, ... x 2."""
     straight = _take(_DIRECTIONS, motion).abs() * _take(TRAVEL, speed).unsqueeze(-1) / 2
-    extent = straight + torch.stack(
-        [
-            LOOP_RADIUS * (motion == _LOOP),
-            LOOP_RADIUS * (motion == _LOOP) + BOUNCE_HEIGHT * (motion == _BOUNCE),
-        ],
-        dim=-1,
-    )
+    loop, bounce = LOOP_RADIUS * (motion == _LOOP), BOUNCE_HEIGHT * (motion == _BOUNCE)
+    extent = straight + torch.stack([loop, loop + bounce], dim=-1)
     return room(size).unsqueeze(-1) - extent
 
 
 def room(size: Tensor) -> Tensor:
     """Largest distance of the centre of an object of this size from the middle of the frame, along x or y."""
     return 1 - MARGIN - _take(RADII, size)
-
-
-def draw(
-    shape: Tensor, colour: Tensor, size: Tensor, background: Tensor, centres: Tensor, height: int, width: int
-) -> Tensor:
-    """Paint one object a clip: index tensors of B, centres B x F x 2 -> B x F x H x W x 3."""
-    frames = centres.shape[1]
-    mask = coverage(
-        shape.repeat_interleave(frames), size.repeat_interleave(frames), centres.flatten(0, 1), height, width
-    )
-    mask = mask.unflatten(0, (-1, frames)).unsqueeze(-1)
-    plate = backdrop(background, height, width).unsqueeze(1)
-    return torch.lerp(plate, palette(colour)[:, None, None, None, :], mask)
 
 
 def backdrop(background: Tensor, height: int, width: int) -> Tensor:
@@ -146,9 +131,9 @@ def coverage(shape: Tensor, size: Tensor, centres: Tensor, height: int, width: i
     mask = torch.empty(len(shape), height, width, device=centres.device)
     # One pass a shape over its own clips, instead of five distance functions for every clip.
     for index, distance in enumerate(_DISTANCES):
-        own = (shape == index).nonzero().squeeze(1)
-        inside = 0.5 - distance(dx[own], dy[own], radius[own]) / pixel
-        mask[own] = inside.clamp_(0, 1)
+        rows = (shape == index).nonzero().squeeze(1)
+        inside = 0.5 - distance(dx[rows], dy[rows], radius[rows]) / pixel
+        mask[rows] = inside.clamp_(0, 1)
     return mask
 
 

@@ -6,19 +6,19 @@ everything in tensors, so that rendering needs no loop over clips.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from sage_grpo.utils.suggest import did_you_mean
-from sage_grpo.worlds.grammar import AnyScene, Meaning, Phrase, named_in, vocabulary_of
-from sage_grpo.worlds.judging import Rows
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "shape": ("circle", "square", "triangle", "cross", "ring"),
@@ -65,45 +65,65 @@ _PHRASE_FILLERS = frozenset({"at", "speed", "moves", "moving", "around"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene(AnyScene):
-    """The attributes that a prompt names."""
-
-    attributes = ATTRIBUTES
+class Scene:
+    """The attributes that a prompt names, each with one of the values in ATTRIBUTES."""
 
     shape: str
-    """One of ATTRIBUTES["shape"]."""
     colour: str
-    """Colour of the object."""
     motion: str
     """Direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)."""
     speed: str
     """Share of the path that one clip covers."""
     size: str
-    """Size of the object."""
     background: str
-    """Colour of the background."""
+
+    def __post_init__(self) -> None:
+        for (name, values), value in zip(ATTRIBUTES.items(), self.names):
+            if value not in values:
+                raise ValueError(
+                    f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values, in the order of ATTRIBUTES."""
+        return tuple(getattr(self, name) for name in ATTRIBUTES)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The index of each value."""
+        return tuple(values.index(value) for values, value in zip(ATTRIBUTES.values(), self.names))
+
+    @property
+    def heldout(self) -> bool:
+        """True where the combination is kept out of all training: about one in ten, by a hash of the names, so that the split never moves."""
+        return hashlib.sha256("/".join(self.names).encode()).digest()[0] % 10 == 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneBatch(Rows):
-    """Scenes as tensors, with the continuous parameters that no prompt names."""
+class SceneBatch:
+    """Scenes as tensors: a row per clip, int64 indices of the attributes, and the continuous parameters that no prompt names."""
 
     shape: Tensor
-    """int64, B."""
     colour: Tensor
-    """int64, B."""
     motion: Tensor
-    """int64, B."""
     speed: Tensor
-    """int64, B."""
     size: Tensor
-    """int64, B."""
     background: Tensor
-    """int64, B."""
     offset: Tensor
     """float32, B x 2 in [-1, 1]: the path's place (x, y) within its room."""
     phase: Tensor
     """float32, B in [0, 1): the start of a loop or a bounce; straight paths ignore it."""
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, index: slice | Tensor | list[int]) -> Self:
+        return type(self)(**{name: rows[index] for name, rows in vars(self).items()})
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        return type(self)(**{name: rows.to(device) for name, rows in vars(self).items()})
 
     def scenes(self) -> list[Scene]:
         """The named attributes of every clip."""
@@ -119,13 +139,16 @@ class SceneBatch(Rows):
 def batch_of(scenes: Sequence[Scene], generator: torch.Generator | None = None) -> SceneBatch:
     """Tensors for these scenes, with freshly drawn offsets and phases (on CPU)."""
     table = torch.tensor([scene.indices for scene in scenes], dtype=torch.int64).reshape(-1, len(ATTRIBUTES))
-    return _with_nuisance(table, generator)
+    offset = 2 * torch.rand(len(table), 2, generator=generator) - 1
+    phase = torch.rand(len(table), generator=generator)
+    return SceneBatch(**dict(zip(ATTRIBUTES, table.unbind(1))), offset=offset, phase=phase)
 
 
 def random_scenes(n: int, generator: torch.Generator | None = None, split: Split = "train") -> SceneBatch:
     """n clips, uniform over the combinations of a split, with replacement (on CPU)."""
-    table = _table(split)
-    return _with_nuisance(table[torch.randint(len(table), (n,), generator=generator)], generator)
+    scenes = _of_split(split)
+    drawn = torch.randint(len(scenes), (n,), generator=generator).tolist()
+    return batch_of([scenes[place] for place in drawn], generator)
 
 
 def all_scenes() -> list[Scene]:
@@ -139,14 +162,26 @@ def train_scenes() -> list[Scene]:
 
 
 def heldout_scenes() -> list[Scene]:
-    """The combinations kept for evaluation; chosen by a hash of the names, so the split never moves."""
+    """The combinations kept for evaluation."""
     return [scene for scene in all_scenes() if scene.heldout]
+
+
+@cache
+def _of_split(split: Split) -> list[Scene]:
+    choices: dict[str, Callable[[], list[Scene]]] = {
+        "train": train_scenes,
+        "heldout": heldout_scenes,
+        "all": all_scenes,
+    }
+    if split not in choices:
+        raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{did_you_mean(split, choices)}")
+    return choices[split]()
 
 
 def some_scenes(split: Split, n: int, seed: int) -> list[Scene]:
     """A fixed list of n combinations of a split; all of them, in their own order, where it has no more."""
-    scenes = _choices(split)()
-    return scenes if n >= len(scenes) else random.Random(seed).sample(scenes, n)
+    scenes = _of_split(split)
+    return list(scenes) if n >= len(scenes) else random.Random(seed).sample(scenes, n)
 
 
 def to_text(scene: Scene, template_index: int = 0) -> str:
@@ -163,48 +198,40 @@ def from_text(text: str) -> Scene:
 
     Any order of known words is understood as long as each attribute is named exactly once.
     """
-    found: dict[str, str] = {}
-    for attribute, value in named_in(text, _meanings(), words()):
-        if found.setdefault(attribute, value) != value:
-            raise ValueError(f"The text names two values of {attribute}: {found[attribute]!r} and {value!r}: {text!r}")
-    missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in found]
+    values: dict[str, str] = {}
+    for word in re.findall(r"[^\s.,;:!?\"()]+", text.lower()):
+        if word in _meanings():
+            attribute, value = _meanings()[word]
+            if values.setdefault(attribute, value) != value:
+                raise ValueError(
+                    f"The text names two values of {attribute}: {values[attribute]!r} and {value!r}: {text!r}"
+                )
+        elif word not in words():
+            raise ValueError(
+                f"Unknown word {word!r} in {text!r}.{did_you_mean(word, words())} words() lists what is known."
+            )
+    missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in values]
     if missing:
         raise ValueError(f"The text does not name: {'; '.join(missing)}. Text: {text!r}")
-    return Scene(**found)
+    return Scene(**values)
 
 
 @cache
 def words() -> tuple[str, ...]:
     """Every word that `to_text` can write, sorted: the vocabulary of a word-level tokenizer."""
     phrases = [phrase for forms in _FORMS.values() for form in forms.values() for phrase in form]
-    return vocabulary_of(phrases, TEMPLATES)
+    plain = [re.sub(r"\{\w+\}", " ", template) for template in TEMPLATES]
+    return tuple(sorted({word for text in (*phrases, *plain) for word in text.split()}))
 
 
 @cache
-def _meanings() -> dict[Phrase, Meaning]:
+def _meanings() -> dict[str, tuple[str, str]]:
     """Word -> (attribute, value), for the words that carry a value."""
-    table: dict[Phrase, Meaning] = {}
-    for attribute, forms in _FORMS.items():
-        for phrases in forms.values():
-            for value, phrase in zip(ATTRIBUTES[attribute], phrases):
-                table.update({(word,): (attribute, value) for word in phrase.split() if word not in _PHRASE_FILLERS})
-    return table
-
-
-def _choices(split: Split) -> Callable[[], list[Scene]]:
-    choices = {"train": train_scenes, "heldout": heldout_scenes, "all": all_scenes}
-    if split not in choices:
-        raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{did_you_mean(split, choices)}")
-    return choices[split]
-
-
-@cache
-def _table(split: Split) -> Tensor:
-    return torch.tensor([scene.indices for scene in _choices(split)()], dtype=torch.int64)
-
-
-def _with_nuisance(table: Tensor, generator: torch.Generator | None) -> SceneBatch:
-    n = len(table)
-    offset = 2 * torch.rand(n, 2, generator=generator) - 1
-    phase = torch.rand(n, generator=generator)
-    return SceneBatch(**dict(zip(ATTRIBUTES, table.unbind(1))), offset=offset, phase=phase)
+    return {
+        word: (attribute, value)
+        for attribute, forms in _FORMS.items()
+        for phrases in forms.values()
+        for value, phrase in zip(ATTRIBUTES[attribute], phrases)
+        for word in phrase.split()
+        if word not in _PHRASE_FILLERS
+    }

@@ -1,4 +1,4 @@
-"""Common parts of the sentences and splits of all worlds."""
+"""Sentences and splits of the scenes world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common parts of the judges of all worlds: clips as tensors, checks, prompts outside the grammar, beliefs to scores."""
+"""Common parts of a judge by analysis-by-synthesis: clips as tensors, checks, prompts outside the grammar, beliefs to scores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
+from research.scenes.grammar import AnyScene
 from sage_grpo.types import PartScores
-from sage_grpo.worlds.grammar import AnyScene
 
 R = TypeVar("R", bound="Rows")
 
