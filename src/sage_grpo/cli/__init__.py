@@ -66,6 +66,7 @@ GROUPS = {
         "report": Command(
             "report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True
         ),
+        "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
     },
     "publish": {
         "export": Command(
@@ -84,7 +85,6 @@ GONE = {
     "shapes": "python -m research.pretraining.shapes takes its options, in the project's repository (research/README.md).",
     "scenes": "python -m research.pretraining.scenes takes its options, in the project's repository (research/README.md).",
     "launch": "torchrun --nproc-per-node N -m sage_grpo train ... starts a run on N GPUs (docs/scale.md).",
-    "completion": "it is not replaced; --help GROUP lists options.",
     "convert": "sage-grpo export SOURCE --out FOLDER takes its options (docs/hub.md).",
 }
 """Earlier commands, and what to use in their place."""

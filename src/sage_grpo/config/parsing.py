@@ -46,8 +46,8 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes` the words and files
     may name a recipe, which the caller has applied to `defaults`.
     """
-    plain = _lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
-    parser = _parser(options, prog, recipes, plain)
+    plain = lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
+    parser = new_parser(options, prog, recipes, plain)
     try:
         values = parser.parse_args(_friendly(argv, options))
         for key, (off, why) in GONE.items():
@@ -70,7 +70,7 @@ _PARSERS: dict[tuple[type, str, bool, str], Any] = {}
 """Parsers by all of their inputs: building one takes a tenth of a second, and a comparison parses the settings of every run."""
 
 
-def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
+def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
     """A parser of the options with these defaults, made once, with `--config` and, where a command has recipes, `--recipe`."""
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
@@ -92,7 +92,7 @@ def _parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -
     return _PARSERS[key]
 
 
-def _lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
+def lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
     """Defaults that are lists of dataclasses, as plain data, because the parser cannot print them."""
     lists = {}
     for field in dataclasses.fields(options):
