@@ -148,11 +148,9 @@ class Objective:
 
     @property
     def needs_velocity_old(self) -> bool:
-        """True if the rollout must keep its velocities for the loss."""
         return bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
 
     def clip(self, dims: int) -> float:
-        """The clip range in use."""
         given = self.surrogate.clip_range
         return clip_range(dims, self.surrogate.clip_scale) if given is None else given
 

@@ -43,7 +43,6 @@ class KlCoefficient:
             raise ValueError(f"kl.lambda_min must be at most kl.{name} ({getattr(self, name)}), got {self.lambda_min}.")
 
     def controller(self) -> KlController:
-        """A controller at its start."""
         return KlController(self)
 
 
@@ -101,10 +100,8 @@ class KlController:
         return min(max(self.value * factor, c.lambda_min), c.lambda_max)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs."""
         return {"updates": self.updates, "history": list(self.history), "value": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
         self.updates, self.value = int(state["updates"]), float(state["value"])
         self.history = [float(kl) for kl in state["history"]]

@@ -48,7 +48,6 @@ class Schedule:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of a rollout."""
         return len(self.sigmas) - 1
 
     def pair(self, index: int) -> tuple[Tensor, Tensor]:

@@ -50,9 +50,7 @@ class Solver(Protocol):
     """Integrates dx/dsigma = v over a grid. One object serves one sampling: multistep solvers remember velocities."""
 
     @property
-    def num_steps(self) -> int:
-        """Number of steps."""
-        ...
+    def num_steps(self) -> int: ...
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
         """x after step `index`; steps come in order, from 0."""
@@ -67,7 +65,6 @@ class GridSolver:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the schedule."""
         return self.schedule.num_steps
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:

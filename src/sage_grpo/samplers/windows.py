@@ -78,7 +78,6 @@ class Window:
         return self.flags(first, num_steps)
 
     def flags(self, first: int, num_steps: int) -> tuple[bool, ...]:
-        """The window that starts at a step."""
         last = num_steps - self.size
         if not 0 <= first <= last:
             places = f"may start at step 0 to {last}" if last >= 0 else "does not fit"

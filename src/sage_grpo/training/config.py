@@ -43,17 +43,14 @@ class BatchConfig:
 
     @property
     def trained(self) -> int:
-        """Clips of a group that updates train."""
         return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
 
     @property
     def pairs(self) -> int:
-        """Pairs of a group that dpo trains."""
         return max(1, self.trained // 2)
 
     @property
     def best(self) -> int:
-        """Clips of a group that sft trains."""
         return max(1, round(self.trained_fraction * self.group_size))
 
 
@@ -274,7 +271,6 @@ class EvalConfig:
     """Clips that are saved as videos."""
 
     def steps_for(self, model: ModelSpec) -> int:
-        """ODE steps of an evaluation of this model."""
         return steps_of(model) if self.steps is None else self.steps
 
     def points(self, iterations: int) -> list[int]:
@@ -411,7 +407,6 @@ class TrainConfig:
         self._check_workers()
 
     def build_objective(self) -> Objective:
-        """The objective that learns."""
         return build(self.objective, self.surrogate)
 
     @property
@@ -453,7 +448,6 @@ class TrainConfig:
 
     @property
     def actor_cpus(self) -> float:
-        """CPUs that all actors of a run on Ray reserve: workers, and rewards' own."""
         workers = self.rollout.ray.workers * self.rollout.ray.cpus
         return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
 

@@ -117,7 +117,6 @@ class DecodedClips:
 
     @property
     def videos(self) -> Tensor:
-        """All clips."""
         if self._sparse is not None:
             return self._sparse
         return torch.cat(self._whole) if self._whole else no_clips(self.model.video)

@@ -93,7 +93,6 @@ class RolloutEngine:
 
     @property
     def storage(self) -> Storage:
-        """Precision and device of stored trajectories."""
         config = self.config
         return Storage(
             dtype=getattr(torch, config.rollout.storage),
@@ -108,7 +107,6 @@ class RolloutEngine:
         return {group.index: condition for group, condition in zip(groups, found)}
 
     def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:
-        """Build the sampler of this rank's clips."""
         config, rank = self.config.rollout, self.world.rank
         passes = plan.rollout_passes(rank) + Lockstep(plan).idle_passes(rank)
         return Sampler(
@@ -130,13 +128,11 @@ class RolloutEngine:
         )
 
     def example(self, plan: Plan, member: Member) -> Tensor:
-        """The latents of a given clip."""
         assert self.encoder is not None
         prompt = plan.groups[member.group].prompt
         return self.encoder(prompt.clips[member.index], prompt.format)
 
     def policy(self, group: Group) -> Policy:
-        """The policy that samples a group."""
         places, model = tuple(part.place for part in self.parts), in_format(self.model, group.prompt.format)
         return Policy(model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
@@ -182,7 +178,6 @@ class RolloutEngine:
         return clips.videos
 
     def latents(self, rollout: Rollout) -> Tensor | None:
-        """Latents of the clips that this process scores."""
         mine = self._mine(rollout)
         return torch.cat([latents for _, latents in mine]) if mine else None
 
@@ -209,11 +204,9 @@ class RolloutEngine:
         return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
 
     def score(self, videos: Tensor, plan: Plan, latents: Tensor | None = None) -> GroupScores:
-        """Rewards of all ranks' clips."""
         return self.gather(self.sheet(videos, plan, latents=latents))
 
     def gather(self, sheet: LocalScores | None) -> GroupScores:
-        """The scores of all ranks' clips."""
         assert sheet is not None
         return gathered(self.reward, sheet, self.world, torch.float32)
 

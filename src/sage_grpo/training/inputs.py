@@ -163,7 +163,6 @@ def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
-    """The model that the configuration names."""
     torch.manual_seed(config.seed)
     device = _device(config, world, Overrides())
     compiled, why = compiles(config, device)
@@ -174,7 +173,6 @@ def load_model(config: TrainConfig, world: World) -> VelocityModel:
 
 
 def _device(config: TrainConfig, world: World, given: Overrides) -> torch.device:
-    """Device of the model, also before it is loaded."""
     if given.model is not None:
         return given.model.device
     return choose_device(config.model.device if world.device is None else world.device)
@@ -241,7 +239,6 @@ def try_rewards(
 
 
 def load_sources(config: TrainConfig, given: Overrides | None = None) -> tuple[list[Prompt], list[Prompt]]:
-    """Training prompts and held-out prompts."""
     given, source, clips = given or Overrides(), config.held_out, config.data.clips
     if clips is not None:
         if given.prompts is not None:

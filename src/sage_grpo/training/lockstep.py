@@ -49,7 +49,6 @@ class Lockstep:
 
     @property
     def rounds(self) -> list[int]:
-        """Replays of every update on every rank, with padding."""
         return [most.total() for most in self._most_replays]
 
     @property
@@ -95,5 +94,4 @@ class Lockstep:
 
 
 def _most(counts: Sequence[Counter[int]]) -> Counter[int]:
-    """For every network, the largest count of any rank."""
     return Counter({network: max(count[network] for count in counts) for network in (0, 1)})

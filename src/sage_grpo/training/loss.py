@@ -71,7 +71,6 @@ class StatePart:
 
     @property
     def dims(self) -> int:
-        """Dimensions of the part in a sample."""
         return int(self.place.stop - self.place.start)
 
     def view(self, item: TrainItem, step: Step) -> tuple[TrainItem, Step]:

@@ -63,7 +63,6 @@ class Group:
         return self.schedule.exploring_range()[0] + 1 if self.shared else 0
 
     def label(self, step: int) -> int:
-        """A trained step's index in the run's own grid."""
         return step + self.offset if self.levels is None else self.levels.labels[step]
 
     @property
@@ -72,7 +71,6 @@ class Group:
         return self.schedule if self.levels is None else self.levels.schedule
 
     def sigma(self, step: int) -> float:
-        """Noise level of a trained step."""
         return float(self.replayed.sigmas[step])
 
     def length(self, step: int) -> float:
@@ -88,7 +86,6 @@ class Group:
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
 
     def guide(self, step: int) -> Guide:
-        """Guidance of a step of `schedule`."""
         return self.guides[step] if self.guides else "exact"
 
     def noise(self) -> dict[str, Any]:
@@ -159,12 +156,10 @@ class Plan:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompt of every group."""
         return [group.prompt for group in self.groups]
 
     @property
     def updates(self) -> int:
-        """Optimizer updates."""
         return len(self.groups[0].trained)
 
     def batches(self, rank: int) -> list[MicroBatch]:
@@ -253,7 +248,6 @@ class Plan:
 
     @property
     def skipped(self) -> int:
-        """Number of groups without a trained clip."""
         trained = {member.group for part in self.chosen or () for member in part}
         return 0 if self.chosen is None else len(self.groups) - len(trained)
 
@@ -298,7 +292,6 @@ class Plan:
         return found
 
     def network_of(self, replay: Replay) -> int:
-        """The network of a replay."""
         return self.network(self.groups[replay.members[0].group].sigma(replay.step))
 
     @cached_property

@@ -132,7 +132,6 @@ class Planner:
 
     @property
     def _apart(self) -> bool:
-        """True if prompts may have different schedules."""
         rollout = self.config.rollout
         return rollout.window.kind == "drawn" or self._together or self.objective.samples == "ode"
 
@@ -224,12 +223,10 @@ class Planner:
         )
 
     def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
-        """Guidance of a schedule's steps, if those that do not explore are cheap."""
         cheap = self.config.rollout.cheap
         return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.network) if cheap.on else ()
 
     def _why(self) -> str:
-        """Possible reason for too few steps."""
         left = self.unexplored()
         return f"{left[0].upper()}{left[1:]}. {LOOK}" if left else LOOK
 
@@ -264,14 +261,12 @@ class Planner:
         return KlProbe(steps[place], edges[-1] / squares[place])
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
-        """The trained steps of a group, one list per optimizer update."""
         config = self.config.update
         least = config.updates_per_rollout if self._steps_are_dealt else 1
         count = max(least, round(config.step_fraction * len(steps)))
         return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
 
     def _deal(self, chosen: list[int], draw: random.Random) -> list[list[int]]:
-        """Trained steps, dealt out to the updates."""
         config = self.config.update
         if config.permute_steps:
             draw.shuffle(chosen)

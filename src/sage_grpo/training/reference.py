@@ -22,7 +22,6 @@ class Snapshot:
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Copy the current weights."""
         for name, p in self.params.items():
             self.copies[name].copy_(p)
 
@@ -148,17 +147,14 @@ class PastWeights:
         return weights
 
     def forget(self) -> None:
-        """Discard all weights."""
         self.since, self.weights = {}, {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint."""
         return {
             f"past/{since}/{name}": copy for since, one in self.weights.items() for name, copy in one.copies.items()
         }
 
     def state_dict(self) -> dict[str, int]:
-        """State without tensors."""
         return {str(n): since for n, since in self.since.items()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

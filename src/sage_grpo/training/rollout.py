@@ -93,7 +93,6 @@ class Storage:
         return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
 
     def stored(self, x: Tensor) -> Tensor:
-        """Store x for the update: in the stored precision, on the storage device."""
         return to_storage(x, self.device, self.dtype)
 
 
@@ -220,7 +219,6 @@ class Sampler:
             )
 
     def _idle(self, network: int, passes: int) -> None:
-        """Make padding passes that keep ranks synchronized."""
         batch = self.plan.batches(self.rank)[0]
         group = self.plan.group_of(batch)
         policy = self.policies(group)
@@ -296,11 +294,9 @@ class _Walk:
         """`x` as stored by the step before, if it was."""
 
     def sigma(self) -> float:
-        """Noise level of the next pass."""
         return self.policy.sigma(self.index)
 
     def velocity(self) -> Tensor:
-        """Velocity of the next step."""
         guide = self.group.guide(self.index)
         v, self.added = self.sampler.passes.velocity(
             self.policy, self.index, self.x, self.conditions, guide=guide, path=self, added=self.added
@@ -309,7 +305,6 @@ class _Walk:
         return v
 
     def drift(self, step: Step) -> Tensor:
-        """The states after a deterministic step."""
         x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
         return self.sampler.storage.rounded(x_next)
 
@@ -325,7 +320,6 @@ class _SharedPrefix(_Walk):
         self.keys = list(zip(*map(sampler.plan.trunk, groups)))
 
     def ready(self) -> bool:
-        """True if a step is left."""
         return self.index < self.group.branch
 
     def step(self) -> None:
@@ -354,7 +348,6 @@ class _Members(_Walk):
         self.batch = batch
 
     def ready(self) -> bool:
-        """True if a step is left and the shared prefix has reached it."""
         parted = not self.group.shared or self.batch.members[0] in self.sampler._forked
         return parted and self.index < self.policy.schedule.num_steps
 

@@ -81,7 +81,6 @@ class GroupScores:
 
     @property
     def valid(self) -> Tensor:
-        """Mask of clips with a total."""
         return torch.isfinite(self.total)
 
 
@@ -170,7 +169,6 @@ def score_here(
 
 
 def joined(sheets: Sequence[LocalScores]) -> LocalScores:
-    """Concatenate the scores of several workers."""
     counts = [sum(column) for column in zip(*(sheet.failed for sheet in sheets))]
     failures = merged(one for sheet in sheets for one in sheet.failures)
     return LocalScores(torch.cat([sheet.rows for sheet in sheets]), counts, failures)

@@ -74,7 +74,6 @@ class TrainState:
 
     @property
     def size(self) -> int:
-        """Number of trained parameters, over all ranks."""
         return sum(p.numel() for p in self.params.values())
 
     def save(

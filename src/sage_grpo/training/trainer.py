@@ -209,11 +209,9 @@ class Trainer:
     def save(
         self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
     ) -> Path:
-        """Write a checkpoint, with the caller's `meta` and `files`."""
         return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def close(self) -> None:
-        """Stop workers and the rewards' processes."""
         if self.workers is not None:
             self.workers.close()
         self.inputs.opened.close()

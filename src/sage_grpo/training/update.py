@@ -157,7 +157,6 @@ class Updater:
         return items
 
     def apply(self, metrics: dict[str, float]) -> dict[str, float]:
-        """One optimizer step."""
         state, config = self.state, self.config.optimizer
         norm = self.sharding.clip(state.params.values(), config.max_grad_norm)
         if not math.isfinite(norm):
@@ -232,7 +231,6 @@ class Updater:
 
 
 def _pair(plan: Plan, members: Sequence[Member], rows: Tensor) -> PreferencePair:
-    """The preference pairs of a replay's clips."""
     pairs = [plan.partners.get(member, (0, member)) for member in members]
     partners = torch.tensor([partner.group * plan.group_size + partner.index for _, partner in pairs])
     sides = torch.tensor([float(side) for side, _ in pairs])
