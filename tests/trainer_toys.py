@@ -138,8 +138,3 @@ class Kept:
     def close(self) -> None:
         """Say so."""
         self.closed.append(self.folder)
-
-
-def darker(latents: Tensor) -> Tensor:
-    """A decoder for the toy: as its own, and darker."""
-    return (torch.sigmoid(latents) - 1).repeat_interleave(2, 3).repeat_interleave(2, 4)

@@ -18,6 +18,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.recipes import recipe
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.utils.text import fixed, markdown
 

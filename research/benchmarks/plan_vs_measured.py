@@ -23,10 +23,10 @@ import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
-from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.architecture import Architecture, build_architecture, find_architecture
+from sage_grpo.plan.configs import random_model
 from sage_grpo.plan.costs import Forecast, choose_levels, forecast
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.plan.measure import fitted

@@ -209,7 +209,7 @@ def test_clips_have_the_seeds_pictures_and_names_of_their_prompts(tmp_path: Path
     assert [str(clip.prompt.image) for clip in one] == ["i.png"] * 3
     each = clips_of(GenerateSpec(prompts="x", images=["i.png", "j.png", "k.png"]), prompts)
     assert [str(clip.prompt.image) for clip in each] == ["i.png", "j.png", "k.png"]
-    assert Path(str(each[1].images["image"])).is_absolute()
+    assert Path(str(each[1].prompt.columns(absolute=True)["image"])).is_absolute()
     with pytest.raises(ValueError, match="2 images for 3 prompts"):
         clips_of(GenerateSpec(prompts="x", images=["i.png", "j.png"]), prompts)
     assert [one.text for one in prompts_of(GenerateSpec(prompts=["a", "b.txt"]))] == ["a", "b.txt"]

@@ -222,7 +222,7 @@ def ways(best: bool) -> WaysResult:
     full = CheapSetting(after=4, before=3, solver="euler", cheap=CheapSpec())
     short = replace(full, after=2, solver="ab2")
     found = Measured(way=short, passes=6.0, seconds=0.5, correlation=estimate(0.5), reward=estimate(-0.125))
-    return WaysResult(full, 8.0, 2.0, 3, [found], found if best else None, "seconds", 99)
+    return WaysResult(full, 8.0, 2.0, 3, [found], found if best else None, 99)
 
 
 def test_ways_are_a_table_and_a_file_that_is_never_an_older_probes(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -243,7 +243,9 @@ def test_ways_are_a_table_and_a_file_that_is_never_an_older_probes(tmp_path: Pat
         "0.25..1.00 -0.375..+0.375",
     ]
     least = options.probe.ways.least
-    said = f"Measured: the way with the fewest seconds that is alike by at least {least:g}; it saves 75% of the full way's."
+    said = (
+        f"Measured: the way with the fewest passes that is alike by at least {least:g}; it saves 25% of the full way's."
+    )
     assert said in " ".join(told)
     assert told[-2:] == ["rollout: cheap", f"In {tmp_path}: ways.yaml (for train --config), ways.json"]
     assert json.loads((tmp_path / "ways.json").read_text()) == {"best": True}

@@ -28,7 +28,6 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.run.card import complete
 from sage_grpo.run.lock import ENTRIES, FolderLock, owned
 from sage_grpo.run.saved import Choice, find_checkpoint, read_config
 from sage_grpo.tools.report.page import leave_report, write_report
@@ -228,19 +227,6 @@ def test_weights_and_settings_are_the_runs_own(run: Path, private: Path, name: s
     read = {"config.yaml": read_config, "final": lambda folder: Choice(run=str(folder)).find(ModelSpec())}
     with pytest.raises(LeadsOut, match="leads out"):
         read.get(name, lambda folder: find_checkpoint(folder, 4))(run)
-
-
-def test_links_among_clips_are_not_sent_to_the_hub(run: Path, private: Path, tmp_path: Path) -> None:
-    linked(run / "videos", "heldout-000004-01.mp4", private)
-    config, out = read_config(run), tmp_path / "export"
-    out.mkdir()
-    complete(out, run, config, 4)
-    places = [(iteration, place) for iteration in (0, 4) for place in range(4) if (iteration, place) != (4, 1)]
-    names = [f"heldout-00000{iteration}-0{place}.mp4" for iteration, place in places]
-    assert sorted(file.name for file in (out / "clips").iterdir()) == names
-    linked(run, "metrics.jsonl", private)
-    with pytest.raises(LeadsOut):
-        complete(out, run, config, 4)
 
 
 def with_settings(run: Path, **settings: Any) -> Path:

@@ -114,29 +114,3 @@ def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -
         assert main(["export", "--run", str(run), "--out", str(out), *words]) == 0
         exported, final = load_file(out / file), load_file(run / "final" / file)  # which is the average
         assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
-
-
-@pytest.mark.slow
-def test_export_lists_what_it_sends_and_says_what_was_trained(finished: Run, tmp_path, capsys, monkeypatch) -> None:
-    run = finished("lora")
-    sent = []
-    monkeypatch.setattr("sage_grpo.utils.hub.upload", lambda *args, **kwargs: sent.append((args, kwargs)) or "a page")
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "somebody")
-    out = tmp_path / "lora"
-    words = ["export", "--run", str(run), "--out", str(out), "--push_to", "me/mine"]
-    assert main([*words, "--dry_run"]) == 0
-    said = capsys.readouterr().out
-    assert not sent
-    files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
-    assert {"README.md", "pytorch_lora_weights.safetensors"} < files
-    assert any(name.startswith("clips/heldout-") for name in files)
-    assert all(name in said for name in files)
-    card = (out / "README.md").read_text()
-    assert 'video_stats {"brightness": 1.0}' in card
-    assert str(tmp_path) not in card  # names of places stay here
-    assert main(words) == 0  # into the same folder: nothing is there twice
-    (((folder, repo, listed), options),) = sent
-    assert (folder, repo) == (out, "me/mine")
-    assert {file.name for file in listed} == files
-    assert options["private"] is True
-    assert (out / "README.md").read_text().count("## Recipe") == 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import needs
-
 from sage_grpo.cli.main import COMMANDS, main
 from sage_grpo.config.errors import ALSO_CALLED, leaves
 from sage_grpo.config.help import entries

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from sage_grpo.cli.main import main
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.convert import to_diffusers, to_original
+from sage_grpo.tools.convert import to_diffusers, to_original
 
 KIND = "hunyuan15_t2v"
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import tiny
 from sage_grpo.models import ModelError, base, lora, no_numbers
-from sage_grpo.models.checkpoints import cache, checkpoint, export, stock
-from sage_grpo.models.checkpoints.from_configs import random_model
+from sage_grpo.models.checkpoints import cache, checkpoint, export
+from sage_grpo.models.checkpoints.files import Header
 from sage_grpo.models.devices import Home, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
 from sage_grpo.models.experts import Experts
@@ -24,15 +24,17 @@ from sage_grpo.models.families import hunyuan15, sana_video, wan
 from sage_grpo.models.families.ltx2 import Ltx2
 from sage_grpo.models.families.qwen_image_edit import QwenImageEdit
 from sage_grpo.models.guidance import Guidance, read_guidance, token_norm
-from sage_grpo.models.lora import EXPERT_KEY, Header, Merge, match_targets
+from sage_grpo.models.lora import EXPERT_KEY, Merge, match_targets
 from sage_grpo.models.network.decoding import SeededNoise, to_floats, to_uint8
 from sage_grpo.models.network.gradients import _stands_for, unread_queries
 from sage_grpo.models.network.inputs import LatentGrid, after_frames, check_image, pack, put_frames, seen_tokens, unpack
 from sage_grpo.models.policy import Policy, integrate, started
 from sage_grpo.models.schedulers import scheduler_shift, start_of
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
+from sage_grpo.plan.configs import random_model
 from sage_grpo.samplers.kernels import Ode, Sage, SageExact
 from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.tools.doctor import stock
 from sage_grpo.types import Conditioning, VideoSpec
 
 
@@ -496,13 +498,13 @@ def test_what_rounding_leaves_of_an_update() -> None:
     merge = Merge()
     merge.add(torch.tensor([3.0]), torch.tensor([3.0]))
     merge.add(torch.tensor([4.0]), torch.tensor([0.0]))
-    assert (merge.share, merge.distance) == (9 / 25, 4 / 5)
-    assert (Merge().share, Merge().distance) == (1.0, 0.0)
+    assert merge.share == 9 / 25
+    assert Merge().share == 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert export.describe_merge(Merge(1.0, 0.9, 0.01), "bfloat16").startswith("90% of the LoRA's update is")
+        assert export.describe_merge(Merge(1.0, 0.9), "bfloat16").startswith("90% of the LoRA's update is")
     with pytest.warns(UserWarning, match="bfloat16 rounds small updates away"):
-        export.describe_merge(Merge(1.0, 0.89, 0.01), "bfloat16")
+        export.describe_merge(Merge(1.0, 0.89), "bfloat16")
 
 
 @pytest.mark.parametrize(("expert", "name"), [(None, "transformer"), ("high", "transformer"), ("low", "transformer_2")])

@@ -20,12 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from sage_grpo.distributed.spec import ParallelSpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.from_configs import COMPONENTS
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.plan import costs, formulas, hardware, measure, show
 from sage_grpo.plan.architecture import SAVED_FULL, SAVED_LORA, WAN_VAE, _scaled, find_architecture
 from sage_grpo.plan.changes import changes, way_to_fit
+from sage_grpo.plan.configs import COMPONENTS
 from sage_grpo.plan.costs import Forecast, Phase, forecast
 from sage_grpo.plan.counting import count_blocks, count_decoder
 from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, decoding_memory, memory, sampling_memory, trainable

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 import torch
@@ -78,10 +77,9 @@ def test_the_cheapest_way_that_is_surely_alike_is_recommended() -> None:
         return Measured(way=replace(OWN, after=after), passes=passes, seconds=seconds, correlation=one, reward=one)
 
     rows = [found(4, 0.99, 5.0, 0.5), found(3, 0.90, 4.0), found(2, 0.85, 3.0), found(1, 0.90, 4.0)]
-    assert recommend(rows, 0.9, "passes") is rows[1]
-    assert recommend(rows, 0.8, "passes") is rows[2]
-    assert recommend(rows, 0.8, "seconds") is rows[0]
-    assert recommend(rows, 0.995, "passes") is None
+    assert recommend(rows, 0.9) is rows[1]
+    assert recommend(rows, 0.8) is rows[2]
+    assert recommend(rows, 0.995) is None
 
 
 @pytest.fixture
@@ -130,7 +128,7 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     assert exact[2].passes == 2 * (full.before + 1) / 4 + 2 * 1
     assert unguided[2].passes == (full.before + 2) / 4 + 1
     assert "guided 0..0.01" in module.described(unguided[0].way)
-    assert (found.by, found.step, found.best) == ("passes", 3, recommend(found.ways, spec.least, "passes"))
+    assert (found.step, found.best) == (3, recommend(found.ways, spec.least))
     told = module.ways_document(prober, found)
     assert (told["step"], told["least"], told["judged_by"]) == (3, 0.8, "passes")
     assert told["sampled"]["velocities"] == found.passes
@@ -142,29 +140,10 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     assert told["recommended"] == found.best.way.fields()
 
 
-def test_ways_of_which_one_has_other_passes_are_judged_by_seconds(prober_of, monkeypatch) -> None:
-    monkeypatch.setattr(CheapSpec, "changes_passes", property(lambda self: self.guidance is not None))
-    prober = prober_of(WaysSpec(after=[3], solvers=["euler"], cheap=[CheapSpec(guidance=(0.0, 0.5))], least=0.0))
-    monkeypatch.setattr(type(prober.model), "check_cheap", lambda self, spec: None)
-    monkeypatch.setattr(type(prober.model), "cheaply", lambda self, spec: nullcontext())
-    made: list[Any] = []
-    monkeypatch.setattr(module, "WayKeys", lambda *words, **more: made.append((words, more)) or WayKeys(*words, **more))
-    said: list[str] = []
-    found = ways(prober, said.append, silent)
-    assert made[::3] == [((prober.config.seed, 0), {"same_start": True, "prompt": number}) for number in (0, 1)]
-    _, full, listed = choose_ways(prober)
-    forecast = f"2 prompts x 2 start noises x 8 clips, the full way ({full.before} steps before and {full.after} after the branch)"
-    assert said == [f"{forecast} and {len(listed)} others: {found.passes} velocities."]
-    assert found.by == "seconds"
-    assert found.best is recommend(found.ways, 0.0, "seconds")
-
-
 def test_words_and_fields_say_what_a_way_does_without_and_nothing_that_is_usual() -> None:
     cases = {
         "-": {},
         "guided 0.2..0.9, negative 1/2": {"guidance": (0.2, 0.9), "negative_every": 2},
-        "first_block 0.3": {"cache": "first_block", "cache_threshold": 0.3},
-        "taylorseer 1/4": {"cache": "taylorseer", "cache_every": 4},
     }
     for words, fields in cases.items():
         way = replace(OWN, before=0, cheap=CheapSpec(**fields))

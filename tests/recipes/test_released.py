@@ -15,7 +15,10 @@ from torch import Tensor
 
 from double import CLOSE, in_double
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.objectives.policy_gradient import clip_range, equalizing_weights
+from sage_grpo.objectives.base import ReplayedStep, clip_range
+from sage_grpo.objectives.build import build
+from sage_grpo.objectives.options import ObjectiveSpec
+from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
@@ -78,12 +81,21 @@ def steps_of(config: TrainConfig, grid: Schedule, *, moved: float = 0.02) -> lis
 
 def ours(config: TrainConfig, step: Step) -> Tensor:
     """The policy loss of a step, as `loss_of` makes it."""
-    objective = Objective(config.surrogate, config.trust_region, dims=48)
     law, old = step.ours(step.x, step.v), step.ours(step.x, step.v_old)
     sensitivity = step.ours.sensitivity.expand(3)
-    kl = closed_form_kl(step.v, step.v_old, sensitivity)
-    log_ratio = law.log_prob(step.x_next) - old.log_prob(step.x_next)
-    return step.weight * objective.surrogate_terms(log_ratio, step.advantage, kl, step.ours.std).loss.mean()
+    replayed = ReplayedStep(
+        velocity=step.v,
+        velocity_old=step.v_old,
+        velocity_reference=step.v_ref,
+        x_next=step.x_next,
+        sigma=float(step.sigma),
+        log_prob=law.log_prob(step.x_next),
+        log_prob_old=old.log_prob(step.x_next),
+        advantage=step.advantage,
+        kl_old=closed_form_kl(step.v, step.v_old, sensitivity),
+        std=step.ours.std,
+    )
+    return step.weight * build(ObjectiveSpec(), config.surrogate).loss(replayed).loss.mean()
 
 
 def flow_noise(config: TrainConfig, grid: Schedule, step: Step) -> Tensor:

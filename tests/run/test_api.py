@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import sage_grpo
 import trainer_toys
@@ -17,16 +16,12 @@ from sage_grpo import StopRequest, evaluate, generate, own_reward
 from sage_grpo.callbacks.journal import read_events, read_rows
 from sage_grpo.cli.train import run as command
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.run import identity
 from sage_grpo.run.identity import of_object, stable
 from sage_grpo.run.preflight import preflight
-from sage_grpo.run.saved import read_config
 from sage_grpo.run.session import run
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import EvalConfig, LogConfig, TrainConfig
-from sage_grpo.training.inputs import Overrides
 from trainer_toys import bright
 from trainer_zoo.toy import ToyModel
 
@@ -193,27 +188,6 @@ def test_a_kernel_of_ones_own_trains_and_replays_to_the_bit(make_config, make_tr
 def test_what_is_not_a_kernel_or_a_sink_is_refused_before_a_run(named, said: str, make_config) -> None:
     with pytest.raises(ValueError, match=said):
         preflight(make_config(**named))
-
-
-def test_the_code_of_a_decoder_is_part_of_what_a_run_is_and_is_not_taken_from_a_strangers_folder(
-    make_config, tmp_path: Path
-) -> None:
-    config = replace(make_config(), rewards=TrainConfig().rewards)
-    (tmp_path / "tiny").mkdir()
-    weights = tmp_path / "tiny" / "weights.safetensors"
-    prints, tiny = [identity._of_plugins(config, Overrides())], str(tmp_path / "tiny")
-    for name, content in (("trainer_toys:darker", b""), (tiny, b"one"), (tiny, b"two")):
-        weights.write_bytes(content)
-        own = replace(config, model=replace(config.model, decoder=name))
-        prints.append(identity._of_plugins(own, Overrides()))
-    assert len(set(prints)) == 4
-    misspelt = replace(config, model=replace(config.model, decoder="trainer_toys:darkr"))
-    with pytest.raises(ModelError, match=r"model\.decoder 'trainer_toys:darkr': .*Did you mean 'darker'\?"):
-        preflight(misspelt)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"decoder": "trainer_toys:darker"}}))
-    with pytest.raises(ValueError, match=r"names the code trainer_toys:darker \(model\.decoder\).*--trust_run"):
-        read_config(tmp_path)
-    assert read_config(tmp_path, trust=True).model.decoder == "trainer_toys:darker"
 
 
 def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a run has left: which weights are taken, what an export's card says, and what makes objects the same."""
+"""What a run has left: which weights are taken, and what makes objects the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.run import card, identity, lock, saved
+from sage_grpo.run import identity, lock, saved
 from sage_grpo.run.saved import Choice, Weights, find_checkpoint, refuse_own
 
 
@@ -119,49 +119,19 @@ def test_what_a_strangers_configuration_names_is_told() -> None:
         RewardSpec(name="remote", options={"urls": ["http://me:abc@host"]}), RewardSpec(name="vlm_judge", options={"url": "u"}),
         RewardSpec(name="mine:one"), RewardSpec(name="object:x"), RewardSpec(name="clip"),
     ]  # fmt: skip
-    model = replace(config.model, family="own.family", decoder="own:decoder")
+    model = replace(config.model, family="own.family")
     odd = replace(config, rewards=named, model=model, kernel=replace(config.kernel, name="own:Kernel"))
     code = [
         "the code own.family (model.family)",
-        "the code own:decoder (model.decoder)",
         "the code own:Kernel (kernel.name)",
     ]
     assert saved._foreign(odd, rewards=False) == code
     assert saved._foreign(odd, rewards=True) == [
         *code, "the reward server ['http://***@host']", "the judge at u", "the code mine:one (rewards)",
     ]  # fmt: skip
-    for family, decoder in ((None, None), ("wan", "a/folder"), ("object:M", None)):
-        plain = replace(model, family=family, decoder=decoder)
+    for family in (None, "wan", "object:M"):
+        plain = replace(model, family=family)
         assert saved._foreign(replace(config, model=plain), rewards=True) == []
-
-
-def test_a_card_has_the_recipe_the_scores_and_the_clips(tmp_path: Path) -> None:
-    out, run = tmp_path / "out", tmp_path / "run"
-    (run / "videos").mkdir(parents=True)
-    out.mkdir()
-    rows = [{"iteration": n, "eval/total": n / 8, "eval/new": 1.0, "reward/a": 2.0} for n in (0, 2, 4, 6)]
-    del rows[0]["eval/new"]
-    (run / "metrics.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in [*rows, {"iteration": 4, "reward/total": 9.0}])
-    )
-    for number in (0, 2, 4):
-        for place in (0, 3, 4):
-            (run / "videos" / f"heldout-{number:06d}-{place:02d}.mp4").write_text(f"{number} {place}")
-    card.complete(out, run, recipe("shapes/sage"), 5)
-    text = (out / "README.md").read_text()
-    config = recipe("shapes/sage")
-    assert text.startswith("# Weights trained with sage-grpo\n\n## Recipe\n")
-    assert f"| iterations | 5 of {config.iterations} |\n" in text
-    assert f"| prompts x clips an iteration | {config.batch.prompts} x {config.batch.group_size} |\n" in text
-    scores = "## Scores on held-out prompts\n\n|  | before | iteration 4 |\n|---|---|---|\n| total | 0.0000 | 0.500 |\n\n## Clips"
-    assert scores in text
-    names = [f"heldout-{number:06d}-{place:02d}.mp4" for number in (0, 4) for place in (0, 3)]
-    assert sorted(file.name for file in (out / "clips").iterdir()) == names
-    assert [name in text for name in names] == [True] * 4
-    assert (out / "clips" / names[2]).read_text() == "4 0"
-    card.complete(out, run, config, 1)  # one evaluation is no comparison
-    assert (out / "README.md").read_text().count("## Scores") == 1
-    assert card._clips(tmp_path) == [] == card._shown([])
 
 
 def test_what_the_main_process_refuses_all_refuse(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,7 +307,6 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
     check_code(replace(of(family="no_such.family"), rewards=named), own)
     for odd, said in (
         (of(family="no_such.family"), "no_such"),
-        (of(decoder="no_such:decoder"), "no_such"),
         (replace(config, log=LogConfig(sinks=["no_such:Sink"])), "no_such"),
         (replace(config, rewards=[RewardSpec(name="clip", device="cud")]), "cud"),
         (replace(config, rewards=[RewardSpec(name="object:y")]), "object"),

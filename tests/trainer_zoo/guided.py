@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sage_grpo.models import ModelError
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.types import Conditioning
@@ -47,13 +44,6 @@ class GuidedToy(ToyModel):
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         return 1 if (self.guidance_scale if guidance is None else guidance) == 1 else 2
-
-    def check_cheap(self, spec: CheapSpec) -> None:
-        if spec.changes_passes:
-            raise ModelError("The toy has neither caches nor attention.")
-
-    def cheaply(self, spec: CheapSpec) -> AbstractContextManager[Callable[[], None]]:
-        raise NotImplementedError
 
 
 def load(spec: ModelSpec, device: str | torch.device | Path | None = None) -> GuidedToy:

@@ -150,7 +150,6 @@ MODEL = {
     "model.guidance_in_training": Row(False, "rollout", base=GUIDED),
     "model.negative_gradient": Row(False, "gradient", base=GUIDED),
     "model.shift": Row(2.0, "rollout", evaluation=True),
-    "model.decoder": Row("trainer_toys:darker", "reward"),
 }
 
 ROWS: dict[str, Row] = {**RUN, **MODEL}
@@ -165,7 +164,6 @@ ELSEWHERE = {
         rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
     "training/test_focus.py": "rewards[].judges rollout.explore",
     "training/test_given_clips.py": "data.formats",
-    "training/test_given.py": "rollout.cheap.cache rollout.cheap.cache_threshold rollout.cheap.cache_every rollout.cheap.attention",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",
     "objectives": "kl.window objective.options",

@@ -21,9 +21,10 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.models.policy import Policy
 from sage_grpo.objectives.trust_region import TrustRegion
-from sage_grpo.training import sampling
+from sage_grpo.training import engine
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.engine import RolloutEngine
+from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.rollout import Rollout, SavedRecord, Storage
 from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.types import Sound, VideoSpec
@@ -90,7 +91,7 @@ def test_figures_of_several_processes_are_added_up_or_the_largest(monkeypatch) -
 @pytest.mark.parametrize(("whole", "hears", "heard"), [(True, False, True), (False, True, True), (False, False, False)])
 def test_whoever_listens_gets_the_sound(whole: bool, hears: bool, heard: bool, monkeypatch) -> None:
     sound = Sound(torch.zeros(2, 1, 4), 4)
-    monkeypatch.setattr(sampling, "sound_of", lambda model, latents: sound if len(latents) == 2 else None)
+    monkeypatch.setattr(engine, "sound_of", lambda model, latents: sound if len(latents) == 2 else None)
     place = SimpleNamespace(
         reward=SimpleNamespace(hears=hears), latents=lambda rollout: torch.zeros(2, 3), model=None, vae=nullcontext
     )
@@ -98,31 +99,24 @@ def test_whoever_listens_gets_the_sound(whole: bool, hears: bool, heard: bool, m
 
 
 @pytest.mark.parametrize(
-    ("whole", "small", "needed", "asked", "entered"),
-    [
-        ({}, False, [0, 3], None, 1),
-        ({"whole": False}, False, [0, 3], [0, 3], 1),
-        ({"whole": False}, False, [], [], 0),
-        ({"whole": False}, True, [0, 3], None, 0),
-    ],
+    ("whole", "needed", "asked", "entered"),
+    [({}, [0, 3], None, 1), ({"whole": False}, [0, 3], [0, 3], 1), ({"whole": False}, [], [], 0)],
 )
-def test_only_frames_that_somebody_reads_are_decoded_and_another_decoder_makes_whole_clips(
-    whole: dict[str, bool], small: bool, needed: list[int], asked: list[int] | None, entered: int, monkeypatch
+def test_only_frames_that_somebody_reads_are_decoded(
+    whole: dict[str, bool], needed: list[int], asked: list[int] | None, entered: int, monkeypatch
 ) -> None:
     clips, sink, vae, ticks = MagicMock(), MagicMock(), MagicMock(), []
     clips.return_value.add.return_value = "decoded"
     vae.decoding.return_value.__enter__ = lambda self: ticks.append("in")
-    monkeypatch.setattr(sampling, "DecodedClips", clips)
-    monkeypatch.setattr(sampling, "frames_needed", lambda model, reward: needed if (model, reward) == ("m", "r") else 0)
+    monkeypatch.setattr(engine, "DecodedClips", clips)
+    monkeypatch.setattr(engine, "frames_needed", lambda model, reward: needed if (model, reward) == ("m", "r") else 0)
     mine = [(MicroBatch((Member(1, 0), Member(0, 1))), torch.zeros(2, 3))]
     clock = SimpleNamespace(ticker=lambda number: lambda: ticks.append(number))
     place = SimpleNamespace(_mine=lambda rollout: mine, clock=clock, model="m", reward="r", vae=vae)
-    place.small = "small" if small else None
     prompts = [Prompt("a", metadata={"n": 1}), Prompt("b")]
     assert RolloutEngine.decode(place, Rollout(), sink, prompts, **whole) is clips.return_value.videos
     assert clips.call_args == call("m", asked, 2)
-    latents, decoder = clips.return_value.add.call_args.args
-    assert (latents is mine[0][1], decoder) == (True, place.small)
+    assert clips.return_value.add.call_args.args[0] is mine[0][1]
     assert ticks == ["in"] * entered + [1]
     decoded, texts, metadata, latents = sink.add.call_args.args
     assert (decoded, texts, latents is mine[0][1]) == ("decoded", ["b", "a"], True)
@@ -131,7 +125,7 @@ def test_only_frames_that_somebody_reads_are_decoded_and_another_decoder_makes_w
 
 def test_latents_and_sound_reach_the_rewards_as_themselves(config, monkeypatch) -> None:
     given: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(sampling, "score_here", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(engine, "score_here", lambda *arguments: given.append(arguments))
     place = SimpleNamespace(scored=lambda plan: [], reward="r", model=SimpleNamespace(video=SimpleNamespace(fps=8.0)))
     RolloutEngine.sheet(place, "videos", None, early="early", latents="latents", sound="sound")
     assert given == [("r", "videos", [], [], 8.0, "early", "latents", "sound")]
@@ -174,17 +168,17 @@ def test_a_replay_of_one_clip_has_the_law_of_its_group(monkeypatch) -> None:
 
 def test_a_studio_refuses_what_its_plan_or_model_cannot_do(config, make_trainer, monkeypatch) -> None:
     known, seen = make_trainer(replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec()))).studio, []
-    monkeypatch.setattr(sampling.Planner, "check", lambda planner: seen.append(planner))
-    monkeypatch.setattr(sampling, "check_cheap", lambda *given, split: seen.append((*given, split)))
+    monkeypatch.setattr(engine.Planner, "check", lambda planner: seen.append(planner))
+    monkeypatch.setattr(engine, "check_cheap", lambda *given: seen.append(given))
     for group in (None, "the other ranks of this clip"):
         one = RolloutEngine(known.config, known.model, known.reward, world=World(sequence_group=group))
-        assert seen == [one.planner, (known.config, known.model, one.planner, group is not None)]
+        assert seen == [one.planner, (known.config, known.model, one.planner)]
         assert one.encoder is None
         seen.clear()
     kept = replace(known.config.rollout, storage="bfloat16", offload=True)
     for mode in ("none", "dual"):
         known.config = replace(known.config, rollout=kept, trust_region=TrustRegion(mode=mode))
-        needed = Objective(known.config.surrogate, known.config.trust_region, 9).needs_v_old
+        needed = needs_velocity_old(known.config.build_objective(), known.config.trust_region)
         assert known.storage == Storage(torch.bfloat16, torch.device("cpu"), needed)
 
 

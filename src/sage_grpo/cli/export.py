@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sage_grpo.config.ranges import Folder, Natural, checked
-
-if TYPE_CHECKING:
-    from sage_grpo.training.config import TrainConfig
 
 
 @checked
@@ -42,13 +39,6 @@ class Options:
     the family keeps in float32 (Wan's norms and time embedding) stay so."""
     out: Folder = "export"
     """Folder to write; with `source` it must not exist."""
-    push_to: str = ""
-    """OWNER/NAME of a repository on the Hugging Face hub that gets the export, with a card of metrics, recipe and held-out clips. Every file is listed
-    first. The login is the hub's own (`hf auth login`, or the variable HF_TOKEN)."""
-    public: bool = False
-    """Make the repository public; without it a new one is private, and a public one that exists is refused."""
-    dry_run: bool = False
-    """With `push_to`: write the export and list what would be sent, and send nothing."""
     trust_run: bool = False
     """Also load Python code that the run's config.yaml names (a custom model family). It runs with all your rights."""
 
@@ -66,7 +56,7 @@ class Options:
             )
 
 
-OF_A_RUN = ("run", "checkpoint", "ema", "merged", "push_to", "public", "dry_run", "trust_run")
+OF_A_RUN = ("run", "checkpoint", "ema", "merged", "trust_run")
 OF_A_SOURCE = ("to", "base")
 
 
@@ -85,7 +75,7 @@ def _convert(options: Options) -> int:
         raise ValueError(f"{out} exists already: choose another --out, or remove it.")
     import torch
 
-    from sage_grpo.models.checkpoints.convert import diffusers_to_original, original_to_diffusers
+    from sage_grpo.tools.convert import diffusers_to_original, original_to_diffusers
 
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     if options.to == "diffusers":
@@ -101,20 +91,16 @@ def _convert(options: Options) -> int:
 
 def _export(options: Options) -> int:
     from sage_grpo.models.base import Explains
-    from sage_grpo.models.checkpoints.export import check_space
     from sage_grpo.models.checkpoints.from_configs import adapter_alone
     from sage_grpo.run.saved import find_checkpoint, read_config, refuse_own
     from sage_grpo.training.state import load_weights
 
-    _check_push(options)
     config = read_config(Path(options.run), trust=options.trust_run, rewards=False)
     refuse_own(Path(options.out), Path(options.run))
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     whole = options.merged or spec.lora is None
     spec.check_named()
-    if spec.own_family is None and whole:
-        print(check_space(spec, Path(options.out)))
     model = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
     weights = load_weights(folder, model, ema=options.ema)
     if options.dtype == "bfloat16" and not whole:
@@ -123,35 +109,4 @@ def _export(options: Options) -> int:
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
     if isinstance(model, Explains) and "merged" in model.choices:
         print(model.choices["merged"])
-    if options.push_to:
-        _push(options, config, int(folder.name))
     return 0
-
-
-def _check_push(options: Options) -> None:
-    """Refuse a repository or files that cannot be sent, before the model is loaded."""
-    from sage_grpo.utils.hub import check_name, check_upload, uploads
-
-    if not options.push_to:
-        if options.public or options.dry_run:
-            raise ValueError("--public and --dry_run are about --push_to OWNER/NAME, which is not given.")
-        return
-    (check_name if options.dry_run else check_upload)(options.push_to)
-    if Path(options.out).is_dir():
-        uploads(Path(options.out))  # its present files would be sent too
-
-
-def _push(options: Options, config: TrainConfig, iteration: int) -> None:
-    from sage_grpo.run.card import complete
-    from sage_grpo.utils.hub import table, upload, uploads
-
-    out = Path(options.out)
-    complete(out, Path(options.run), config, iteration)
-    files = uploads(out)
-    kind = "public" if options.public else "private"
-    print(
-        f"{'Would send' if options.dry_run else 'Sending'} to the {kind} repository {options.push_to}:\n{table(files)}"
-    )
-    if not options.dry_run:
-        message = f"sage-grpo: iteration {iteration}"
-        print(f"Sent: {upload(out, options.push_to, files, private=not options.public, message=message)}")

@@ -62,19 +62,18 @@ def run(options: Options) -> int:
     """Generate and write; returns the exit status."""
     out = Path(options.out)
     say_whose_model(options)
+    if options.run is not None:
+        refuse_own(out, Path(options.run))
     if options.bench is not None:
         from sage_grpo.generation import bench
 
-        for made in bench.make(options, out):
-            print(made)
+        print(bench.make(options, out))
         return 0
     from sage_grpo.utils.video import contact_sheet, write_mp4
 
     prompts = prompts_of(options)[: options.first]
     clips = clips_of(options, prompts)
     batches: list[tuple[torch.Tensor, Sound | None]] = []
-    if options.run is not None:
-        refuse_own(out, Path(options.run))
     judged = _judged(options, clips) if options.rewards else None
     model = options.find(options.model).load()
     for some, batch, sound in sample(options, model, clips):
@@ -95,7 +94,10 @@ def _judged(options: Options, clips: Sequence[ClipRequest]) -> tuple[CompositeRe
     from sage_grpo.generation.files import ScoredVideo, judge
     from sage_grpo.models.devices import choose_device
 
-    rows = [ScoredVideo(clip.file, clip.prompt.text, {**clip.prompt.metadata, **clip.images}) for clip in clips]
+    rows = [
+        ScoredVideo(clip.file, clip.prompt.text, {**clip.prompt.metadata, **clip.prompt.columns(absolute=True)})
+        for clip in clips
+    ]
     return judge(options.rewards, rows, choose_device(options.model.device)), rows
 
 

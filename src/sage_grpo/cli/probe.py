@@ -102,7 +102,7 @@ def _write_ways(prober: Prober, finding: WaysResult, options: Options) -> None:
     console.print(_ways_table(finding))
     console.print(
         "alike: rank correlation within groups with the full way, for the same noises; reward: mean change against it; 95% intervals over\n"
-        "prompts. passes: of the network per clip, which caches make cheaper and not fewer; seconds: of sampling a clip, measured here",
+        "prompts. passes: of the network per clip; seconds: of sampling a clip, measured here",
         style="dim",
     )
     least = options.probe.ways.least
@@ -112,9 +112,9 @@ def _write_ways(prober: Prober, finding: WaysResult, options: Options) -> None:
             "(probe.ways.after), or lower probe.ways.least. No ways.yaml."
         )
         return
-    saved = 1 - getattr(finding.best, finding.by) / getattr(finding, f"full_{finding.by}")
+    saved = 1 - finding.best.passes / finding.full_passes
     console.print(
-        f"\nMeasured: the way with the fewest {finding.by} that is alike by at least {least:g}; it saves {saved:.0%} of the full way's."
+        f"\nMeasured: the way with the fewest passes that is alike by at least {least:g}; it saves {saved:.0%} of the full way's."
     )
     console.print(text, markup=False)
     console.print(f"In {options.probe.out}: ways.yaml (for train --config), ways.json", soft_wrap=True)

@@ -27,9 +27,15 @@ T = TypeVar("T")
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50
 """Limits far above any configuration."""
 ANY = object()
-GONE = {
+_UNMEASURED = "no measurement showed its gain"
+GONE: dict[str, tuple[Any, str]] = {
     "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
+    "model.decoder": (None, _UNMEASURED),
+    "rollout.cheap.cache": (None, _UNMEASURED),
+    "rollout.cheap.cache_threshold": (0.08, _UNMEASURED),
+    "rollout.cheap.cache_every": (2, _UNMEASURED),
+    "rollout.cheap.attention": (None, _UNMEASURED),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)

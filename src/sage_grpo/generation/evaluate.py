@@ -1,8 +1,7 @@
-"""Held-out scores of any weights, sampled with the ODE from fixed seeds, with any rewards; and a clip-by-clip
-comparison of a tuned model with its base.
+"""Held-out scores of any weights, sampled with the ODE from fixed seeds, with any rewards; and a clip-by-clip comparison with the base.
 
-Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the
-interval is Student's t over prompts. Wins are counted by clips.
+Clips of one prompt are not independent, so a prompt counts once: its difference is the mean over its clips, and the interval is Student's t
+over prompts. Wins are counted by clips.
 """
 
 from __future__ import annotations
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from sage_grpo.training.inputs import Overrides
 
 
-def _shapes_reward() -> list[RewardSpec]:
-    return [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
-
-
 @checked
 class EvaluateSpec(Choice):
     """Options of an evaluation."""
@@ -48,7 +43,9 @@ class EvaluateSpec(Choice):
     prompts: str | None = "shapes"
     """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" for the held-out split of the embedded world, "starter_eval" (or "starter") for those of
     the package, or "train" for a run's training prompts."""
-    rewards: list[RewardSpec] = field(default_factory=_shapes_reward)
+    rewards: list[RewardSpec] = field(
+        default_factory=lambda: [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
+    )
     """Rewards with their weights."""
     max_failed_fraction: Share = 0.25
     """Share of clips whose reward may fail."""
@@ -76,26 +73,26 @@ Say = Callable[[str], None]
 """Prints a line on the progress of an evaluation."""
 
 
-def measure(options: EvaluateSpec, own: Overrides | None = None, say: Say = lambda text: None) -> Evaluation:
+def measure(options: EvaluateSpec, overrides: Overrides | None = None, say: Say = lambda text: None) -> Evaluation:
     """Sample and score; objects of a program replace parts of the options."""
-    (result,) = _measure(options, {"evaluation": options}, own, say)
+    (result,) = _measure(options, {"evaluation": options}, overrides, say)
     return result
 
 
 def measure_pair(
-    options: EvaluateSpec, own: Overrides | None = None, say: Say = lambda text: None
+    options: EvaluateSpec, overrides: Overrides | None = None, say: Say = lambda text: None
 ) -> tuple[Evaluation, Evaluation]:
     """Evaluate the base and the tuned model, each as with `measure`."""
     if not options.tunes:
         raise ValueError(
             "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
         )
-    base, tuned = _measure(options, {"base": options.base(), "tuned": options}, own, say)
+    base, tuned = _measure(options, {"base": options.base(), "tuned": options}, overrides, say)
     return base, tuned
 
 
 def _measure(
-    options: EvaluateSpec, choices: Mapping[str, Choice], own: Overrides | None, say: Say
+    options: EvaluateSpec, choices: Mapping[str, Choice], overrides: Overrides | None, say: Say
 ) -> Iterator[Evaluation]:
     """One evaluation per choice of weights, by its name, one model at a time."""
     from sage_grpo.models.devices import choose_device
@@ -103,26 +100,26 @@ def _measure(
     from sage_grpo.training.evaluate import evaluate
     from sage_grpo.training.inputs import Overrides, try_rewards
 
-    own = own or Overrides()
-    if own.model is None:  # before rewards are loaded, which is slow too
+    given = overrides or Overrides()
+    if given.model is None:  # before rewards are loaded, which is slow too
         options.model.check_named()
-    prompts = _prompts(options) if own.prompts is None else list(own.prompts)
+    prompts = _prompts(options) if given.prompts is None else list(given.prompts)
     few = too_few(options.settings.prompts, len(prompts), "settings.prompts")
     if few:
         warnings.warn(few, stacklevel=2)
-    found = {name: choice.find(options.model) for name, choice in choices.items()}
+    located = {name: choice.find(options.model) for name, choice in choices.items()}
     reward = CompositeReward(
         options.rewards,
         max_failed_fraction=options.max_failed_fraction,
-        device=choose_device(options.model.device) if own.model is None else own.model.device,
+        device=choose_device(options.model.device) if given.model is None else given.model.device,
         require_weights=False,
-        objects=own.rewards,
+        objects=given.rewards,
     )
     if not reward.weights:
         warnings.warn("No reward has a weight, so there is no total: give the parts that count weights.", stacklevel=2)
     try_rewards(reward, prompts, options.model)
-    for name, one in found.items():
-        model = one.load(own.model)  # last: loading takes minutes, and an error above is found in seconds
+    for name, weights in located.items():
+        model = weights.load(given.model)  # last: loading takes minutes, and an error above is found in seconds
         settings = replace(options.settings, steps=options.settings.steps_for(options.model))
         progress = lines_on_the_way(name, say)
         result = evaluate(model, reward, prompts, settings, micro_batch=options.micro_batch, progress=progress)
@@ -134,11 +131,8 @@ def _measure(
 def _without_total(result: Evaluation) -> Evaluation:
     """An evaluation of rewards without weights, whose total would be 0 for every clip."""
     metrics = {name: value for name, value in result.metrics.items() if name not in ("eval/total", "eval/total_stderr")}
-    rows = [
-        {**row, "scores": {part: row["scores"][part] for part in row["scores"] if part != "total"}}
-        for row in result.rows
-    ]
-    return replace(result, metrics=metrics, rows=rows)
+    scores = [{part: score for part, score in row["scores"].items() if part != "total"} for row in result.rows]
+    return replace(result, metrics=metrics, rows=[{**row, "scores": one} for row, one in zip(result.rows, scores)])
 
 
 def _prompts(options: EvaluateSpec) -> list[Prompt]:
@@ -165,7 +159,6 @@ class Difference:
     base: float
     """Mean over the clips that have a score of both models."""
     tuned: float
-    """The same of the tuned model."""
     change: float
     """Mean over prompts of tuned minus base."""
     low: float
@@ -178,9 +171,7 @@ class Difference:
     pairs: int
     """Clips that have a score of both models."""
     wins: int
-    """Pairs in which the tuned clip scores higher."""
     ties: int
-    """Pairs of equal scores."""
     left_out: int
     """Pairs in which a reward failed."""
 
@@ -210,15 +201,15 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
         {place: fmean(pair[1:][side] for pair in pairs if pair[0] == prompt) for place, prompt in enumerate(prompts)}
         for side in (0, 1)
     ]
-    found = paired_interval(means[1], means[0])
+    interval = paired_interval(means[1], means[0])
     return Difference(
         base=fmean(before for _, before, _ in pairs) if pairs else math.nan,
         tuned=fmean(after for _, _, after in pairs) if pairs else math.nan,
-        change=found.mean,
-        low=found.low,
-        high=found.high,
-        p=found.p,
-        prompts=found.count,
+        change=interval.mean,
+        low=interval.low,
+        high=interval.high,
+        p=interval.p,
+        prompts=interval.count,
         pairs=len(pairs),
         wins=sum(after > before for _, before, after in pairs),
         ties=sum(after == before for _, before, after in pairs),
@@ -226,12 +217,15 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
     )
 
 
-def pairs_document(found: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:
+def pairs_document(differences: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:
     """A JSON document with the metrics of each model, the differences, and every pair."""
+    base_metrics, tuned_metrics = (
+        finite({name.removeprefix("eval/"): value for name, value in one.metrics.items()}) for one in (base, tuned)
+    )
     return {
-        "base": _plain(base),
-        "tuned": _plain(tuned),
-        "differences": {name: finite({**asdict(one), "win_share": one.win_share}) for name, one in found.items()},
+        "base": base_metrics,
+        "tuned": tuned_metrics,
+        "differences": {name: finite({**asdict(one), "win_share": one.win_share}) for name, one in differences.items()},
         "pairs": [
             {"prompt": one["prompt"], "noise": one["noise"], "base": one["scores"], "tuned": other["scores"]}
             for one, other in zip(base.rows, tuned.rows, strict=True)
@@ -248,7 +242,3 @@ def write_pairs(folder: Path, written: Mapping[str, Any], base: Evaluation, tune
         clips = [clip for pair in zip(base.clips, tuned.clips) for clip in pair]
         captions = [f"{name}: {text}" for text in base.captions for name in ("base", "tuned")]
         contact_sheet(folder / "pairs.png", clips, captions)
-
-
-def _plain(result: Evaluation) -> dict[str, Any]:
-    return finite({name.removeprefix("eval/"): value for name, value in result.metrics.items()})

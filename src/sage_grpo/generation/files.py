@@ -35,17 +35,13 @@ class ScoredVideo:
     video: str
     """Path relative to the folder."""
     prompt: str
-    """Its prompt."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The other columns of its prompt's row."""
     fps: float = math.nan
     """The file's own frame rate."""
     frames: int = 0
-    """Number of frames."""
     height: int = 0
-    """Height in pixels."""
     width: int = 0
-    """Width in pixels."""
     scores: dict[str, float] = field(default_factory=dict)
     """Every part, and `total` if weights were given; NaN if it could not be scored."""
     reason: str = ""
@@ -56,10 +52,10 @@ def find_videos(folder: Path) -> list[Path]:
     """The video files of a folder and its subfolders, sorted by path."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder.")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not found:
+    videos = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not videos:
         raise ValueError(f"{folder} holds no video ({', '.join(SUFFIXES)}).")
-    return found
+    return videos
 
 
 def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
@@ -78,19 +74,16 @@ def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
             raise ValueError(f"{path} has {len(lines)} prompts for {len(names)} videos; name them in a .csv instead.")
         return [Prompt(line) for line in lines]
     table = _prompt_table(path, text)
-    prompts, missing = [], []
+    prompts: dict[str, Prompt] = {}
     for name in names:
-        known = [
-            key for key in (name, str(Path(name).with_suffix("")), Path(name).name, Path(name).stem) if key in table
-        ]
-        if known:
-            prompts.append(table[known[0]])
-        else:
-            missing.append(name)
+        keys = (name, str(Path(name).with_suffix("")), Path(name).name, Path(name).stem)
+        key = next((key for key in keys if key in table), None)
+        if key is not None:
+            prompts[name] = table[key]
+    missing = [name for name in names if name not in prompts]
     if missing:
-        shown = ", ".join(missing[:5])
-        raise ValueError(f"{path} has no prompt for {len(missing)} of {len(names)} videos: {shown}.")
-    return prompts
+        raise ValueError(f"{path} has no prompt for {len(missing)} of {len(names)} videos: {', '.join(missing[:5])}.")
+    return [prompts[name] for name in names]
 
 
 def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
@@ -143,8 +136,9 @@ def score_videos(
     """
     paths = find_videos(videos)
     names = [path.relative_to(videos).as_posix() for path in paths]
-    told = read_prompts(prompts, names)
-    rows = [ScoredVideo(name, prompt.text, metadata_of(prompt)) for name, prompt in zip(names, told)]
+    rows = [
+        ScoredVideo(name, prompt.text, metadata_of(prompt)) for name, prompt in zip(names, read_prompts(prompts, names))
+    ]
     composite = judge(rewards, rows, device)
     for batch, clips in _batches(paths, rows, 1 if composite.hears else batch_size):  # sounds differ in length
         sound = read_sound(videos / batch[0].video) if composite.hears else None
@@ -168,19 +162,21 @@ def _batches(
     """Batches of consecutive files with the same format."""
     import av
 
-    waiting: list[tuple[ScoredVideo, Tensor]] = []
+    waiting: list[ScoredVideo] = []
+    clips: list[Tensor] = []
     for path, row in zip(paths, rows):
         try:
             clip, row.fps = read_video(path)
         except (av.FFmpegError, OSError, ValueError) as error:
             row.reason = f"cannot be read: {error}"
             continue
-        if waiting and (waiting[0][1].shape != clip.shape or waiting[0][0].fps != row.fps or len(waiting) >= size):
-            yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
-            waiting = []
-        waiting.append((row, clip))
+        if waiting and (clips[0].shape != clip.shape or waiting[0].fps != row.fps or len(waiting) >= size):
+            yield waiting, torch.stack(clips)
+            waiting, clips = [], []
+        waiting.append(row)
+        clips.append(clip)
     if waiting:
-        yield [one for one, _ in waiting], torch.stack([frames for _, frames in waiting])
+        yield waiting, torch.stack(clips)
 
 
 def score_clips(composite: CompositeReward, rows: Sequence[ScoredVideo], clips: Tensor, sound: Sound | None) -> None:
@@ -197,8 +193,8 @@ def score_clips(composite: CompositeReward, rows: Sequence[ScoredVideo], clips: 
         row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
         if "total" in row.scores:
             row.scores["total"] = scores.total[index].item()
-        said = [one for one in (*report.failures, *report.remarks) if one.index == index]
-        row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in said)
+        remarks = [one for one in (*report.failures, *report.remarks) if one.index == index]
+        row.reason = "; ".join(f"{one.reward}: {one.reason}" for one in remarks)
 
 
 def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
@@ -208,12 +204,12 @@ def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
     for row in rows:
         if math.isfinite(row.scores["total"]):
             prompts.setdefault(row.prompt, []).append(row)
-    found = []
-    for own in prompts.values():
-        win, lose = (pick(own, key=lambda row: row.scores["total"]) for pick in (max, min))
+    pairs = []
+    for clips in prompts.values():
+        win, lose = (pick(clips, key=lambda row: row.scores["total"]) for pick in (max, min))
         if win.scores["total"] > lose.scores["total"]:
-            found.append({**win.metadata, "prompt": win.prompt, "win": win.video, "lose": lose.video})
-    return found
+            pairs.append({**win.metadata, "prompt": win.prompt, "win": win.video, "lose": lose.video})
+    return pairs
 
 
 def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
@@ -239,14 +235,12 @@ def write_scores(folder: Path, rows: Sequence[ScoredVideo]) -> None:
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow([*facts, *map(spreadsheet_cell, columns), "reason"])
     for row in rows:
-        scores = [row.scores[column] for column in columns]
-        shown = ["" if math.isnan(score) else repr(score) for score in scores]
-        size = [row.fps, row.frames, row.height, row.width]
-        told = [spreadsheet_cell(text) for text in (row.video, row.prompt, row.reason)]
-        writer.writerow([*told[:2], *size, *shown, told[2]])
+        scores = ["" if math.isnan(row.scores[column]) else repr(row.scores[column]) for column in columns]
+        video, prompt, reason = (spreadsheet_cell(text) for text in (row.video, row.prompt, row.reason))
+        writer.writerow([video, prompt, row.fps, row.frames, row.height, row.width, *scores, reason])
     records = [
         {fact: getattr(row, fact) for fact in facts} | {"scores": row.scores, "reason": row.reason} for row in rows
     ]
     document = json.dumps(finite({"summary": summary(rows), "videos": records}), indent=2, allow_nan=False) + "\n"
-    for name, text in (("scores.csv", table.getvalue()), ("scores.json", document)):
-        replace_text(folder / name, text)
+    replace_text(folder / "scores.csv", table.getvalue())
+    replace_text(folder / "scores.json", document)

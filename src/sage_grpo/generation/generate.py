@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from sage_grpo.config.ranges import Count, Seed, checked
 from sage_grpo.models.spec import ModelSpec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sage_grpo.types import Conditioning, Sound
 
 
-BenchName = Literal["vbench", "vbench2", "evalcrafter", "t2v_compbench", "phygenbench", "videophy"]
+BenchName = Literal["vbench", "vbench2"]
 MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".yml", ".parquet", ".xlsx", ".ndjson")
 """Suffixes that mark a prompt option as a file."""
 
@@ -42,8 +42,8 @@ class GenerateSpec(Choice):
     images: list[str] = field(default_factory=list)
     """First frames for an image-to-video model: one per prompt, or one for all."""
     bench: BenchName | None = None
-    """Write the clips that a public suite scores, under its names, to out/base and (with a run or a LoRA) out/tuned; `prompts` is the suite's
-    list (docs/bench-export.md)."""
+    """Write the clips that VBench (or VBench-2.0) scores, under its names, and only those that are missing; `prompts` is the suite's list
+    (docs/bench-export.md)."""
     rewrites: str | None = None
     """With `bench`: a file with what the model is given in place of each prompt; files keep the names of the list."""
     kernel: KernelSpec = KernelSpec(name="ode")
@@ -90,11 +90,6 @@ class ClipRequest:
     prompt: Prompt
     seed: int
     file: str
-
-    @property
-    def images(self) -> dict[str, Any]:
-        """Its images and source video as columns of a prompt file, with absolute paths."""
-        return self.prompt.columns(absolute=True)
 
 
 def sample(
@@ -183,5 +178,4 @@ def _sample(
     start = started(noise("start"), model.sigmas(options.steps)[0], conditions)
     if options.kernel.name == "ode":
         return solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
-    policy = _policy(options, model)
-    return integrate(policy, start, conditions, lambda step: noise("step", step), progress)
+    return integrate(_policy(options, model), start, conditions, lambda step: noise("step", step), progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
 
@@ -259,12 +257,6 @@ class RunsCheaply(Protocol):
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
     ) -> tuple[Tensor, Tensor]:
         """`velocity`, to the bit, and the velocity of the prompt alone."""
-
-    def check_cheap(self, spec: CheapSpec) -> None:
-        """Refuse settings that this network does not support."""
-
-    def cheaply(self, spec: CheapSpec) -> AbstractContextManager[Callable[[], None]]:
-        """A context in which passes run with the cache and the attention of the spec; call the function that it yields before another clip."""
 
 
 class SequenceSplit(Protocol):

@@ -18,10 +18,8 @@ def choose_device(name: str | torch.device) -> torch.device:
     """The device of a spec; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == torch.device(
-        "meta"
-    ):  # a model without weights; the name "meta" in a spec is refused, because it computes nothing
-        return torch.device("meta")
+    if isinstance(name, torch.device) and name.type == "meta":  # a model without weights; a spec cannot name it
+        return name
     use = 'Use "auto", "cpu", "cuda" or "cuda:1".'
     try:
         device = torch.device(name)
@@ -58,22 +56,16 @@ def load_dtypes(
 
 
 class Home:
-    """Copies in CPU memory of weights that never change: a module that leaves a GPU only frees its memory there.
-
-    The copies are pinned, so that it returns at the speed of the bus. A module that never leaves has none.
-    """
+    """Pinned copies in CPU memory of weights that never change: a module that leaves a GPU only frees its memory there."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[int, int], Tensor] = {}
         """Copies by module and index of the tensor in it."""
 
     def move(self, module: nn.Module, device: torch.device) -> None:
-        """Put a module's tensors on a device, if they are not there."""
-
-        def there(held: Tensor) -> bool:  # "cuda" is any CUDA device
-            return held.device.type == device.type and device.index in (None, held.device.index)
-
-        if all(there(held) for held in (*module.parameters(), *module.buffers())):
+        """Put a module's tensors on a device, if they are not there; "cuda" is any CUDA device."""
+        places = {held.device for held in (*module.parameters(), *module.buffers())}
+        if all(one.type == device.type and device.index in (None, one.index) for one in places):
             return
         if device.type == "cpu":
             self.leave(module)

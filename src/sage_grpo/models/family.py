@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError, lora, no_numbers
 from sage_grpo.models.base import Part, Progress
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.checkpoints import export
 from sage_grpo.models.checkpoints.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoints.checkpoint import (
@@ -39,7 +37,6 @@ from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.decoding import to_floats, to_uint8
 from sage_grpo.models.network.gradients import empty, one_after_another, unread_queries, without_gradient
 from sage_grpo.models.network.inputs import LatentGrid, check_image, choose_video, first_given, in_equal_batches
-from sage_grpo.models.network.step_cache import check_given, given_passes
 from sage_grpo.models.schedulers import (
     SchedulerSolver,
     check_scheduler,
@@ -135,8 +132,6 @@ class FamilyModel(ABC):
         self._conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
         self._sources: WeakValueDictionary[tuple[str, ...], Tensor] = WeakValueDictionary()
         self._cache, self._home = self._open_cache(), Home()
-        self._cached = False
-        """True while passes cache outputs of blocks for later passes."""
         self._places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self._prepare_training()
         if spec.vae_tiling:
@@ -441,41 +436,18 @@ class FamilyModel(ABC):
                 "Set model.guidance_scale."
             )
         if runs_together(self.device, 2 * len(x) * self.tokens):
-            v, v_negative = self._branch(torch.cat([x, x]), sigma, network_time, [*inputs, *negatives], "both").chunk(2)
+            v, v_negative = self._branch(torch.cat([x, x]), sigma, network_time, [*inputs, *negatives]).chunk(2)
             v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
         elif self.spec.negative_gradient:
             v, v_negative = one_after_another(
                 self._branch(x, sigma, network_time, inputs),
-                self._branch(x, sigma, network_time, negatives, "negative"),
+                self._branch(x, sigma, network_time, negatives),
             )
         else:
             with torch.no_grad():  # first, before the other branch keeps activations
-                v_negative = self._branch(x, sigma, network_time, negatives, "negative")
+                v_negative = self._branch(x, sigma, network_time, negatives)
             v = self._branch(x, sigma, network_time, inputs)
         return v, v_negative
-
-    def check_cheap(self, spec: CheapSpec) -> None:
-        """Refuse caches and kernels that this network does not take."""
-        check_given(spec, [self.transformer, *self.others], self.blocks())
-
-    @contextmanager
-    def cheaply(self, spec: CheapSpec) -> Iterator[Callable[[], None]]:
-        """A context in which passes run with the cache and the attention of the spec; call the function that it yields before another clip."""
-        with given_passes(spec, [self.transformer, *self.others], self.blocks()) as forget:
-            self._cached = spec.cache is not None
-            try:
-                yield forget
-            finally:
-                self._cached = False
-
-    def _cache_context(self, name: str) -> AbstractContextManager[Any]:
-        """The context by whose name a cache keeps its state."""
-        if not self._cached:
-            return nullcontext()
-        stack = ExitStack()
-        for network in (self.transformer, *self.others):
-            stack.enter_context(network.cache_context(name))
-        return stack
 
     def _branch(
         self,
@@ -483,12 +455,9 @@ class FamilyModel(ABC):
         sigma: Tensor,
         network_time: Tensor,
         inputs: Sequence[Mapping[str, Tensor]],
-        name: str = "prompt",
     ) -> Tensor:
-        parts = count()  # texts of several lengths run one after another, and each has a cache of its own
-
         def run(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
-            with self._autocast(), self._cache_context(f"{name}/{next(parts)}"):
+            with self._autocast():
                 return self._forward(x, sigma, network_time.to(self.device).expand(len(x)), batch).to(torch.float32)
 
         ready = {

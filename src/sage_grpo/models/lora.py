@@ -7,8 +7,8 @@ import fnmatch
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.files import opened_weights
+from sage_grpo.models.checkpoints import files
+from sage_grpo.models.checkpoints.files import Header
 from sage_grpo.models.spec import AdapterSpec, LoraSpec
 from sage_grpo.utils.hub import pinned_folder
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
@@ -42,9 +43,8 @@ def match_targets(
 ) -> list[str]:
     """Full names of the Linear modules that `targets` mean; `blocks` are the names of the lists of repeated blocks.
 
-    A target is looked for inside the repeated blocks, so that "to_q" does not also hit the token refiner; a name that
-    starts outside of them ("context_embedder.*.to_q") is matched in full. Modules in `dead` (their weight never gets a
-    gradient) are left out. A target that binds to nothing is an error.
+    A target is looked for inside the repeated blocks, so that "to_q" does not also hit the token refiner; a name that starts
+    outside of them ("context_embedder.*.to_q") is matched in full. Modules whose weights are `dead` (without a gradient) are left out.
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     inside = re.compile(rf"(?:{'|'.join(map(re.escape, blocks))})\.\d+\.(.+)")
@@ -81,17 +81,15 @@ def _compute_in_input_dtype(network: nn.Module) -> None:
 
     from sage_grpo.models.network.adapted import AdaptedLinear
 
+    layer: Any
     for layer in network.modules():
-        if type(layer) is Linear and _is_plain(layer):
+        if type(layer) is not Linear or layer.lora_variant or type(layer.base_layer) is not nn.Linear:
+            continue
+        halves = [*layer.lora_A.values(), *layer.lora_B.values()]
+        plain = all(type(half) is nn.Linear and half.bias is None for half in halves)
+        if plain and all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values()):
             # By class: a function bound to each layer would make a compiler see another block in every block.
             layer.__class__ = AdaptedLinear
-
-
-def _is_plain(layer: Any) -> bool:
-    halves = [half for side in (layer.lora_A, layer.lora_B) for half in side.values()]
-    plain = all(type(half) is nn.Linear and half.bias is None for half in halves)
-    without_dropout = all(isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values())
-    return plain and without_dropout and not layer.lora_variant and type(layer.base_layer) is nn.Linear
 
 
 def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = None, dead: Collection[str] = ()) -> None:
@@ -115,7 +113,7 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
     _compute_in_input_dtype(network)
     if lora.path is not None:
         folder = pinned_folder(lora.path, option="model.lora.path")
-        folder = _start_of(folder, expert)
+        folder = folder_of(folder, SECOND) if expert == "low" and has_both(folder) else folder
         _check_expert(read_header(folder), folder, expert)
         _start_from(network, folder, dead)
 
@@ -128,11 +126,6 @@ def folder_of(folder: str | Path, component: str) -> Path:
 def has_both(folder: str | Path) -> bool:
     """True if a folder holds a LoRA for each of two experts."""
     return (Path(folder) / SECOND / FILE).is_file()
-
-
-def _start_of(folder: Path, expert: Expert) -> Path:
-    """The folder of an expert's LoRA: its own, or that of both experts."""
-    return folder_of(folder, SECOND) if expert == "low" and has_both(folder) else folder
 
 
 def is_lora(name: str) -> bool:
@@ -175,11 +168,8 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
     }
     # Without its configuration a loader would take alpha = rank.
     config = _collate_lora_metadata({PREFIX: network}).get(f"{PREFIX}_lora_adapter_metadata") or {}
-    packed = {
-        f"{PREFIX}.{key}": sorted(value) if isinstance(value, set) else value
-        for key, value in config.items()
-        if key in LORA_KEYS  # a newer peft's others would be refused on reading
-    }
+    known = {key: value for key, value in config.items() if key in LORA_KEYS}  # others would be refused on reading
+    packed = {f"{PREFIX}.{key}": sorted(value) if isinstance(value, set) else value for key, value in known.items()}
     metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(packed, indent=2, sort_keys=True)}
     if expert is not None:
         metadata[EXPERT_KEY] = expert
@@ -189,21 +179,20 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
 
 
 def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, adapter: str | None = None) -> None:
-    """Load a saved LoRA into a stock diffusers pipeline.
+    """Load a saved LoRA into a stock diffusers pipeline; HunyuanVideo-1.5's have no `load_lora_weights`.
 
-    HunyuanVideo-1.5's pipelines have no `load_lora_weights`; this does the same for them, and works for Wan as well.
     `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None reads it from the file.
     """
     folder = pinned_folder(str(folder), option="LoRA")
-    two = getattr(pipe, "transformer_2", None) is not None
+    two = getattr(pipe, SECOND, None) is not None
     if two and component is None and has_both(folder):
         for name in ("transformer", SECOND):
             load_lora(pipe, folder_of(folder, name), component=name, adapter=adapter)
         return
     if component is None:
-        component = "transformer_2" if two and read_header(folder).expert == "low" else "transformer"
-    experts: dict[str, Expert] = {"transformer": "high", "transformer_2": "low"}
-    load_into(getattr(pipe, component), folder, adapter, expert=experts[component] if two else None)
+        component = SECOND if two and read_header(folder).metadata.get(EXPERT_KEY) == "low" else "transformer"
+    expert: Expert = "low" if component == SECOND else "high"
+    load_into(getattr(pipe, component), folder, adapter, expert=expert if two else None)
 
 
 def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, expert: Expert = None) -> None:
@@ -212,24 +201,25 @@ def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, e
     header = read_header(folder)
     _check_expert(header, folder, expert)
     _check_fits(network, header, folder)
-    try:
+    with _refused_in_words(f'"{folder}"', ELSEWHERE):
         network.load_lora_adapter(str(folder), prefix=PREFIX, weight_name=FILE, adapter_name=adapter)
-    except torch.OutOfMemoryError:
-        raise
-    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        # diffusers and peft do not check the file
-        raise ModelError(
-            f'"{folder}" holds no LoRA of this model ({type(error).__name__}: {" ".join(str(error).split())[:300]}). {ELSEWHERE}'
-        ) from error
     _refuse_broken({name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}, folder)
-    network.train(
-        network.training
-    )  # peft's new layers are in training mode (dropout), whatever the mode of the network
+    network.train(network.training)  # peft's new layers are in training mode (dropout)
     _compute_in_input_dtype(network)
 
 
-FROZEN = "frozen"
-"""Name of a frozen adapter while it is loaded."""
+@contextmanager
+def _refused_in_words(what: str, remedy: str = "") -> Iterator[None]:
+    """A context in which errors of diffusers and peft, which do not check the file, name the LoRA."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise ModelError(
+            f"{what} holds no LoRA of this model ({type(error).__name__}: {text}). {remedy}".strip()
+        ) from error
 
 
 def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
@@ -240,27 +230,20 @@ def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
     if experts != (spec.expert is not None):
         need = "expert: high or low, for the model has two" if experts else "no expert, for the model has one network"
         raise ModelError(f'model.adapters "{spec.path}" needs {need}.')
-    _check_configuration(_header(folder / spec.file), folder / spec.file)
+    _check_configuration(files.read_header(folder / spec.file), folder / spec.file)
     return folder
 
 
 def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
     """Add a frozen LoRA to the weights of a stock pipeline's network; it leaves no layers of its own behind."""
     network = pipe.transformer_2 if spec.expert == "low" else pipe.transformer
-    options: dict[str, Any] = {"weight_name": spec.file, "adapter_name": FROZEN}
-    try:
+    options: dict[str, Any] = {"weight_name": spec.file, "adapter_name": "frozen"}
+    with _refused_in_words(f'model.adapters: "{spec.path}" ({spec.file})'):
         if callable(getattr(pipe, "load_lora_weights", None)):
             second = {"load_into_transformer_2": True} if spec.expert == "low" else {}
             pipe.load_lora_weights(str(folder), local_files_only=True, **options, **second)
         else:  # HunyuanVideo-1.5's pipelines have no such method, and nothing is converted
             network.load_lora_adapter(str(folder), prefix=PREFIX, **options)
-    except torch.OutOfMemoryError:
-        raise
-    except (ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        raise ModelError(
-            f'model.adapters: "{spec.path}" ({spec.file}) holds no LoRA of this model ({type(error).__name__}: '
-            f"{' '.join(str(error).split())[:300]})."
-        ) from error
     layers = {name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}
     if not layers:  # diffusers only warns
         raise ModelError(
@@ -271,26 +254,10 @@ def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
     network.unload_lora()
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header of a LoRA's file, read without its weights."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the tensors, by name."""
-    dtypes: Mapping[str, str]
-    """Dtypes of the tensors, in safetensors' names."""
-    metadata: Mapping[str, str]
-
-    @property
-    def expert(self) -> str | None:
-        """The expert that the LoRA belongs to; None if the file does not name one."""
-        return self.metadata.get(EXPERT_KEY)
-
-
 def read_header(folder: str | Path) -> Header:
     """The header of a saved LoRA of any origin; ModelError if it is damaged or holds no LoRA."""
     path = _file(Path(folder))
-    header = _header(path)
+    header = files.read_header(path)
     strange = {key: dtype for key, dtype in header.dtypes.items() if dtype not in STORED}
     if not header.shapes:
         raise ModelError(f"{path} holds no tensor, so that it would change nothing. {ELSEWHERE}")
@@ -298,14 +265,6 @@ def read_header(folder: str | Path) -> Header:
         key = sorted(strange)[0]
         raise ModelError(f"{path} holds {key} as {strange[key]}; a LoRA is stored as {', '.join(STORED)}. {ELSEWHERE}")
     return header
-
-
-def _header(path: Path) -> Header:
-    with opened_weights(path) as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-        shapes = {key: tuple(one.get_shape()) for key, one in slices.items()}
-        dtypes = {key: one.get_dtype() for key, one in slices.items()}
-        return Header(shapes, dtypes, dict(file.metadata() or {}))
 
 
 def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
@@ -320,13 +279,13 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
             f"change nothing. {ELSEWHERE}"
         )
     weights = {name: module.weight.shape for name, module in network.named_modules() if isinstance(module, nn.Linear)}
-    there = {name for name, _ in network.named_modules()}
+    modules = {name for name, _ in network.named_modules()}
     for key, shape in stored.items():
         half = re.fullmatch(r"(.+)\.lora_([AB])\.weight", key)
         if half is None:
             continue  # another layout, which diffusers converts or refuses
         name, side = half.groups()
-        if name not in there:
+        if name not in modules:
             raise ModelError(f'"{folder}" holds {key}, and the model has no layer {name}. {ELSEWHERE}')
         base = weights.get(name, weights.get(f"{name}.base_layer"))
         if base is not None:
@@ -339,10 +298,6 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
     _check_configuration(header, folder / FILE)
 
 
-BESIDE = {"use_dora": ".lora_magnitude_vector", "lora_bias": ".lora_B.bias"}
-"""Flags that add a weight to every layer, with the end of its name."""
-
-
 def _check_configuration(header: Header, file: Path) -> None:
     """Refuse a file whose configuration does not match its weights, or would make diffusers import code."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
@@ -351,8 +306,7 @@ def _check_configuration(header: Header, file: Path) -> None:
     if text is None:
         return
     what = f"{file}: its configuration ({LORA_ADAPTER_METADATA_KEY})"
-    halves = {key.partition(".lora_A.")[0]: shape[:1] for key, shape in header.shapes.items() if ".lora_A." in key}
-    largest = max((rank for shape in halves.values() for rank in shape), default=math.inf)
+    largest = max((shape[0] for key, shape in header.shapes.items() if ".lora_A." in key and shape), default=math.inf)
     try:
         config = parse_json(text, what)
         if not isinstance(config, dict):
@@ -362,11 +316,10 @@ def _check_configuration(header: Header, file: Path) -> None:
             network, _, name = key.partition(".")
             parts.setdefault(network, {})[name or network] = value
         fault = next(filter(None, (lora_config_fault(part, largest) for part in parts.values())), None)
-        for flag, end in BESIDE.items():
-            says, there = any(part.get(flag) for part in parts.values()), [key for key in header.shapes if end in key]
-            odd = sorted((halves.keys() if says else set()) ^ {key.partition(end)[0] for key in there})
-            if fault is None and odd:
-                fault = f"says {flag} {shown(says)}, and its weights {'lack' if says else 'have'} {odd[0]}{end}"
+        if fault is None and any(
+            end in key for key in header.shapes for end in (".lora_magnitude_vector", ".lora_B.bias")
+        ):
+            fault = "goes with weights of DoRA or with biases, which are not supported"
         if fault is not None:
             raise DocumentError(f"{what} {fault}.")
     except DocumentError as error:
@@ -384,7 +337,7 @@ def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
     """Refuse a LoRA that was trained on another network of equal shape."""
-    saved = header.expert
+    saved = header.metadata.get(EXPERT_KEY)
     if saved is None or saved == expert:
         return
     if expert is None:
@@ -392,7 +345,7 @@ def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
             f'"{folder}" is a LoRA of the {saved}-noise expert of a model with two; this checkpoint has one network for all '
             "noise levels. Load the checkpoint that it was trained on (its README.md names it)."
         )
-    where = "transformer_2" if saved == "low" else "transformer"
+    where = SECOND if saved == "low" else "transformer"
     raise ModelError(
         f'"{folder}" is a LoRA of the {saved}-noise expert, but would be loaded into the {expert}-noise expert. Set '
         f'model.expert to "{saved}", or for a diffusers pipeline component="{where}".'
@@ -401,30 +354,22 @@ def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
 
 @dataclass
 class Merge:
-    """Measures the rounding of weights that a LoRA is folded into, over all layers: its update may be smaller than their last digit."""
+    """The rounding of weights that a LoRA is folded into, over all layers: its update may be smaller than their last digit."""
 
     update: float = 0.0
     """Squared norm of the update."""
     along: float = 0.0
     """Inner product of update and change. The norm of the change would not do: where few weights move, each moves too far."""
-    missed: float = 0.0
-    """Squared norm of update - change."""
 
     def add(self, update: Tensor, change: Tensor) -> None:
         """Count a layer."""
         self.update += float(update.square().sum(dtype=torch.float64))
         self.along += float((update * change).sum(dtype=torch.float64))
-        self.missed += float((update - change).square().sum(dtype=torch.float64))
 
     @property
     def share(self) -> float:
         """Share of the update that the change keeps; 1 for no update."""
         return self.along / self.update if self.update else 1.0
-
-    @property
-    def distance(self) -> float:
-        """Norm of the difference between merged weights and base + LoRA, as a share of the update's norm."""
-        return math.sqrt(self.missed / self.update) if self.update else 0.0
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Merge) -> dict[str, Tensor]:

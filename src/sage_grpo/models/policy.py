@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError, no_numbers
-from sage_grpo.models.base import BringsSolver, Progress, VelocityModel
+from sage_grpo.models.base import BringsSolver, Progress, RunsCheaply, VelocityModel
+from sage_grpo.models.cheap import Guide
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel, Ode
 from sage_grpo.samplers.path import interpolate
@@ -53,7 +54,7 @@ class Policy:
 
     def sigmas(self, index: int) -> tuple[float, float]:
         """(sigma, sigma_next) of a step."""
-        return float(self.schedule.sigmas[index]), float(self.schedule.sigmas[index + 1])
+        return self.sigma(index), self.sigma(index + 1)
 
     def is_noisy(self, index: int) -> bool:
         """True if a step draws noise."""
@@ -63,6 +64,31 @@ class Policy:
         """The law of x_next at step `index`, for a batch with one condition per sample."""
         sigma, _ = self.schedule.pair(index)
         return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
+
+    def guided_velocity(
+        self,
+        index: int,
+        x: Tensor,
+        conditions: Sequence[Conditioning],
+        guide: Guide,
+        added: Tensor | None,
+        *,
+        reuse: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The velocity of a step of a rollout, approximated as `guide` says, and guidance's contribution where later steps `reuse` it;
+        `added` is that of the step before."""
+        (sigma, _), model = self.schedule.pair(index), self.model
+        if guide == "exact" or (guide == "whole" and not reuse):
+            return model.velocity(x, sigma, conditions, guidance=self.guidance), None
+        if guide == "whole":
+            assert isinstance(model, RunsCheaply)
+            v, alone = model.both(x, sigma, conditions, guidance=self.guidance)
+            return v, v - alone
+        v = model.velocity(x, sigma, conditions, guidance=1.0)
+        if guide == "none":
+            return v, None
+        assert added is not None
+        return v + added, added
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
         """The law of x_next at step `index` for a known velocity."""

@@ -146,9 +146,6 @@ class ModelSpec:
     vae_tiling: bool = False
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
-    decoder: Training[str | None] = None
-    """A small decoder that makes the clips of training in the VAE's place: module:function of your own (latents to pixels), or for models of
-    images a folder with an AutoencoderTiny. Evaluation and generation keep the VAE (docs/speed.md)."""
     options: dict[str, Finite] = field(default_factory=dict)
     """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: Speed[str | None] = "auto"

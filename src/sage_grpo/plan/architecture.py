@@ -16,10 +16,11 @@ import torch
 
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import local_folder
-from sage_grpo.models.checkpoints.from_configs import Configs, weightless
+from sage_grpo.models.checkpoints.from_configs import weightless
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
 from sage_grpo.models.spec import FAMILIES, ModelSpec
+from sage_grpo.plan.configs import Configs
 from sage_grpo.plan.counting import count_blocks, count_decoder
 from sage_grpo.plan.formulas import HUNYUAN15, HUNYUAN15_VAE, NetworkShape, Vae
 from sage_grpo.plan.published import PUBLISHED

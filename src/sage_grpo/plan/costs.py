@@ -240,7 +240,7 @@ class Forecast:
 
     def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
         """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
-        config, element = self.config, latent_elements(self.architecture)
+        config = self.config
         size = _bytes(config.rollout.storage)
         needs_v_old = needs_velocity_old(config.build_objective(), config.trust_region)
         old = 0 if not config.explores else MASTER * needs_v_old
@@ -279,7 +279,7 @@ class Forecast:
             )
         return [
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
-            Phase("decode", decoded * self._decode_seconds, decoding),
+            Phase("decode", decoded * formulas.decode_seconds(network, job, self.hardware.rates), decoding),
             Phase("reward", decoded * self._reward_seconds, reward),
             *gradient,
             Phase("update", statistics.fmean(s["update"] for s in seconds), update),
@@ -347,13 +347,6 @@ class Forecast:
             return 0
         batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
         return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
-
-    @property
-    def _decode_seconds(self) -> float:
-        """Decoding time of a clip for the reward; that of a user's own decoder is not known, and counts as 0."""
-        assert self.network is not None
-        own = self.config.model.decoder is not None
-        return 0.0 if own else formulas.decode_seconds(self.network, self.job, self.hardware.rates)
 
     @property
     def _reward_bytes(self) -> float:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.from_configs import random_model
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.plan import formulas
 from sage_grpo.plan.architecture import Architecture
+from sage_grpo.plan.configs import random_model
 from sage_grpo.plan.costs import forecast
 from sage_grpo.plan.formulas import NetworkShape, Rates, RunShape
 from sage_grpo.plan.hardware import Hardware

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sage_grpo.models.checkpoints.from_configs import Configs
+from sage_grpo.plan.configs import Configs
 
 WAN_1_3B = {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}
 WAN_14B = {"num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}

@@ -69,13 +69,6 @@ def _given(spec: CheapSpec) -> str:
         words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
     if spec.negative_every > 1:
         words.append(f"the negative branch at every {spec.negative_every} of them")
-    measured = [
-        text
-        for text in (spec.cache and f"cache {spec.cache}", spec.attention and f"attention {spec.attention}")
-        if text
-    ]
-    if measured:
-        words.append(f"{' and '.join(measured)}: what they save is not counted here, `sage-grpo probe` measures it")
     return "; ".join(words)
 
 
@@ -223,8 +216,6 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
-    if forecast.config.model.decoder is not None:
-        rows["decoder"] = f"{forecast.config.model.decoder}: its seconds are not known, and not counted"
     return rows | {
         "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.trained_networks * network.parameters / 1e6:,.0f} M parameters: {kind}",
         "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",

@@ -197,12 +197,8 @@ def of_code() -> str:
 def _of_plugins(config: TrainConfig, given: Overrides) -> str:
     names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
     names += [] if config.model.own_family is None else [config.model.own_family]
-    paths = [path for path in (config.kernel.name, config.model.decoder) if path is not None]
-    names += [path.partition(":")[0] for path in paths if ":" in path]
+    names += [config.kernel.name.partition(":")[0]] if ":" in config.kernel.name else []
     sha = hashlib.sha256()
-    folder = Path(config.model.decoder or "").expanduser()
-    if config.model.decoder is not None and folder.is_dir():
-        sha.update(fingerprint(folder.parent, [folder.name]).encode())
     for name in sorted(set(names)):
         file = _source(name)
         sha.update(name.encode() + (b"" if file is None else file.read_bytes()))

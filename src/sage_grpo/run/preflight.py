@@ -13,7 +13,6 @@ from sage_grpo.data.prompts import Prompt, too_few
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import ORIGINS, detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
-from sage_grpo.models.decoders import find_decoder
 from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelSpec, find_family
 from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
@@ -108,8 +107,6 @@ def check_code(config: TrainConfig, given: Overrides) -> None:
         find_sink(path)
     if given.model is None and config.model.own_family is not None:
         find_family(config.model.own_family)
-    if config.model.decoder is not None and ":" in config.model.decoder:
-        find_decoder(config.model.decoder)
     for spec in config.rewards:
         if spec.device:
             choose_device(spec.device)

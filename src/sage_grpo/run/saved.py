@@ -54,8 +54,6 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     # Objects are refused where they are loaded.
     if family is not None and family not in FAMILIES and not is_object(family):
         found.append(f"the code {config.model.family} (model.family)")
-    if config.model.decoder is not None and ":" in config.model.decoder:
-        found.append(f"the code {config.model.decoder} (model.decoder)")
     if ":" in config.kernel.name:
         found.append(f"the code {config.kernel.name} (kernel.name)")
     for spec in config.rewards if rewards else []:

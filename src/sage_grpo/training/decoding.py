@@ -103,11 +103,10 @@ class DecodedClips:
         self._whole: list[Tensor] = []
         self._sparse = None if frames is None else black_clips(count, model.video)
 
-    def add(self, latents: Tensor, decode: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Decode a micro-batch and return its clips. `decode` replaces the model's own decoder, which makes whole
-        clips."""
+    def add(self, latents: Tensor) -> Tensor:
+        """Decode a micro-batch and return its clips."""
         if self._sparse is None:
-            self._whole.append((decode or self.model.decode)(latents))
+            self._whole.append(self.model.decode(latents))
             return self._whole[-1]
         clips = self._sparse[self.done : self.done + len(latents)]
         if self.frames and isinstance(self.model, DecodesFrames):

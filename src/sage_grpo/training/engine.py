@@ -18,7 +18,6 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
 from sage_grpo.models.base import VelocityModel, in_format, network_of
-from sage_grpo.models.decoders import load_decoder
 from sage_grpo.models.parts import Sounds, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
@@ -84,11 +83,10 @@ class RolloutEngine:
             config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
         )
         self.planner.check()
-        check_cheap(config, model, self.planner, split=self.world.sequence_group is not None)
+        check_cheap(config, model, self.planner)
         self.vae = VaeMover(model, config.model)
         self.encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
         """Encodes given clips."""
-        self.small = None if config.model.decoder is None else load_decoder(config.model.decoder, model)
         """Decoder in place of the VAE."""
 
     @property
@@ -165,11 +163,10 @@ class RolloutEngine:
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
         frames = None if whole else frames_needed(self.model, self.reward)
-        frames = None if frames and self.small is not None else frames  # another decoder makes whole clips
         clips = DecodedClips(self.model, frames, sum(len(latents) for _, latents in mine))
-        with self.vae.decoding() if self.small is None and frames != [] else nullcontext():
+        with self.vae.decoding() if frames != [] else nullcontext():
             for batch, latents in mine:
-                decoded = clips.add(latents, self.small)
+                decoded = clips.add(latents)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
                     texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]

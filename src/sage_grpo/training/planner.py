@@ -341,24 +341,18 @@ def foresee(config: TrainConfig, plan: Plan) -> Plan:
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
 
 
-def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner, *, split: bool = False) -> None:
-    """Refuse cheap steps that the model or the layout does not support; `split`: ranks share the tokens of a clip."""
+def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner) -> None:
+    """Refuse cheap steps that the model or the layout does not support."""
     spec, guidance = config.rollout.cheap, config.model.training_guidance
     if not spec.on:
         return
     if not isinstance(model, RunsCheaply):
         raise ModelError(
-            f"rollout.cheap needs a model with the methods branches, both, check_cheap and cheaply (docs/extending.md), and "
-            f"{type(model).__name__} does not have them. Leave it out."
+            f"rollout.cheap needs a model with the methods branches and both (docs/extending.md), and {type(model).__name__} does not have them. "
+            "Leave it out."
         )
     check_negative(spec, lambda sigma: model.branches(sigma, guidance))
-    model.check_cheap(spec)
-    if split and spec.cache == "first_block":
-        raise ModelError(
-            'rollout.cheap.cache "first_block" decides by the tokens it sees, of which every rank of parallel.sp has others: they would wait '
-            "for one another for ever. Use taylorseer, or parallel.sp 1."
-        )
-    if spec.guides_less and planner.ranks > 1 and not _in_step(planner):
+    if planner.ranks > 1 and not _in_step(planner):
         raise ModelError(
             "rollout.cheap.guidance and negative_every need ranks that make the same passes, because all of them gather the weights of each: "
             "here they branch at different steps, or some have fewer passes. Use one place in rollout.window.at, and as many prompts as ranks or "

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.models.passes import RolloutPasses
 from sage_grpo.models.policy import Policy, Step, started
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.path import interpolate, velocity
@@ -151,7 +150,8 @@ class Sampler:
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         self.gauged = plan.gauged(rank)
         self.result = Rollout()
-        self.passes = RolloutPasses(policies(plan.groups[0]).model, cheap or CheapSpec())
+        self.reuse = cheap is not None and cheap.negative_every > 1
+        """True if cheap steps reuse the contribution of guidance."""
         self.known: Known = {} if known is None else known
         """Velocities of passes that several trunks share; a caller may pass those of another sampler with the same
         solver and policy."""
@@ -185,16 +185,12 @@ class Sampler:
         trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
         idle = Lockstep(self.plan).idle_passes(self.rank)
         walks: list[_SharedPrefix | _Members] = [*trunks, *paths]
-        try:
-            for network in (0, 1):
-                for walk in walks:
-                    while walk.ready() and self.plan.network(walk.sigma()) == network:
-                        walk.step()
-                self.passes.exact()
-                if idle[network]:
-                    self._idle(network, idle[network])
-        finally:
-            self.passes.exact()
+        for network in (0, 1):
+            for walk in walks:
+                while walk.ready() and self.plan.network(walk.sigma()) == network:
+                    walk.step()
+            if idle[network]:
+                self._idle(network, idle[network])
 
     def _renoise(self, paths: Sequence[_Members]) -> None:
         """Record clean clips at fresh noise levels, if the plan learns there."""
@@ -298,9 +294,8 @@ class _Walk:
 
     def velocity(self) -> Tensor:
         guide = self.group.guide(self.index)
-        v, self.added = self.sampler.passes.velocity(
-            self.policy, self.index, self.x, self.conditions, guide=guide, path=self, added=self.added
-        )
+        policy, reuse = self.policy, self.sampler.reuse
+        v, self.added = policy.guided_velocity(self.index, self.x, self.conditions, guide, self.added, reuse=reuse)
         self.sampler.progress()
         return v
 

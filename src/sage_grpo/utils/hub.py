@@ -1,7 +1,6 @@
-"""The Hugging Face hub: names of repositories, downloads at a recorded commit, and uploads that are listed first.
+"""The Hugging Face hub: names of repositories, and downloads at a recorded commit, of safetensors and text alone, which cannot run code.
 
-Tokens come from the environment or the hub's own login and are never read here. Weights of others are fetched as safetensors and text alone, which
-cannot run code.
+Tokens come from the environment or the hub's own login and are never read here.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-
+NAME = r"[\w-][\w.-]*/[\w-][\w.-]*"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SAFE = ("*.safetensors", "*.json", "*.txt", "*.md", "*.model", "*.jinja")
 """Files that are data."""
-SHOWN = (".safetensors", ".json", ".txt", ".md", ".model", ".jinja", ".mp4", ".png")
-"""Suffixes of files that an export may have."""
 
 
 class HubError(ValueError):
@@ -51,7 +48,7 @@ class Listing:
 
 def hub_name(value: str) -> tuple[str, str | None] | None:
     """The repository and revision of "owner/name" or "owner/name@revision"; None for anything else, and for local paths."""
-    match = re.fullmatch(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?", value)
+    match = re.fullmatch(rf"({NAME})(?:@([\w./-]+))?", value)
     if match is None or Path(value).expanduser().exists():
         return None
     return match[1], match[2]
@@ -68,18 +65,17 @@ def listing(repo: str, revision: str | None = None, wanted: Callable[[str], bool
     return Listing(repo, str(info.sha), tuple(sorted(files, key=lambda file: file.name)))
 
 
-def fetch(found: Listing, *, revision: str | None = None, folder: Path | None = None) -> Path:
+def fetch(wanted: Listing, *, revision: str | None = None, folder: Path | None = None) -> Path:
     """Fetch the files of a listing, into the hub's cache or a folder, and check that each is there in full."""
     from huggingface_hub import snapshot_download
 
-    names = [glob.escape(file.name) for file in found.files]
-    place = Path(
-        _asked(
-            found.repo,
-            lambda: snapshot_download(found.repo, revision=revision, allow_patterns=names, local_dir=folder),
-        )
-    )
-    for file in found.files:
+    names = [glob.escape(file.name) for file in wanted.files]
+
+    def download() -> str:
+        return snapshot_download(wanted.repo, revision=revision, allow_patterns=names, local_dir=folder)
+
+    place = Path(_asked(wanted.repo, download))
+    for file in wanted.files:
         path = place / file.name
         if not path.is_file() or path.stat().st_size != file.size:
             size = f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
@@ -88,10 +84,7 @@ def fetch(found: Listing, *, revision: str | None = None, folder: Path | None = 
 
 
 def pinned_folder(value: str, *, option: str) -> Path:
-    """A local folder, or one of the hub at a commit: `owner/name@COMMIT`. A branch is refused with its present commit.
-
-    So a configuration, which every run keeps, names the exact files. Without an @ it is a folder.
-    """
+    """A local folder, or one of the hub at a commit, `owner/name@COMMIT`. A branch is refused with its present commit."""
     named = hub_name(value) if "@" in value else None
     if named is None:
         return Path(value).expanduser()
@@ -110,57 +103,6 @@ def pinned_folder(value: str, *, option: str) -> Path:
             f"hf download {repo} --local-dir FOLDER and give the folder."
         )
     return Path(place)
-
-
-def uploads(folder: Path) -> tuple[HubFile, ...]:
-    """Every file of an export, to be shown before the upload; files that are not part of one are refused by name."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    strange = [
-        path.relative_to(folder).as_posix()
-        for path in files
-        if path.is_symlink()
-        or any(part.startswith(".") for part in path.relative_to(folder).parts)
-        or (path.suffix not in SHOWN and not path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")))
-    ]
-    if strange:
-        raise HubError(
-            f'"{folder}" also holds {", ".join(strange[:5])}, which is not part of an export and may be private. Export into an empty folder.'
-        )
-    return tuple(HubFile(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
-
-
-def check_upload(repo: str) -> None:
-    """Refuse, before any work, an invalid name and a machine without a login."""
-    from huggingface_hub import get_token
-
-    check_name(repo)
-    if get_token() is None:
-        raise HubError("Nobody is logged in to the hub here: `hf auth login`, or set the variable HF_TOKEN.")
-
-
-def check_name(repo: str) -> None:
-    """Refuse an invalid name of a repository, and one with a revision."""
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo) is None:
-        raise HubError(f'push_to must be OWNER/NAME on the hub, got "{repo}".')
-
-
-def upload(folder: Path, repo: str, files: Sequence[HubFile], *, private: bool, message: str) -> str:
-    """Send exactly these files; returns the page of the commit. A repository that exists keeps its visibility."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    _asked(repo, lambda: api.create_repo(repo, private=private, exist_ok=True))
-    if private and not _asked(repo, lambda: api.model_info(repo)).private:
-        raise HubError(
-            f"{repo} is there already and public. Say --public true if that is meant, or choose another name."
-        )
-    # the hub reads names as patterns: brackets in one would leave its file out
-    names = [glob.escape(file.name) for file in files]
-    done = _asked(
-        repo,
-        lambda: api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=names, commit_message=message),
-    )
-    return str(done.commit_url)
 
 
 def table(files: Sequence[HubFile]) -> str:

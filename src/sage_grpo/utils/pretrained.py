@@ -1,8 +1,7 @@
 """Loading of pretrained files by diffusers and transformers, and checks of them that models and rewards share.
 
-The libraries load the weights that they find and fill the rest: a missing weight gets random values, a tokenizer without its files an empty
-vocabulary. Both give plausible numbers that mean nothing. And they obey the configuration: fetch a kernel, which is code, from the hub (also
-offline), take another model as the base of an adapter, or make ten million layers.
+The libraries fill what is missing: weights with random values, a tokenizer with an empty vocabulary. And they obey the configuration: fetch
+a kernel, which is code, from the hub, take another model as the base of an adapter, or make ten million layers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MOST_ALPHA = 1e6
 """Largest scale of a LoRA's update before it is divided by the rank; published ones have up to some thousands."""
 LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
     **dict.fromkeys(("r", "lora_alpha", "rank_pattern", "alpha_pattern")),
-    **dict.fromkeys(("use_rslora", "use_dora", "lora_bias"), (False, True)),
+    "use_rslora": (False, True),
     # The names of the weights give the adapted layers.
     **dict.fromkeys(("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")),
     # For training and for people.
@@ -32,7 +31,7 @@ LORA_KEYS: Mapping[str, Sequence[Any] | None] = {
     "fan_in_fan_out": (False,),
     "megatron_core": (None, "megatron.core"),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # others change the base's weights
-    **dict.fromkeys(("use_qalora", "ensure_weight_tying"), (False,)),
+    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora", "ensure_weight_tying"), (False,)),
     **dict.fromkeys(("modules_to_save", "target_parameters", "trainable_token_indices"), (None, [], {})),
     **dict.fromkeys(("megatron_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config"), (None, {})),
     **dict.fromkeys(("velora_config", "monteclora_config", "arrow_config", "kasa_config", "use_bdlora"), (None, {})),
@@ -45,15 +44,14 @@ SLOW = re.compile(r"[*+?{].*[*+?{]|\)[*+?{]")
 LEAST_COVERAGE = 0.75
 """Least share of its model's embeddings that a tokenizer knows; real ones know 99% (rows are padded to round numbers)."""
 MOST_LAYERS = 10_000
-"""Largest number of layers or steps: a hundred times the layers of published networks, ten times the steps of their schedulers. More would be built
-before any weight is compared."""
+"""Largest number of layers or steps: a hundred times the layers of published networks, ten times the steps of their schedulers."""
 HARMLESS = {"_attn_implementation": ("eager", "sdpa"), "_experts_implementation": ("eager", "grouped_mm", "batched_mm")}
 """Implementations in PyTorch itself; transformers may fetch others ("flash_attention_2") as kernels from the hub."""
 
 
 def from_pretrained(kind: Any, source: str | Path | None, **options: Any) -> Any:
-    """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: it fetches and builds nothing but numbers,
-    whatever the configuration asks for. `source` is None where the weights are among the options."""
+    """`kind.from_pretrained(source, **options)` of diffusers or transformers, the only call of it: it fetches nothing but numbers, whatever the
+    configuration asks for. `source` is None where the weights are among the options."""
     where = {name: options[name] for name in ("local_files_only", "subfolder") if name in options}
     if source is not None and (hasattr(kind, "config_class") or "config" in options):  # a class of transformers
         from transformers.utils import find_adapter_config_file
@@ -129,14 +127,10 @@ def weights_fault(
     missing: Iterable[str] = (), unexpected: Iterable[str] = (), mismatched: Iterable[Any] = ()
 ) -> str | None:
     """The difference between a file's names and its model's, as a sentence, or None."""
-    kinds = {
-        "lacks": sorted(missing),
-        "also holds": sorted(unexpected),
-        "holds in another shape": sorted(item if isinstance(item, str) else item[0] for item in mismatched),
-    }
+    other = [item if isinstance(item, str) else item[0] for item in mismatched]
     parts = []
-    for verb, names in kinds.items():
-        if names:
+    for verb, keys in (("lacks", missing), ("also holds", unexpected), ("holds in another shape", other)):
+        if names := sorted(keys):
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             parts.append(f"{verb} {', '.join(names[:5])}{more}")
     return "; it ".join(parts) or None
@@ -150,8 +144,7 @@ def loading_fault(info: Mapping[str, Any]) -> str | None:
 def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str | None:
     """The files that a local tokenizer folder lacks, as a sentence, or None.
 
-    `names` is the class's `vocab_files_names`: one whole file, or all the others. A vocabulary without its merges would read every word letter by
-    letter.
+    `names` is the class's `vocab_files_names`: one whole file, or all the others (a vocabulary and its merges).
     """
     local, parts = Path(folder), dict(names)
     whole = parts.pop("tokenizer_file", "tokenizer.json")

@@ -143,7 +143,7 @@ def _joined(judged: Sequence[ScoredClips], order: Sequence[int]) -> ScoredClips:
     heard = together([one.waves for one in sounds])
     return ScoredClips(
         videos=judged[0].videos if videos is None else videos,
-        sheet=joined([one.sheet for one in judged]),
+        sheet=joined([one.sheet for one in judged if one.sheet is not None]),
         thumbnails=together([one.thumbnails for one in judged]),
         sound=None if heard is None else Sound(heard, sounds[0].rate),
     )

@@ -1,1 +1,1 @@
-"""Files of models: read, checked, cached, converted and written."""
+"""Files of models: read, checked, cached and written."""

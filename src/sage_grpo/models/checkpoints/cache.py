@@ -35,19 +35,16 @@ def cleaner() -> str:
 
 
 class Encoded(dict[str, Tensor]):
-    """The tensors of one encoding; a class of its own because a plain dict cannot be referred to weakly."""
+    """The tensors of one encoding; unlike a plain dict it can be referred to weakly."""
 
 
 class EncodingCache:
-    """Maps the inputs of an encoding to its tensors.
+    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file with a checksum.
 
-    In memory it only finds encodings that are still referenced, so that a run over a hundred thousand prompts does not fill the
-    memory. On disk every encoding is a file with a checksum of its content. A damaged file is encoded
-    again; a disk that is full or cannot be written costs one warning, and the run goes on without it.
+    A damaged file is encoded again; a disk that is full or cannot be written costs one warning. `what` names the content in warnings.
     """
 
     def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
-        """what: name of the content in warnings."""
         self.folder, self.what = folder, what
         self.fingerprint = digest(cleaner(), fingerprint)
         self._writable = folder is not None
@@ -65,13 +62,10 @@ class EncodingCache:
         self._memory[key] = encoded
         return encoded
 
-    def _file(self, key: str) -> Path | None:
-        return None if self.folder is None else self.folder / key[:2] / f"{key}.safetensors"
-
     def _read(self, key: str) -> Encoded | None:
-        file = self._file(key)
-        if file is None:
+        if self.folder is None:
             return None
+        file = self.folder / key[:2] / f"{key}.safetensors"
         try:
             body = file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -91,11 +85,10 @@ class EncodingCache:
         return None
 
     def _write(self, key: str, tensors: Encoded) -> None:
-        file = self._file(key)
-        if file is None or not self._writable:
+        if self.folder is None or not self._writable:
             return
-        try:
-            # Several runs may encode one prompt at the same time, also on several machines with one file system.
+        file = self.folder / key[:2] / f"{key}.safetensors"
+        try:  # several runs may encode one prompt at the same time, also on several machines with one file system
             with replacing(file, suffix=f".{os.getpid()}.{uuid.uuid4().hex}.tmp") as temporary:
                 temporary.write_bytes(save(tensors, metadata={"checksum": _checksum(key, tensors)}))
         except OSError as error:  # full, read-only, not ours, no folder
@@ -108,7 +101,6 @@ class EncodingCache:
 
 
 def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
-    """A checksum of the tensors and of the key under which they are stored."""
     sha = hashlib.sha256(key.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -133,7 +125,7 @@ def digest(*parts: str) -> str:
 
 
 def default_folder() -> Path:
-    """Default folder of encoded prompts."""
+    """The user's folder of encoded prompts."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo" / "conditioning"
 
 

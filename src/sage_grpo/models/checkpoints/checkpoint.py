@@ -70,7 +70,6 @@ TOKENIZERS: Mapping[str, str] = {
     "tokenizer_3": "text_encoder_3",
 }
 """Text encoders by tokenizer."""
-
 ORIGINS: Mapping[str, str] = {
     "scenes": "the model of the world scenes, which the package does not carry: the folder research/scenes/model of the project's "
     "repository, or what `python -m research.pretraining.scenes pretrain` makes",
@@ -108,24 +107,27 @@ def resolve(spec: Located) -> Path:
         )
     if folder.is_dir():
         return folder
-    looks_local = spec.path.startswith((".", "/", "~")) or spec.path.count("/") != 1
-    if looks_local and folder.name in ORIGINS:
+    if _is_hub_id(spec.path):
+        return _download(spec)
+    if folder.name in ORIGINS:
         raise ModelError(f'model.path "{spec.path}" is not a folder here: it is {ORIGINS[folder.name]}.')
-    if looks_local:
-        raise ModelError(f'model.path "{spec.path}" is not a folder.{_neighbours(folder)}')
-    return _download(spec)
+    if not folder.parent.is_dir():
+        raise ModelError(
+            f'model.path "{spec.path}" is not a folder. Its parent "{folder.parent}" does not exist either.'
+        )
+    near = nearest(folder.name, [child.name for child in folder.parent.iterdir() if child.is_dir()])
+    hint = f' Did you mean "{folder.parent / near}"?' if near else ""
+    raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
 def local_folder(spec: Located) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
-    if spec.path in (None, "shapes") or Path(str(spec.path)).expanduser().is_dir():
+    if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
-    if str(spec.path).count("/") != 1 or str(spec.path).startswith((".", "/", "~")):
-        return resolve(spec)  # raises the error of a wrong path
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(str(spec.path), "transformer/config.json", revision=spec.revision)
-    index = try_to_load_from_cache(str(spec.path), "model_index.json", revision=spec.revision)
+    names = ("model_index.json", "transformer/config.json")
+    index, config = (try_to_load_from_cache(spec.path, name, revision=spec.revision) for name in names)
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
@@ -134,12 +136,8 @@ def configs_folder(spec: Located) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
-def _neighbours(folder: Path) -> str:
-    if not folder.parent.is_dir():
-        return f' Its parent "{folder.parent}" does not exist either.'
-    names = [child.name for child in folder.parent.iterdir() if child.is_dir()]
-    near = nearest(folder.name, names)
-    return f' Did you mean "{folder.parent / near}"?' if near else ""
+def _is_hub_id(path: str) -> bool:
+    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
 def _download(spec: Located, *, weights: bool = True) -> Path:
@@ -160,9 +158,8 @@ def _download(spec: Located, *, weights: bool = True) -> Path:
 
 def read_index(folder: Path) -> dict[str, Any]:
     """The checkpoint's model_index.json."""
-    file = folder / "model_index.json"
+    file, hint = folder / "model_index.json", ""
     if not file.is_file():
-        hint = ""
         if (folder / "config.json").is_file():
             hint = " It looks like one component of a pipeline: give its parent folder."
         raise ModelError(
@@ -248,8 +245,7 @@ def load_pipeline(pipeline: Any, folder: Path, *, skip: Sequence[str], dtypes: M
     left = [*skip, *left_out(pipeline, read_index(folder))]
     with _quiet(folder), in_words(folder, "model_index.json"):
         _check_tokenizer_files(folder)
-        _check_weights(folder, skip)
-        _check_loaded(folder, skip)
+        _check_weights(folder, skip, loading=True)
         pipe = from_pretrained(
             pipeline, folder, dtype=dict(dtypes), use_safetensors=True, local_files_only=True, **dict.fromkeys(left)
         )
@@ -272,13 +268,22 @@ def _check_tokenizer_files(folder: Path) -> None:
             _refuse(folder, name, tokenizer_files_fault(files, folder / name))
 
 
-def _check_weights(folder: Path, skip: Sequence[str]) -> None:
-    """Compare names and shapes in the headers of the networks' files with the classes', before anything is read."""
+def _check_weights(folder: Path, skip: Sequence[str], *, loading: bool = False) -> None:
+    """Compare names and shapes in the headers of the networks' files with the classes', before anything is read.
+
+    `loading` refuses a transformers model among the components that diffusers loads by itself: encoders load on demand.
+    """
     import diffusers
+    from transformers import PreTrainedModel
 
     index = read_index(folder)
     for name in (name for name in index if has_component(index, name) and name not in skip):
         kind = component_class(folder, index, name)
+        if loading and issubclass(kind, PreTrainedModel):
+            raise ModelError(
+                f'"{folder}" names a {index[name][1]} as its {name}: only its text and image encoders may be models of transformers. '
+                "Save the pipeline again with save_pretrained."
+            )
         if not issubclass(kind, diffusers.ModelMixin):
             continue
         if not (folder / name / "config.json").is_file():
@@ -292,22 +297,9 @@ def _check_weights(folder: Path, skip: Sequence[str]) -> None:
         _refuse(folder, name, weights_fault(expected.keys() - held.keys(), unexpected, mismatched))
 
 
-def _check_loaded(folder: Path, skip: Sequence[str]) -> None:
-    """Refuse a transformers model among the components that diffusers loads by itself: a pipeline's are encoders, and load on demand."""
-    from transformers import PreTrainedModel
-
-    index = read_index(folder)
-    for name in (name for name in index if has_component(index, name) and name not in skip):
-        if issubclass(component_class(folder, index, name), PreTrainedModel):
-            raise ModelError(
-                f'"{folder}" names a {index[name][1]} as its {name}: only its text and image encoders may be models of transformers. '
-                "Save the pipeline again with save_pretrained."
-            )
-
-
 @cache
 def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a network of this class and configuration; cached by text, for two experts and the loads of a comparison."""
+    """Names and shapes of a network's tensors by class and configuration; cached for two experts and the loads of a comparison."""
     import torch
 
     with torch.device("meta"):
@@ -334,15 +326,8 @@ def _no_larger_than(folder: Path, name: str, held: Mapping[str, tuple[int, ...]]
             if min(tensors, values) < 0:
                 _refuse(folder, name, "has a config.json that describes a far larger network than its weights")
 
-    hooks = [
-        register(count)
-        for register in (register_module_parameter_registration_hook, register_module_buffer_registration_hook)
-    ]
-    try:
+    with register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -363,8 +348,8 @@ def in_words(folder: Path, name: str) -> Iterator[None]:
 
 
 def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
-    """The class of a component, which is that of a part: a network, a scheduler, a guider, a tokenizer or a processor. A pipeline would follow
-    the model_index.json in the component's own folder."""
+    """The class of a component: a network, a scheduler, a guider, a tokenizer or a processor. A pipeline would follow the model_index.json in
+    the component's own folder."""
     import diffusers
     import transformers
     from diffusers.guiders.guider_utils import BaseGuidance
@@ -372,13 +357,10 @@ def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
     from transformers.image_processing_base import ImageProcessingMixin
 
     library, class_name = index[name]
-    parts = {
-        "transformers": (
-            *(transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin),
-            *(ImageProcessingMixin, FeatureExtractionMixin),
-        )
-    }
-    allowed = parts.get(library, (diffusers.ModelMixin, diffusers.SchedulerMixin, BaseGuidance))
+    allowed: tuple[type, ...] = (diffusers.ModelMixin, diffusers.SchedulerMixin, BaseGuidance)
+    if library == "transformers":
+        allowed = (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin)
+        allowed += (ImageProcessingMixin, FeatureExtractionMixin)
     kind: Any = getattr(import_module(LIBRARIES[library]), class_name, None)
     if kind is None:
         package = import_module(LIBRARIES[library].partition(".")[0])
@@ -389,7 +371,7 @@ def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, allowed)):
         lacking = getattr(
             kind, "_backends", None
-        )  # the libraries have a placeholder for a class whose packages are not here
+        )  # of the libraries' placeholder for a class whose packages are not here
         fault = (
             f"which needs packages that are not installed: {', '.join(lacking)}. pip install them"
             if isinstance(lacking, list)
@@ -413,23 +395,22 @@ def _refuse(folder: Path, name: str, fault: str | None) -> None:
 @contextmanager
 def _quiet(folder: Path) -> Iterator[None]:
     """Silence the libraries' notices while loading, and their progress bars where loading takes no time."""
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
+    import diffusers
+    import transformers
 
     small = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 1 << 30
-    libraries = (diffusers_logging, transformers_logging)
-    before = [library.get_verbosity() for library in libraries]
-    for library in libraries:
-        library.set_verbosity_error()
+    logs = [(log, log.get_verbosity()) for log in (diffusers.utils.logging, transformers.utils.logging)]
+    for log, _ in logs:
+        log.set_verbosity_error()
         if small:
-            library.disable_progress_bar()
+            log.disable_progress_bar()
     try:
         yield
     finally:
-        for library, verbosity in zip(libraries, before):
-            library.set_verbosity(verbosity)
+        for log, verbosity in logs:
+            log.set_verbosity(verbosity)
             if small:
-                library.enable_progress_bar()
+                log.enable_progress_bar()
 
 
 def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: torch.dtype) -> Any:
@@ -458,8 +439,11 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
 
 
 VIDEO: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("frames", "height", "width"), int),
-    **dict.fromkeys(("fps", "shift"), (int, float)),
+    "frames": int,
+    "height": int,
+    "width": int,
+    "fps": (int, float),
+    "shift": (int, float),
 }
 """Entries of video.json."""
 
@@ -489,8 +473,7 @@ def _native(folder: Path) -> dict[str, float]:
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
         return {"height": 720, "width": 1280}
-    # The pipeline distinguishes its two sizes by this.
-    if pipeline.startswith("SanaVideo") and config.get("sample_size") == 22:
+    if pipeline.startswith("SanaVideo") and config.get("sample_size") == 22:  # as its pipeline distinguishes them
         return {"height": 704, "width": 1280}
     return {}
 
@@ -507,8 +490,8 @@ def require_ftfy() -> None:
 def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:
     """A hash of the content of components (or single files) that does not depend on where they lie.
 
-    Small files count in full. Of large ones the size and `samples` evenly spaced blocks count: reading 16 GB of a text
-    encoder would take longer than encoding the prompts, and training changes every block.
+    Small files count in full, of large ones the size and `samples` evenly spaced blocks: reading 16 GB of a text encoder would
+    take longer than encoding the prompts, and training changes every block.
     """
     sha = hashlib.sha256()
     for name in sorted(names):

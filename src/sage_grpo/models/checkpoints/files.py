@@ -1,13 +1,13 @@
 """Checks of a checkpoint's files: they name only classes of diffusers and transformers and files of their own, and their weights are complete.
 
-An interrupted download leaves a file with a good header and half of its numbers. The libraries notice when they read it, which for a
-text encoder is long after a run began, and their error names neither the file nor a remedy.
+The libraries notice half a download only when they read it, for a text encoder long after a run began, and name neither file nor remedy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -86,13 +86,12 @@ def shards_of(index: Path) -> list[str]:
 
 
 def check_lengths(folder: Path) -> None:
-    """Refuse a checkpoint one of whose weight files is missing, was cut short or is not a safetensors file, from their headers alone."""
+    """Refuse a checkpoint one of whose weight files is missing, was cut short or is not a safetensors file, by their headers."""
     check_shards(folder)
     for component in sorted(path for path in folder.iterdir() if path.is_dir()):
-        for stem in STEMS:
-            for file in weight_files(component, stem):
-                with opened_weights(file):
-                    pass
+        for file in (file for stem in STEMS for file in weight_files(component, stem)):
+            with opened_weights(file):
+                pass
 
 
 def weight_files(component: Path, stem: str) -> list[Path]:
@@ -123,6 +122,22 @@ def stored_shapes(folder: Path, stem: str = WEIGHTS) -> dict[str, tuple[int, ...
     """Names and shapes of a component's tensors, from the headers of the files that diffusers (or transformers, by its stem) reads."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder, stem) or [folder / f"{stem}.safetensors"]:
-        with opened_weights(file) as content:
-            shapes |= {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
+        shapes |= read_header(file).shapes
     return shapes
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a safetensors file: shapes and dtypes (in its own names) of the tensors by name, and its metadata."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    metadata: Mapping[str, str]
+
+
+def read_header(file: Path) -> Header:
+    """The header of a safetensors file that is whole."""
+    with opened_weights(file) as content:
+        slices = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118
+        shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+        return Header(shapes, {name: one.get_dtype() for name, one in slices.items()}, dict(content.metadata() or {}))

@@ -248,10 +248,10 @@ class Ltx2(FamilyModel):
         v, v_negative = self._prompt_and_negative(x, sigma, network_time, inputs, conditions, scale)
         further = {part: one - 1 for part, one in self._by_part("guidance_scale", scale).items()}
         guided = v + self._times(further, v - v_negative)
-        for name, (strengths, arguments) in self._perturbed().items():
+        for strengths, arguments in self._perturbed().values():
             self._arguments = arguments
             try:
-                guided = guided + self._times(strengths, v - self._branch(x, sigma, network_time, inputs, name))
+                guided = guided + self._times(strengths, v - self._branch(x, sigma, network_time, inputs))
             finally:
                 self._arguments = {}
         return self._rescaled(x, sigma, guided, v), v

@@ -16,9 +16,9 @@ WIDE = 2
 def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """x W^T + b + scale x A^T B^T, in the dtype of x; the adapter's halves A (`down`) and B (`up`) may be kept in float32.
 
-    Written as peft does, the adapter's output is a second tensor as large as the layer's, and the sum a third: at video sizes
-    that is a tenth of a forward pass, for a hundredth of its arithmetic. Here both are one product with r more columns, or, where
-    widening the input would cost more than that saves, the adapter's part is added into the layer's output.
+    peft's way makes two more tensors as large as the layer's output: at video sizes a tenth of a forward pass, for a hundredth of
+    its arithmetic. Here both are one product with r more columns, or, where widening the input would cost more, the adapter's part
+    is added into the layer's output.
     """
     rows = x.flatten(0, -2)
     down, up = down.to(x.dtype), (scale * up).to(x.dtype)
@@ -34,11 +34,10 @@ class AdaptedLinear(Linear):
     """peft's layer, which computes the case of every training run (adapters on, not merged) with `adapted_linear`."""
 
     def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Tensor:
-        """The layer's output with all active adapters."""
         base = self.base_layer
         active = [name for name in self.active_adapters if name in self.lora_A]
-        off = self.disable_adapters or self.merged or not active
-        if off or arguments or named or x.dtype != base.weight.dtype:
+        unusual = arguments or named or x.dtype != base.weight.dtype
+        if unusual or self.disable_adapters or self.merged or not active:
             return super().forward(x, *arguments, **named)
         first, *others = active
         down, up = self.lora_A[first].weight, self.lora_B[first].weight

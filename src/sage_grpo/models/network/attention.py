@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -20,10 +19,9 @@ from sage_grpo.models.base import SequenceSplit
 
 
 class SplitRotary(NamedTuple):
-    """Rotary embedding of this rank's tokens, with the number of tokens (video and text) that every rank has.
+    """Rotary embedding of this rank's tokens, with the number of tokens (video and text) of every rank.
 
-    The counts travel with the embedding because attention needs them and must not remember them: a checkpointed block runs
-    again in the backward pass, when the last text length may have been another.
+    Attention must not remember the counts: a checkpointed block runs again in the backward pass, after texts of other lengths.
     """
 
     cos: Tensor
@@ -32,24 +30,21 @@ class SplitRotary(NamedTuple):
 
 
 def split_rotary(sequence: SequenceSplit, rotary: tuple[Tensor, Tensor], *, dim: int, extra: int = 0) -> SplitRotary:
-    """This rank's part of a rotary embedding of video tokens (along `dim`), beside `extra` text tokens without position."""
+    """This rank's part of an embedding of video tokens (along `dim`), beside `extra` text tokens without position."""
     cos, sin = rotary
     counts = [video + text for video, text in zip(sequence.counts(cos.shape[dim]), sequence.counts(extra))]
     return SplitRotary(sequence.split(cos, dim), sequence.split(sin, dim), counts)
 
 
 class PackedAttention:
-    """Joint attention of video and text tokens in which every token is valid.
+    """Joint attention of video and text tokens in which every token is valid; returns the video and the text stream.
 
-    The stock processor pads the text mask to a dense N x N mask even where nothing is masked: at 480p x 81 frames that is
-    33,000 x 33,000, and it rules out the fast kernels. With padding dropped there is nothing to mask. A call with the stock
-    mask (batch x text tokens) goes to the stock processor, so the stock forward still works on the same modules; a mask
-    over all keys (batch x 1 x 1 x tokens) is ours.
+    The stock processor makes a dense N x N mask even where nothing is masked (33,000 x 33,000 at 480p x 81 frames), which
+    rules out the fast kernels. A call with the stock mask (batch x text tokens) goes to the stock processor, so that the stock
+    forward works on the same modules; a mask over all keys (batch x 1 x 1 x tokens) is ours.
     """
 
-    # Names that diffusers sets from outside (context parallelism, backends).
-    _attention_backend: AttentionBackendName | None = None
-    _parallel_config: Any = None
+    _attention_backend: AttentionBackendName | None = None  # diffusers' name
     sequence: SequenceSplit | None = None
     """Set where other ranks have the other tokens; `image_rotary_emb` is then a SplitRotary."""
 
@@ -65,9 +60,7 @@ class PackedAttention:
         attention_mask: Tensor | None,
         image_rotary_emb: tuple[Tensor, Tensor] | SplitRotary,
     ) -> tuple[Tensor, Tensor]:
-        """Attend; returns the video and the text stream."""
         if attention_mask is not None and attention_mask.ndim == 2:
-            self._stock._parallel_config = self._parallel_config
             return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
 
         def heads(tokens: Tensor) -> Tensor:
@@ -81,7 +74,7 @@ class PackedAttention:
         key = torch.cat([key, attn.norm_added_k(heads(attn.add_k_proj(encoder_hidden_states)))], dim=1)
         value = torch.cat([heads(attn.to_v(hidden_states)), heads(attn.add_v_proj(encoder_hidden_states))], dim=1)
 
-        kernel = partial(attend, backend=self._attention_backend, mask=attention_mask, parallel=self._parallel_config)
+        kernel = partial(attend, backend=self._attention_backend, mask=attention_mask)
         if self.sequence is None:
             attended = kernel(query, key, value).flatten(2, 3)
         else:
@@ -92,13 +85,9 @@ class PackedAttention:
 
 
 class PlainAttention:
-    """Wan's attention without copies around the kernel, on all tokens or on this rank's.
-
-    Other calls (an image beside the text, a mask) go to the stock processor.
-    """
+    """Wan's attention without copies around the kernel; calls with a mask or an image beside the text go to the stock processor."""
 
     _attention_backend: AttentionBackendName | None = None
-    _parallel_config: Any = None
     sequence: SequenceSplit | None = None
     """Set where other ranks have the other tokens; `rotary_emb` is then a SplitRotary."""
 
@@ -113,10 +102,8 @@ class PlainAttention:
         attention_mask: Tensor | None = None,
         rotary_emb: tuple[Tensor, Tensor] | SplitRotary | None = None,
     ) -> Tensor:
-        """Attend."""
         if attn.add_k_proj is not None or attention_mask is not None:
             self._stock._attention_backend = self._attention_backend
-            self._stock._parallel_config = self._parallel_config
             return self._stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         query = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
@@ -124,10 +111,8 @@ class PlainAttention:
         value = attn.to_v(source).unflatten(2, (attn.heads, -1))
         if rotary_emb is not None:
             query, key = rotate_pairs(query, rotary_emb), rotate_pairs(key, rotary_emb)
-        # Text is whole on every rank: only attention among the video's own tokens is divided.
-        parallel = self._parallel_config if encoder_hidden_states is None else None
-        kernel = partial(attend, backend=self._attention_backend, parallel=parallel)
-        if self.sequence is None or encoder_hidden_states is not None:
+        kernel = partial(attend, backend=self._attention_backend)
+        if self.sequence is None or encoder_hidden_states is not None:  # text is whole on every rank
             attended = kernel(query, key, value)
         else:
             attended = self.sequence.attend(kernel, query, key, value, cast(SplitRotary, rotary_emb).counts)
@@ -143,22 +128,14 @@ KERNELS = {
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    backend: AttentionBackendName | None,
-    mask: Tensor | None = None,
-    parallel: Any = None,
+    query: Tensor, key: Tensor, value: Tensor, backend: AttentionBackendName | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast).
-
-    parallel: diffusers' own division of the tokens over ranks, which its dispatcher carries out.
-    """
+    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast)."""
     query, key = query.to(value.dtype), key.to(value.dtype)
     if mask is not None:  # no fast kernel takes a mask
         backend = AttentionBackendName.NATIVE
-    if backend not in KERNELS or parallel is not None:
-        return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=backend, parallel_config=parallel)
+    if backend not in KERNELS:
+        return dispatch_attention_fn(query, key, value, attn_mask=mask, backend=backend)
     with sdpa_kernel(KERNELS[backend]):
         attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return attended.transpose(1, 2)
@@ -171,8 +148,7 @@ def rotate_pairs(tokens: Tensor, rotary: tuple[Tensor, Tensor] | SplitRotary) ->
     return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2).type_as(tokens)
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The sizes of attention's inputs."""
 
     tokens: int
@@ -183,8 +159,6 @@ class Shape:
 CLEARLY = 0.85
 """Another kernel than cuDNN's is taken when it needs at most this share of its time: between kernels that are about equally fast
 a measurement would choose now the one and now the other, and a run could not be continued to the bit."""
-
-
 REPEATABLE = (
     AttentionBackendName.NATIVE,
     AttentionBackendName._NATIVE_FLASH,
@@ -225,21 +199,18 @@ def _fastest(
     times = {backend: ms for backend in both if (ms := _milliseconds(backend, device, dtype, shape)) is not None}
     if not times:
         return AttentionBackendName.NATIVE, "PyTorch's own choice: the fast kernels do not run here"
-    first, *others = times
-    best = min([first, *(other for other in others if times[other] < CLEARLY * times[first])], key=times.__getitem__)
-    timings = ", ".join(f"{backend.value.removeprefix('_native_')} {ms:.1f} ms" for backend, ms in times.items())
-    return (
-        best,
-        f"{best.value.removeprefix('_native_')} (measured, {shape.tokens} tokens forward and backward: {timings})",
-    )
+    best, *others = times
+    best = next((other for other in others if times[other] < CLEARLY * times[best]), best)
+    names = {backend: backend.value.removeprefix("_native_") for backend in both}
+    timings = ", ".join(f"{names[backend]} {ms:.1f} ms" for backend, ms in times.items())
+    return best, f"{names[best]} (measured, {shape.tokens} tokens forward and backward: {timings})"
 
 
 def _milliseconds(
     backend: AttentionBackendName, device: torch.device, dtype: torch.dtype, shape: Shape
 ) -> float | None:
     """One forward and backward pass, the second of two; None where the kernel does not run."""
-    size = (1, shape.tokens, shape.heads, shape.channels)
-    query, key, value = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    query, key, value = (torch.randn((1, *shape), device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     try:
         with torch.enable_grad():
@@ -256,8 +227,7 @@ def _milliseconds(
 
 def checked_backend(asked: str, network: nn.Module) -> str:
     """The backend to ask of this network: PyTorch's own choice if its processors cannot choose one; ModelError for any other."""
-    ours = PackedAttention | PlainAttention
-    if any(asked != "auto" or isinstance(processor, ours) for processor in processors(network)):
+    if any(asked != "auto" or isinstance(one, PackedAttention | PlainAttention) for one in processors(network)):
         return asked
     if asked not in ("auto", "native"):
         raise ModelError(f'model.attention "{asked}": this network knows PyTorch\'s own choice only. Use "auto".')

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, get_args
@@ -18,11 +17,8 @@ from sage_grpo.models.checkpoints.cache import default_folder
 from sage_grpo.types import Keep
 
 KEEP: tuple[str, ...] = get_args(Keep)
-
 _sampling: ContextVar[bool] = ContextVar("sampling", default=False)
 """True while a pass builds graphs only to equal one that needs them."""
-_plain: ContextVar[bool] = ContextVar("plain", default=False)
-"""True while a pass need not equal one with gradients."""
 RECOMPILES = 64
 """Most compiled versions of one block (lengths, dtypes, with and without gradients); beyond, the compiler would silently run the
 plain code, which rounds otherwise."""
@@ -43,7 +39,7 @@ def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> Non
 class BlockForward:
     """A block's forward that keeps the activations of its level.
 
-    The forward alone: hooks of the module (FSDP gathers its weights there) do not run again, and would not run alike.
+    The forward alone: hooks of the module (FSDP gathers weights in them) must not run again.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
@@ -51,13 +47,11 @@ class BlockForward:
         self.level: Keep = "all"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The block's output."""
         if self.level == "all" or _sampling.get() or not torch.is_grad_enabled():
             return self.forward(*arguments, **named)
-        if self.level == "input":
-            return checkpoint(self.forward, *arguments, use_reentrant=False, **named)
-        contexts = partial(create_selective_checkpoint_contexts, _keep_attention)
-        return checkpoint(self.forward, *arguments, use_reentrant=False, context_fn=contexts, **named)
+        if self.level == "attention":
+            named["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_attention)
+        return checkpoint(self.forward, *arguments, use_reentrant=False, **named)
 
 
 _aten = torch.ops.aten
@@ -86,19 +80,18 @@ def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes
         return False, "no: it pays on CUDA in bfloat16 only"
     if passes < WORTH:
         return False, f"no: {passes} passes are fewer than the {WORTH} from which it pays"
-    why = f"yes: {passes:,} passes are more than the {WORTH} from which it pays; the first ones take a minute longer"
-    return True, why
+    return (
+        True,
+        f"yes: {passes:,} passes are more than the {WORTH} from which it pays; the first ones take a minute longer",
+    )
 
 
 def compile_blocks(
     network: nn.Module, blocks: Sequence[nn.Module], *, train: bool, ragged: Sequence[tuple[str, int]] = ()
 ) -> None:
-    """Compile the blocks that `network` runs; all share their code, so two or three are compiled and the others reuse them.
+    """Compile the blocks that `network` runs; they share their code, so two or three are compiled and the others reuse them.
 
     `ragged` are inputs of a block (name, dimension) whose length differs between samples: one compilation serves all.
-
-    A compiler fuses passes with and without gradients differently; in bfloat16 a replay would then differ from its rollout by far
-    more than the clip range. So a network that is trained always runs with them.
     """
     import torch._dynamo
 
@@ -125,21 +118,21 @@ def _compiled(
 
 
 def _cut(output: Any) -> Any:
-    """The same values without the graph that made them, which frees it; the next block still sees that they would have one.
-
-    The last block of Stable Diffusion 3 returns None for the text.
-    """
+    """The same values without the graph that made them, which frees it; the next block still sees that they would have one."""
     if isinstance(output, Tensor):
         return output.detach().requires_grad_(output.requires_grad)
-    return None if output is None else tuple(map(_cut, output))
+    return None if output is None else tuple(map(_cut, output))  # None: the text behind Stable Diffusion 3's last block
 
 
 def keep_one_graph(network: nn.Module) -> None:
-    """Run passes without gradients as those with."""
+    """Run passes without gradients as those with.
+
+    A compiler fuses the two differently; in bfloat16 a replay would then differ from its rollout by far more than the clip range.
+    """
     forward = network.forward
 
     def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        if torch.is_grad_enabled() or _plain.get():
+        if torch.is_grad_enabled():
             return forward(*arguments, **named)
         token = _sampling.set(True)
         try:
@@ -150,13 +143,3 @@ def keep_one_graph(network: nn.Module) -> None:
         return output.detach() if isinstance(output, Tensor) else tuple(part.detach() for part in output)
 
     network.forward = always_with_gradient
-
-
-@contextmanager
-def without_graphs() -> Iterator[None]:
-    """A context in which passes without gradients build no graphs in compiled networks either: cached outputs would keep theirs."""
-    token = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(token)

@@ -1,10 +1,8 @@
-"""Latents to uint8 clips with diffusers' own decoders, in chunks of frames, with the result of the whole decode.
+"""Latents to uint8 clips with diffusers' own decoders, in chunks of frames, with the result of the whole decode up to round-off.
 
 Both decoders are causal in time and normalise every position by itself, so a chunk needs of the past only the last input frames of
-each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. Nothing is blended and nothing is computed
-twice: results differ from the whole decode by round-off. The modules and their weights stay diffusers'; while they decode, some of
-them run a function of this file instead of their own forward. Where a gradient is wanted, chunks are decoded again in the backward pass
-(`_in_turn`): memory is that of one chunk's graph and of the pasts of about 2 sqrt(n) of n chunks.
+each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. While the modules decode, some of them run
+a function of this file instead of their own forward. Where a gradient is wanted, chunks are decoded again in the backward pass.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ def to_uint8(
 ) -> Tensor:
     """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU.
 
-    With `frames` (in order) only those become one: no others are converted or copied, and no chunk is asked for after the last of them. The
-    chunks between them are computed all the same: decoders carry the past of every convolution along.
+    With `frames` (in order) only those are converted and copied, and no chunk is asked for after the last of them.
     """
     clips, device, passed, broken = [], torch.device("cpu"), 0, torch.tensor(False)
     for pixels in chunks:
@@ -61,7 +58,7 @@ def to_uint8(
 
 
 def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None = None) -> Tensor:
-    """Pixels before rounding, with their graph: float32 clips B x F x H x W x 3 in [0, 255] of `count` frames; those not among `frames` are black."""
+    """Pixels before rounding, with their graph: float32 clips in [0, 255] of `count` frames; those not among `frames` are black."""
     clips, passed = [], 0
     for pixels in chunks:
         clips.append(((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).permute(0, 2, 3, 4, 1))
@@ -76,10 +73,8 @@ def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None
 
 
 class SeededNoise(TorchFunctionMode):
-    """A context in which torch.randn draws the same numbers each time, on the CPU and in float32 for every device; no generator of the process moves.
-
-    For decoders that add noise of their own (LTX-Video 0.9.1) and take no generator.
-    """
+    """A context in which torch.randn draws the same numbers each time, in float32 on the CPU for every device, and no generator of the
+    process moves: for decoders that add noise and take no generator (LTX-Video 0.9.1)."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -88,7 +83,6 @@ class SeededNoise(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Any other function is called as it is."""
         given = kwargs or {}
         if func is not torch.randn or given.get("generator") is not None:
             return func(*args, **given)
@@ -106,11 +100,11 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
     decoder = vae.decoder
     pixels = len(z) * vae.temporal_compression_ratio * z.shape[3] * z.shape[4] * vae.spatial_compression_ratio**2
     frames = frames or max(1, (GRAPH_PIXELS if z.requires_grad else CHUNK_PIXELS) // max(1, pixels))
-    ours = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
+    fast = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
     convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _causal_conv)
 
     def middle(z: Tensor) -> Tensor:
-        with _running(ours | convolutions):
+        with _running(fast | convolutions):
             x = decoder.conv_in(z) + z.repeat_interleave(decoder.repeat, dim=1)
             x = decoder.mid_block.resnets[0](x)
             for attention, resnet in zip(decoder.mid_block.attentions, decoder.mid_block.resnets[1:]):
@@ -120,7 +114,7 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
     def up(number: int, chunk: Tensor, past: list[Tensor | None]) -> Tensor:
         carries = {module: _Carry(module, before) for module, before in zip(convolutions, past)}
         past.clear()  # each is freed when its convolution has a newer one
-        with _running(ours | (carries or convolutions)):
+        with _running(fast | (carries or convolutions)):
             made = _up(decoder, chunk, first=number == 0)
         past += [carry.past for carry in carries.values()]
         return made
@@ -144,12 +138,12 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample, unpatchify
 
     # Stock upsampling copies pixels in float32, whatever they are in: the same numbers for twice the memory.
-    ours = _all(vae.decoder, WanRMS_norm, rms_norm) | _all(vae.decoder, WanUpsample, nn.Upsample.forward)
+    fast = _all(vae.decoder, WanRMS_norm, rms_norm) | _all(vae.decoder, WanUpsample, nn.Upsample.forward)
     if z.device.type == "cpu":
-        ours |= _all(vae.decoder, WanCausalConv3d, _conv_of_images)
+        fast |= _all(vae.decoder, WanCausalConv3d, _conv_of_images)
 
     def up(number: int, frame: Tensor, past: list[Any]) -> Tensor:
-        with _running(ours):
+        with _running(fast):
             made = vae.decoder(frame, feat_cache=past, feat_idx=[0], first_chunk=number == 0)
         return unpatchify(made, vae.config.patch_size or 1).clamp(-1, 1)
 
@@ -160,8 +154,7 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
 def _in_turn(
     up: Callable[[int, Tensor, list[Any]], Tensor], chunks: Sequence[Tensor], past: list[Any]
 ) -> Iterator[Tensor]:
-    """The results of `up(number, chunk, past)` for one chunk after the other. `past` has the last inputs of the convolutions; it is overwritten, so
-    that only one is held at a time.
+    """The results of `up(number, chunk, past)` for one chunk after the other; `past`, the last inputs of the convolutions, is overwritten.
 
     With a graph, runs of sqrt(n) chunks keep only the past before them and run again in the backward pass; there every chunk does the same.
     """
@@ -196,10 +189,8 @@ def _kept_small(step: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
-    """The forward of both families' RMS norm, x / |x| * scale * gamma + bias, rounded where it rounds, with less traffic.
-
-    Stock copies bfloat16 to float32 and back; on a CPU its norm over a strided axis is 40 times slower than these sums of squares.
-    """
+    """The forward of both families' RMS norm, x / |x| * scale * gamma + bias, rounded where it rounds, without copies in float32;
+    on a CPU the stock norm over a strided axis is 40 times slower than these sums of squares."""
     dim = 1 if norm.channel_first else -1
     if x.device.type == "cpu":
         length = x.float().square().sum(dim, keepdim=True).sqrt()
@@ -247,7 +238,7 @@ def _upsample(module: Any, x: Tensor) -> Tensor:
 
 
 def _attend(block: Any, x: Tensor) -> Tensor:
-    """The attention block, frame after frame: a frame sees itself and those before, so no mask of all positions squared."""
+    """The attention block, frame after frame without a mask: a frame sees itself and those before."""
     frames, height, width = x.shape[2:]
     normed = block.norm(x)
     query, key, value = (
@@ -286,8 +277,7 @@ def _first(module: Any, x: Tensor) -> Tensor:
 
 
 def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tensor:
-    """Wan's causal convolution as one over images with three frames in their channels: on a CPU three times as fast for one clip, and without
-    oneDNN's kernels four times for batches."""
+    """Wan's causal convolution as one over images with three frames in their channels: three times as fast on a CPU."""
     batch, taps = len(x), module.weight.shape[2]
     if taps > 1 and past is not None:
         x = torch.cat([past, x], dim=2)
@@ -301,16 +291,12 @@ def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tenso
 
 
 def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
-    """The convolution of x after its past, with the borders of every frame repeated: put together in one copy.
-
-    For one small clip PyTorch takes its slow path on a CPU, though oneDNN's is three times as fast (on x86).
-    """
+    """The convolution of x after its past, with the borders of every frame repeated: put together in one copy."""
     conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
     (batch, channels, frames, height, width), before = x.shape, past.shape[2]
     size = (batch, channels, before + frames, top + height + bottom, left + width + right)
-    # The memory format is that of the weights.
     plain = conv.weight.is_contiguous() or not conv.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    layout = torch.contiguous_format if plain else torch.channels_last_3d
+    layout = torch.contiguous_format if plain else torch.channels_last_3d  # that of the weights
     whole = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
     inner = whole[..., top : top + height, left : left + width]
     inner[:, :, :before], inner[:, :, before:] = past, x
@@ -319,8 +305,8 @@ def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
     whole[..., :left], whole[..., left + width :] = rows[..., :1], rows[..., -1:]
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled() or not _onednn():
         return conv(whole)
-    none, one = [0, 0, 0], [1, 1, 1]
-    return torch.mkldnn_convolution(whole, conv.weight, conv.bias, none, one, one, 1)
+    # For one small clip PyTorch takes its slow path on a CPU.
+    return torch.mkldnn_convolution(whole, conv.weight, conv.bias, [0, 0, 0], [1, 1, 1], [1, 1, 1], 1)
 
 
 def _onednn() -> bool:

@@ -21,13 +21,11 @@ def without_gradient(
 ) -> set[str]:
     """Names of the parameters that the output of `run` does not depend on.
 
-    HunyuanVideo-1.5's last block projects its text stream although nothing reads it any more, and a text-to-video model
-    never calls its image embedder. Such parameters have no gradient and no optimizer state, which breaks sharded
-    optimizers and checkpoints, so they must be frozen. Which they are is read off the autograd graph of a copy without
-    storage (on the meta device), not from a list that the next release would make wrong. The copy has two of the
-    repeated `blocks` (lists, each with the config's name for its length): one represents the last, one all before it.
-    `run` gives it inputs on the meta device. `inputs` names them, where the answer may be kept for the next network of the same
-    class and configuration: everything that `run` takes from elsewhere than that configuration must be part of it.
+    HunyuanVideo-1.5's last block projects its text stream although nothing reads it, and a text-to-video model never calls
+    its image embedder. Parameters without gradients break sharded optimizers and checkpoints, so they must be frozen. They
+    are read off the autograd graph of a copy on the meta device with two of the repeated `blocks` (lists, each with the
+    config's name for its length): one represents the last, one all before it. `run` gives it inputs on the meta device;
+    `inputs` names all that `run` takes from elsewhere than the configuration, so that results can be cached.
     """
     if inputs is None:
         return _trace(transformer, blocks, run)
@@ -61,10 +59,8 @@ def unread_queries(transformer: Any, blocks: Iterable[str]) -> set[str]:
 
 
 def _reached(output: Tensor) -> set[Tensor]:
-    """The leaves of the graph behind a tensor."""
     pending: list[Any] = [output.grad_fn]  # torch's stubs have no node with a variable
-    seen: set[Any] = set()
-    leaves: set[Tensor] = set()
+    seen, leaves = set[Any](), set[Tensor]()
     while pending:
         node = pending.pop()
         if node is None or node in seen:
@@ -81,17 +77,15 @@ def _stands_for(name: str, layers: Mapping[str, int]) -> list[str]:
     match = re.fullmatch(r"(\w+)\.(\d)\.(.+)", name)
     if match is None or layers.get(match[1], 0) < 2:
         return [name]
-    count = layers[match[1]]
-    rows = [count - 1] if match[2] == "1" else range(count - 1)
-    return [f"{match[1]}.{row}.{match[3]}" for row in rows]
+    last = layers[match[1]] - 1
+    return [f"{match[1]}.{row}.{match[3]}" for row in ([last] if match[2] == "1" else range(last))]
 
 
 def one_after_another(*outputs: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, whose graphs a backward pass runs through one at a time.
 
-    In a joint backward pass a weight that two forward passes read waits for both of its gradients, so the first pass's
-    gradients of the whole network are held beside the ones that are there: 31 GiB for HunyuanVideo-1.5. Gradients reach
-    parameters through `backward` only; `torch.autograd.grad` with respect to parameters does not see through this.
+    In a joint backward pass a weight that two forward passes read waits for both of its gradients: 31 GiB more for
+    HunyuanVideo-1.5. Gradients reach parameters through `backward` only, not through `torch.autograd.grad`.
     """
     if not any(output.requires_grad for output in outputs):
         return outputs

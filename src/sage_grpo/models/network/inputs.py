@@ -63,15 +63,12 @@ class LatentGrid:
 
 def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: VideoSpec) -> VideoSpec:
     """The spec's format, else the checkpoint's, else the family's, field by field."""
-    values = {
-        name: first_given(getattr(spec, name), checkpoint.get(name), getattr(family, name))
-        for name in ("frames", "height", "width", "fps")
-    }
-    return VideoSpec(**values)
+    fields = {name: getattr(family, name) for name in ("frames", "height", "width", "fps")}
+    return VideoSpec(**{name: first_given(getattr(spec, name), checkpoint.get(name), fields[name]) for name in fields})
 
 
 def check_image(image: Tensor | None, *, needed: bool, taken: bool, pictures: Sequence[int] = (1,)) -> None:
-    """Refuse a picture that the model has no use for or cannot read, and none where it needs one; `pictures` are the numbers that it takes."""
+    """Refuse a picture that the model cannot use, and none where it needs one; `pictures` are the numbers that it takes."""
     if image is None:
         if needed:
             raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
@@ -101,15 +98,14 @@ def put_frames(x: Tensor, frames: Tensor, at: Tensor) -> Tensor:
 
 def after_frames(x: Tensor, frames: Tensor, at: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
     """The velocity v of a clip some of whose latent frames are given: there it points at them, as in `after_first_frame`."""
-    there = x.gather(2, at[:, None, :, None, None].expand_as(frames))
-    return put_frames(v, (there - frames) / sigma.to(x), at)
+    current = x.gather(2, at[:, None, :, None, None].expand_as(frames))
+    return put_frames(v, (current - frames) / sigma.to(x), at)
 
 
 def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
-    """The velocity v of a clip whose first latent frame is given.
+    """The velocity v of a clip whose first latent frame is given: there it points at the image, without a gradient.
 
-    Pipelines ignore the network's output for that frame and keep the image there, or put it there at the end. The velocity that points
-    at the image ends there too, in every solver and kernel, and has no gradient.
+    Pipelines ignore the network's output for that frame and keep the image there, or put it there at the end.
     """
     return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
 
@@ -142,8 +138,7 @@ def in_equal_batches(
 ) -> Tensor:
     """Apply `run(x, inputs)` to sub-batches of equal input shapes and put the results back in order.
 
-    A group of rollouts shares its prompt, so there is mostly one sub-batch. The split depends on the shapes alone, hence
-    replaying the same batch gives the same bits.
+    The split depends on the shapes alone, hence replaying the same batch gives the same bits.
     """
     rows_by_shape: dict[tuple[object, ...], list[int]] = {}
     for row, tensors in enumerate(inputs):
@@ -168,10 +163,10 @@ def stack(inputs: Sequence[Inputs], device: torch.device) -> dict[str, Tensor]:
 
 
 def seen_tokens(text: Tensor, mask: Tensor) -> Tensor:
-    """The tokens of one text that a network with this mask attends to; text is tokens x channels.
+    """The tokens of one text (tokens x channels) that a network with this mask attends to.
 
-    Where the mask leaves none (an empty prompt, and a tokenizer that marks neither beginning nor end), all of them: pipelines mask by
-    adding one large negative number to scores, and a number added to every score changes no softmax.
+    Where the mask leaves none (an empty prompt), all of them: pipelines mask by adding one large negative number to scores, and a
+    number added to every score changes no softmax.
     """
     valid = mask.bool()
     return text[valid] if bool(valid.any()) else text

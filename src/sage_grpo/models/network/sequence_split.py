@@ -1,5 +1,7 @@
-"""Sequence parallelism for networks as diffusers has them: tokens are split before the blocks and merged behind them, and attention between tokens
-goes through the ranks. diffusers' own plans (`_cp_plan`) have the places; its attention has no gradients that cross ranks, and splits evenly only."""
+"""Sequence parallelism for networks of diffusers: tokens are split before the blocks and merged behind them, and attention goes through the ranks.
+
+diffusers' own plans (`_cp_plan`) have the places; its attention has no gradients that cross ranks, and splits evenly only.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,9 @@ JOINT = {"image_rotary_emb": (TOKENS, TEXT)}
 
 
 class CountedRotary(tuple[Tensor, Tensor]):
-    """A rotary embedding of this rank's tokens, with the number that every rank has; networks unpack it as they do their own.
-
-    The counts travel with it because a checkpointed block runs again in the backward pass, when the last text length may have been another.
-    """
+    """A rotary embedding of this rank's tokens, with the number that every rank has (as in SplitRotary); networks unpack it as their own."""
 
     counts: list[int]
-
-    @classmethod
-    def of(cls, rotary: tuple[Tensor, Tensor], counts: list[int]) -> CountedRotary:
-        """The same embedding with its counts."""
-        counted = cls(rotary)
-        counted.counts = counts
-        return counted
 
 
 @dataclass(frozen=True)
@@ -82,8 +74,8 @@ def split_network(network: Any, blocks: Sequence[nn.Module], sequence: SequenceS
     def count(module: nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         counted = {}
         for name, streams in plan.rotary.items():
-            counts = [sum(parts) for parts in zip(*(sequence.counts(totals[stream]) for stream in streams))]
-            counted[name] = CountedRotary.of(named[name], counts)
+            counted[name] = CountedRotary(named[name])
+            counted[name].counts = [sum(parts) for parts in zip(*(sequence.counts(totals[one]) for one in streams))]
         return arguments, named | counted
 
     def merge(stream: str, module: nn.Module, arguments: Any, tokens: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.checkpoints.stock import fresh_encoding, our_latents, stock_decode, stock_latents, token_ids
 from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.tools.doctor.check import Check, Status, graded, relative, rounding
+from sage_grpo.tools.doctor.stock import fresh_encoding, our_latents, stock_decode, stock_latents, token_ids
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 

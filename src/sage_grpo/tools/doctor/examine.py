@@ -13,12 +13,12 @@ from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
-from sage_grpo.models.checkpoints.stock import why_not_stock, why_unknown
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.run.session import assemble
 from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling, workers
 from sage_grpo.tools.doctor.check import ORDER, Check
 from sage_grpo.tools.doctor.sampling import Sample
+from sage_grpo.tools.doctor.stock import why_not_stock, why_unknown
 from sage_grpo.tools.inspect import instabilities
 from sage_grpo.tools.probe.probe import Prober, passes
 from sage_grpo.tools.probe.spec import ProbeSpec

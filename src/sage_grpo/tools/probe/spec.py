@@ -24,7 +24,7 @@ class WaysSpec:
     solvers: list[Rule] = field(default_factory=lambda: ["euler", "ab2"])
     """Solvers of these steps."""
     cheap: list[CheapSpec] = field(default_factory=list)
-    """Settings to try besides the configuration's own rollout.cheap: [{guidance: [0.2, 0.9]}, {cache: first_block}]."""
+    """Settings to try besides the configuration's own rollout.cheap: [{guidance: [0.2, 0.9]}, {negative_every: 2}]."""
     least: Share = 0.8
     """The rank correlation with the full way that a recommended way must have, with the whole of its interval."""
 

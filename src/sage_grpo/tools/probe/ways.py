@@ -88,8 +88,6 @@ class WaysResult:
     ways: list[Measured]
     best: Measured | None
     """The cheapest way that ranks alike; None if there is none."""
-    by: str
-    """Unit of cost: passes or seconds."""
     passes: int
     """Velocities of the probe."""
 
@@ -203,16 +201,15 @@ def ways(prober: Prober, say: Callable[[str], None], counting: Counting) -> Ways
         )
         for way, run in zip(listed, others)
     ]
-    by = "seconds" if any(way.cheap.changes_passes for way in listed) else "passes"
-    best = recommend(found, prober.spec.ways.least, by)
+    best = recommend(found, prober.spec.ways.least)
     step = reference.plans[0].groups[0].label(reference.plans[0].groups[0].schedule.exploring_range()[0])
-    return WaysResult(full, _per_clip(reference), reference.seconds / theirs.numel(), step, found, best, by, total)
+    return WaysResult(full, _per_clip(reference), reference.seconds / theirs.numel(), step, found, best, total)
 
 
-def recommend(found: Sequence[Measured], least: float, by: str) -> Measured | None:
+def recommend(found: Sequence[Measured], least: float) -> Measured | None:
     """The cheapest way whose correlation is at least this with the whole of its interval; of equally cheap ones the closest."""
     alike = [one for one in found if one.correlation.low >= least]
-    return min(alike, key=lambda one: (getattr(one, by), -one.correlation.value), default=None)
+    return min(alike, key=lambda one: (one.passes, -one.correlation.value), default=None)
 
 
 def correlation(ours: Tensor, theirs: Tensor) -> Estimate:
@@ -288,11 +285,6 @@ def described(way: CheapSetting) -> str:
         words.append(f"guided {cheap.guidance[0]:g}..{cheap.guidance[1]:g}")
     if cheap.negative_every > 1:
         words.append(f"negative 1/{cheap.negative_every}")
-    if cheap.cache is not None:
-        much = f"{cheap.cache_threshold:g}" if cheap.cache == "first_block" else f"1/{cheap.cache_every}"
-        words.append(f"{cheap.cache} {much}")
-    if cheap.attention is not None:
-        words.append(cheap.attention)
     return ", ".join(words) or "-"
 
 
@@ -329,6 +321,6 @@ def ways_document(prober: Prober, finding: WaysResult) -> dict[str, Any]:
             for one in finding.ways
         ],
         "least": spec.ways.least,
-        "judged_by": finding.by,
+        "judged_by": "passes",
         "recommended": None if finding.best is None else finding.best.way.fields(),
     }

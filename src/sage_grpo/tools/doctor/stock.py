@@ -25,8 +25,9 @@ KNOWN = ("HunyuanVideo15", "Wan")
 def why_unknown(model: FamilyModel) -> str | None:
     """The reason why neither latents nor pixels can be compared here; None where they can."""
     name = model.index["_class_name"]
-    unknown = f"how a {name} is called is not known here (docs/models.md says what is tested)"
-    return None if name.startswith(KNOWN) else unknown
+    if name.startswith(KNOWN):
+        return None
+    return f"how a {name} is called is not known here (docs/models.md says what is tested)"
 
 
 def why_not_stock(model: FamilyModel) -> str | None:
@@ -100,7 +101,7 @@ def stock_decode(model: FamilyModel, latents: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fresh_encoding(model: FamilyModel, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-    """The encoding of a prompt by the encoders themselves, without the cache."""
+    """The encoding of a prompt without the cache."""
     return {name: tensor.cpu() for name, tensor in model._encode(model._instruct(prompt), image).items()}
 
 

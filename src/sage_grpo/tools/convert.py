@@ -7,6 +7,7 @@ in the other order. So every tensor of one layout is a tensor, a third or a swap
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -28,8 +29,6 @@ d = d.get('model', d); save_file({k: v.contiguous() for k, v in d.items()}, 'mod
 """Instructions for a checkpoint of the paper's released code, which saves with torch.distributed.checkpoint."""
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Wrappers that training leaves inside names: compilation, sharding, gradient checkpointing."""
-PREFIXES = ("model.", "module.")
-"""Prefixes that training leaves before names: the entry of a checkpoint, data parallelism."""
 
 _NETWORK = {
     "time_in.mlp.0": "time_embed.timestep_embedder.linear_1",
@@ -85,22 +84,17 @@ _BLOCK = {
 }
 
 
-def _inside(theirs: str, ours: str, names: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The table of names inside a layer."""
-    return {theirs + one: tuple(ours + name for name in several.split()) for one, several in names.items()}
-
-
 DIFFUSERS = {
-    **_inside("", "", _NETWORK),
-    **_inside(
-        "txt_in.individual_token_refiner.blocks.#.", "context_embedder.token_refiner.refiner_blocks.#.", _REFINER
-    ),
-    **_inside("double_blocks.#.", "transformer_blocks.#.", _BLOCK),
+    authors + one: tuple(stock + name for name in several.split())
+    for authors, stock, names in (
+        ("", "", _NETWORK),
+        ("txt_in.individual_token_refiner.blocks.#.", "context_embedder.token_refiner.refiner_blocks.#.", _REFINER),
+        ("double_blocks.#.", "transformer_blocks.#.", _BLOCK),
+    )
+    for one, several in names.items()
 }
 """Diffusers' names of an original layer, # for the number of a block; several share a matrix there, in this order."""
-ORIGINAL = {name: theirs for theirs, names in DIFFUSERS.items() for name in names}
-_SWAPPED = "norm_out.linear"
-"""The last modulation of the whole network, not of a refiner's block."""
+ORIGINAL = {name: original for original, names in DIFFUSERS.items() for name in names}
 
 
 def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,11 +126,11 @@ def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     unknown = []
     for name, tensor in weights.items():
         layer, number, kind = _split(name)
-        if layer in ORIGINAL:
-            source = f"{ORIGINAL[layer]}.{kind}".replace("#", number)
-            shared.setdefault(source, {})[layer] = _swap_if(tensor, name)
-        else:
+        if layer not in ORIGINAL:
             unknown.append(name)
+            continue
+        source = f"{ORIGINAL[layer]}.{kind}".replace("#", number)
+        shared.setdefault(source, {})[layer] = _swap_if(tensor, name)
     _refuse(unknown, "diffusers' HunyuanVideo-1.5 layout")
     renamed = {}
     for source, parts in shared.items():
@@ -156,9 +150,7 @@ def is_original(names: Iterable[str]) -> bool:
 def _unwrapped(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+    return name.removeprefix("model.").removeprefix("module.")  # the entry of a checkpoint, data parallelism
 
 
 def _split(name: str) -> tuple[str, str, str]:
@@ -169,8 +161,8 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _swap_if(tensor: Tensor, name: str) -> Tensor:
-    """Swap scale and shift in the last modulation; twice is the identity."""
-    if name.rpartition(".")[0] != _SWAPPED:
+    """Swap scale and shift in the network's last modulation; twice is the identity."""
+    if name.rpartition(".")[0] != "norm_out.linear":
         return tensor
     first, second = tensor.chunk(2)
     return torch.cat([second, first])
@@ -210,10 +202,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
 
 
 def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype | None) -> int:
-    """A copy of the diffusers checkpoint `base` with the weights of `source`; returns the number of tensors.
-
-    `base` gives all that the authors' layout leaves out (the VAE, text encoders, configurations), and every name and shape to compare with.
-    """
+    """A copy of the diffusers checkpoint `base`, whose names and shapes it must have, with the weights of `source`; returns the number of tensors."""
     folder = resolve(ModelSpec(path=base))
     pipeline = read_index(folder).get("_class_name", "")
     if not pipeline.startswith("HunyuanVideo15"):
@@ -222,7 +211,9 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
         )
     originals = read_weights(source)
     if not is_original(originals):
-        raise ModelError(f'"{source}" is not in the original layout (its first name is {_first(originals)}).')
+        raise ModelError(
+            f'"{source}" is not in the original layout (its first name is {min(originals, default="none")}).'
+        )
     weights = to_diffusers(originals)
     wanted = stored_shapes(folder / "transformer")
     wrong = [name for name in wanted.keys() & weights.keys() if wanted[name] != tuple(weights[name].shape)]
@@ -235,12 +226,10 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
 
 def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> int:
     """The transformer of a diffusers checkpoint under its authors' names, as safetensors in `out`; returns the number of tensors."""
-    diffusers_weights = read_weights(resolve(ModelSpec(path=source)))
-    if is_original(diffusers_weights):
-        raise ModelError(
-            f'"{source}" is in the original layout already (its first name is {_first(diffusers_weights)}).'
-        )
-    weights = to_original(diffusers_weights)
+    stored = read_weights(resolve(ModelSpec(path=source)))
+    if is_original(stored):
+        raise ModelError(f'"{source}" is in the original layout already (its first name is {min(stored)}).')
+    weights = to_original(stored)
     if dtype is not None:
         weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     with staged_weights(weights, out.with_name(f".{out.name}.tmp")) as staging:
@@ -250,11 +239,7 @@ def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> 
 
 def _common(tensors: Iterable[Tensor]) -> torch.dtype:
     """The dtype of most of the numbers."""
-    counts: dict[torch.dtype, int] = {}
+    counts = Counter[torch.dtype]()
     for tensor in tensors:
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
-    return max(counts, key=lambda kind: counts[kind])
-
-
-def _first(weights: dict[str, Tensor]) -> str:
-    return min(weights, default="none")
+        counts[tensor.dtype] += tensor.numel()
+    return counts.most_common(1)[0][0]
