@@ -1,4 +1,4 @@
-"""Laws of the scenes world's pretraining: data keep their promises, a short run learns and saves a pipeline, and a run in parts is the whole one."""
+"""Laws of the scenes world's pretraining: data keep their promises, a short run learns and saves a pipeline."""
 
 from __future__ import annotations
 
@@ -141,23 +141,6 @@ def test_some_latents_are_coarse(small: Maker, tmp_path: Path, monkeypatch: pyte
     stages.train_vae(build_vae(TINY.sizes()), replace(TINY, out=tmp_path, vae_steps=40, coarse_share=share))
     assert set(seen) == {0.0: {4}, 0.5: {2, 4}, 1.0: {2}}[share]
     assert abs(seen.count(2) / len(seen) - share) < 0.25
-
-
-def test_a_run_in_parts_is_the_whole_run(small: Maker, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    pretrain(replace(TINY, out=tmp_path / "whole"), small)
-    parts = replace(TINY, out=tmp_path / "parts", resume=True, call_minutes=1e-9)
-    calls = 0
-    while not (parts.out / "pipeline").exists():
-        pretrain(parts, small)  # every call has time for one step
-        calls += 1
-    assert calls == 3  # a step of the VAE; its second and one of the flow; the last
-    said = capsys.readouterr().out
-    assert "[vae] stopped at step 1, 50%: this call's minutes are over" in said
-    assert "[flow] resumed at step 1, 50%" in said
-    whole = weights(tmp_path / "whole" / "pipeline")
-    found = weights(parts.out / "pipeline")
-    assert whole.keys() == found.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
 
 
 def test_a_card_says_that_a_run_went_on_from_an_earlier_one() -> None:
