@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sage_grpo import generate
 from sage_grpo.worlds.shapes.judge import WEIGHTS, ShapesJudge
-from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FPS, from_text, to_text, train_scenes
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FPS, from_text, scenes_of, to_text
 
 PROMPTS, CLIPS, STEPS = 14, 12, 6
 """Prompts of a shape, clips of a prompt, and steps of the ODE, as many as rollouts have."""
@@ -25,7 +25,7 @@ PROMPTS, CLIPS, STEPS = 14, 12, 6
 
 def texts() -> list[str]:
     """The prompts, shape after shape."""
-    scenes = train_scenes()
+    scenes = scenes_of("train")
     random.Random(0).shuffle(scenes)
     chosen = [[scene for scene in scenes if scene.shape == shape][:PROMPTS] for shape in ATTRIBUTES["shape"]]
     return [to_text(scene, place) for shape in chosen for place, scene in enumerate(shape)]
