@@ -127,7 +127,7 @@ def test_latents_and_sound_reach_the_rewards_as_themselves(config, monkeypatch) 
     given: list[tuple[Any, ...]] = []
     monkeypatch.setattr(engine, "score_here", lambda *arguments: given.append(arguments))
     place = SimpleNamespace(scored=lambda plan: [], reward="r", model=SimpleNamespace(video=SimpleNamespace(fps=8.0)))
-    RolloutEngine.sheet(place, "videos", None, early="early", latents="latents", sound="sound")
+    RolloutEngine.score(place, "videos", None, early="early", latents="latents", sound="sound")
     assert given == [("r", "videos", [], [], 8.0, "early", "latents", "sound")]
 
 

@@ -16,7 +16,7 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.training.offload import to_device
 from sage_grpo.training.plan import Plan, Replay
 from sage_grpo.training.rollout import Record, Rollout, SavedRecord
-from sage_grpo.training.scoring import ScoredClips, joined
+from sage_grpo.training.scoring import ScoredClips, Scores
 from sage_grpo.types import Conditioning, Sound
 
 Law = Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]
@@ -143,7 +143,7 @@ def _joined(judged: Sequence[ScoredClips], order: Sequence[int]) -> ScoredClips:
     heard = together([one.waves for one in sounds])
     return ScoredClips(
         videos=judged[0].videos if videos is None else videos,
-        sheet=joined([one.sheet for one in judged if one.sheet is not None]),
+        scores=Scores.joined([one.scores for one in judged if one.scores is not None]),
         thumbnails=together([one.thumbnails for one in judged]),
         sound=None if heard is None else Sound(heard, sounds[0].rate),
     )

@@ -228,7 +228,9 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         return scores.total.double().cpu()
 
     if trainer.reward.compares:
-        yield reward.valid(trainer.engine.score(videos, plan).total, trainer.config.max_failed_fraction)
+        yield reward.valid(
+            trainer.engine.gather(trainer.engine.score(videos, plan)).total, trainer.config.max_failed_fraction
+        )
         yield Check(
             "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
         )
@@ -238,7 +240,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield valid
     if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
-    scored = trainer.engine.score(videos, plan, latents=latents)
+    scored = trainer.engine.gather(trainer.engine.score(videos, plan, latents=latents))
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if not trainer.config.explores else trainer.config.kernel.eta
