@@ -184,10 +184,8 @@ def test_sizes_and_files_of_the_hub_in_words(tmp_path: Path) -> None:
     assert hub.hub_name("owner/name@v1") == ("owner/name", "v1")
     assert hub.hub_name("owner/name") == ("owner/name", None)
     assert hub.hub_name("name") is hub.hub_name("/a/b") is hub.hub_name(str(tmp_path)) is None
-    files = (hub.HubFile("a", 1500), hub.HubFile("b", 20))
-    assert hub.table(files) == "       2 kB  a\n       20 B  b\n       2 kB  in 2 file(s)"
-    assert hub.Listing("r", "c", files).size == 1520
-    assert hub.free_space(tmp_path / "not" / "there")[0] == tmp_path
+    files = hub.Listing("r", "c", {"a": 1500, "b": 20})
+    assert (files.size, files.table) == (1520, "       2 kB  a\n       20 B  b\n       2 kB  in 2 file(s)")
 
 
 def test_checks_of_pretrained_files(tmp_path: Path) -> None:

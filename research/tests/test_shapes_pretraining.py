@@ -15,7 +15,7 @@ from research.pretraining.shapes.networks import build_text_encoder, build_token
 from research.pretraining.shapes.options import DistillOptions, PretrainOptions, Sizes
 from research.pretraining.shapes.pretrain import MAKER
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.worlds.shapes.scene import to_text, train_scenes, words
+from sage_grpo.worlds.shapes.scene import scenes_of, to_text, words
 
 TINY = Sizes(latent_channels=4, vae_channels=(8, 8, 8, 8), heads=2, head_dim=16, blocks=2, text_width=24)
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def test_fast_text_and_velocity_equal_the_pipeline() -> None:
         for parameter in transformer.parameters():  # gates and outputs start at zero, which would hide everything
             if not parameter.any():
                 parameter.normal_(std=0.1)
-        prompts = [to_text(scene, 1) for scene in train_scenes()[:2]]
+        prompts = [to_text(scene, 1) for scene in scenes_of("train")[:2]]
         states, mask = HunyuanVideo15Pipeline._get_mllm_prompt_embeds(text_encoder, tokenizer, prompts, CPU)
         ids = torch.tensor(networks.prompt_ids(tokenizer, prompts))
         fast = networks.encode_text(text_encoder, torch.tensor(networks.prefix_ids(tokenizer)), ids)
