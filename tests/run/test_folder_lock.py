@@ -19,7 +19,7 @@ from sage_grpo.run.lock import FolderLock, FolderLocked, owned
 from sage_grpo.run.session import run as train
 
 HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.run.lock import FolderLock\n"
-HOLD += "FolderLock(Path(sys.argv[1])).acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
+HOLD += "lock = FolderLock(Path(sys.argv[1]))\nlock.acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
 
 
 @pytest.mark.slow
