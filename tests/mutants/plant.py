@@ -57,18 +57,8 @@ SECONDS, TIMES = 3.0, 5.0
 """With a drawn error a test has so many seconds of a core, and so many times as long as without an error."""
 WAITING = 8.0
 """And so many times as much by the clock: an error may make a wait that has no end."""
-COPIED = [
-    "src",
-    "tests",
-    "docs",
-    "research",
-    "examples",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "Makefile",
-    "constraints.txt",
-]
+FOLDERS = ("src", "tests", "docs", "research", "examples", "scripts")
+"""What is copied, with the files of the first level."""
 SURVIVED, NOTICED, LATE, BROKEN = "SURVIVED", "noticed", "TIMED OUT", "BROKEN"
 GROUP = 12
 """Errors that are planted in one process."""
@@ -257,7 +247,15 @@ def run_tests(folder: Path, tests: Sequence[str], plugin: Trials | Measure) -> i
     phases, slow = (Phase.explicit, Phase.generate), [HealthCheck.too_slow]
     settings.register_profile("planted", phases=phases, derandomize=True, deadline=None, suppress_health_check=slow)
     settings.load_profile("planted")
-    options = ["-q", "--no-header", "--tb=line", "--disable-warnings", "-p", "no:cacheprovider"]
+    options = [
+        "-q",
+        "--no-header",
+        "--tb=line",
+        "--disable-warnings",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+    ]
     scratch = f"--basetemp={folder.with_suffix('.tmp') / 'pytest'}"
     return int(pytest.main([*options, scratch, *(f"tests/{test}" for test in tests)], plugins=[plugin]))
 
@@ -292,11 +290,11 @@ def copies(root: Path, jobs: int) -> Iterator[list[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         folders = [Path(place) / f"copy{number}" for number in range(jobs)]
         folders[0].mkdir()
-        for name in COPIED:
-            if (root / name).is_dir():
-                shutil.copytree(root / name, folders[0] / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-            elif (root / name).exists():
-                shutil.copy2(root / name, folders[0] / name)
+        for path in root.iterdir():
+            if path.name in FOLDERS:
+                shutil.copytree(path, folders[0] / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            elif path.is_file():
+                shutil.copy2(path, folders[0])
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(folders[0], quiet=2, invalidation_mode=mode)
         for folder in folders[1:]:
