@@ -246,7 +246,7 @@ def run_tests(folder: Path, tests: Sequence[str], plugin: Trials | Measure) -> i
     phases, slow = (Phase.explicit, Phase.generate), [HealthCheck.too_slow]
     settings.register_profile("planted", phases=phases, derandomize=True, deadline=None, suppress_health_check=slow)
     settings.load_profile("planted")
-    options = "-q --no-header --tb=line --disable-warnings -p no:cacheprovider --continue-on-collection-errors".split()
+    options = ["-q", "--tb=line", "--disable-warnings", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     scratch = f"--basetemp={folder.with_suffix('.tmp') / 'pytest'}"
     return int(pytest.main([*options, scratch, *(f"tests/{test}" for test in tests)], plugins=[plugin]))
 
