@@ -165,8 +165,7 @@ def main() -> int:
                 line += "  equal" if same else f"  DIFFERS: {first_difference(known['rows'], result['rows'])}"
             print(line, flush=True)
     if options.out:
-        machine = {"machine": platform.machine(), "python": platform.python_version()}
-        options.out.write_text(json.dumps({"machine": machine, "runs": found}, indent=1))
+        options.out.write_text(json.dumps({"machine": platform.platform(), "runs": found}, indent=1))
     print(f"{len(found)} runs" + (f", {differ} differ" if before else ""))
     return 1 if differ else 0
 

@@ -6,7 +6,6 @@ The errors themselves are planted by `make mutants`, not here.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import textwrap
@@ -247,40 +246,3 @@ def _lines(said: str) -> list[str]:
     """Lines without their seconds and numbers, in no order: which of two tries ends first is the machine's."""
     lines = (line for line in said.splitlines() if " parts, " not in line)
     return sorted(re.sub(r" *\d+(\.\d+)? s\b|^ *\d+/", "", line) for line in lines)
-
-
-KINDS = """
-import functools
-
-
-class Kind:
-    @property
-    def read(self):
-        return 1 + 1
-
-    @staticmethod
-    def still():
-        return 1 + 1
-
-    @functools.cache
-    def method(self, a=1):
-        return a + 1
-"""
-
-
-@pytest.mark.parametrize("symbol", ["Kind.read", "Kind.still", "Kind.method"])
-def test_a_loaded_function_gets_other_code_whatever_is_around_it(symbol: str, tmp_path: Path) -> None:
-    """No default, decorator or constant: they were read before."""
-    path = _tree(tmp_path, kinds=KINDS) / PACKAGE / "kinds.py"
-    spec = importlib.util.spec_from_file_location("kinds", path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    known = module.Kind()  # was there before
-    one = replace(ADDS, file="kinds.py", symbol=symbol, old="a + 1" if symbol == "Kind.method" else "1 + 1", new="0")
-    assert plant.can_be_swapped(one, tmp_path)
-    plant.swap(tmp_path, one)
-    now = {"Kind.read": known.read, "Kind.still": known.still(), "Kind.method": known.method()}
-    assert now == {name: 0 if name == symbol else 2 for name in now}
-    for old, which in (("1", "1 of 2"), ("functools.cache", "")):
-        assert not plant.can_be_swapped(replace(one, symbol="Kind.method", old=old, which=which), tmp_path)

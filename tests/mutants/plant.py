@@ -1,6 +1,6 @@
 """Plant errors, those of the tables and generated ones that are drawn by a seed, one at a time, and run the tests that should see it.
 
-    python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--draw 10] [--seed 7] [--rooms models] [--unlisted] [--list]
+    python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--draw 10] [--seed 7] [--rooms models] [--unlisted]
     python tests/mutants/plant.py --unlisted --reach build/reach.json                    # measure which tests run which lines
     python tests/mutants/plant.py --unlisted --reach build/reach.json --draw 100 --jobs 16 --limit-seconds 540 --json errors.jsonl
 
@@ -57,18 +57,8 @@ SECONDS, TIMES = 3.0, 5.0
 """With a drawn error a test has so many seconds of a core, and so many times as long as without an error."""
 WAITING = 8.0
 """And so many times as much by the clock: an error may make a wait that has no end."""
-COPIED = [
-    "src",
-    "tests",
-    "docs",
-    "research",
-    "examples",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "Makefile",
-    "constraints.txt",
-]
+FOLDERS = ("src", "tests", "docs", "research", "examples", "scripts")
+"""What is copied, with the files of the first level."""
 SURVIVED, NOTICED, LATE, BROKEN = "SURVIVED", "noticed", "TIMED OUT", "BROKEN"
 GROUP = 12
 """Errors that are planted in one process."""
@@ -82,11 +72,14 @@ class Trials:
     def __init__(self, group: Sequence[PlantedError], seconds: Mapping[str, float], folder: Path, output: Path) -> None:
         """Lines of JSON go to `output`: the error's number, the test that failed and the seconds of a core."""
         self.group, self.seconds, self.folder, self.output = group, seconds, folder, output
+        self.now = output.with_suffix(".now")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Fork for each error; of one that could not be planted there is no line."""
+        """Fork for each error; of one that could not be planted, or with which a file of tests cannot be imported, there is no line."""
+        if session.testsfailed and len(self.group) == 1:
+            return True
         for number, error in enumerate(self.group):
-            self._now.write_text("")
+            self.now.write_text("")
             pid = os.fork()
             if pid == 0:
                 code = 3
@@ -101,21 +94,17 @@ class Trials:
                     os._exit(code)
             _, status, used = os.wait4(pid, 0)
             if os.waitstatus_to_exitcode(status) != 3:
-                failed = self._now.read_text() if status else ""
+                failed = self.now.read_text() if status else ""
                 with self.output.open("a") as stream:
                     print(json.dumps([number, failed, used.ru_utime + used.ru_stime]), file=stream)
         return True
-
-    @property
-    def _now(self) -> Path:
-        return self.output.with_suffix(".now")
 
     def _run(self, error: PlantedError, items: Sequence[pytest.Item]) -> int:
         own = [item for item in items if any(_is_of(item.nodeid, f"tests/{test}") for test in error.tests)]
         own.sort(key=lambda item: self.seconds.get(item.nodeid, 0.0))
         for item, later in itertools.pairwise([*own, None]):
             assert item is not None
-            self._now.write_text(item.nodeid.removeprefix("tests/"))
+            self.now.write_text(item.nodeid.removeprefix("tests/"))
             if error.drawn:  # the process ends at the limit: an error may make a loop that has no end
                 limit = SECONDS + TIMES * self.seconds.get(item.nodeid, 0.0)
                 signal.setitimer(signal.ITIMER_PROF, limit)
@@ -257,7 +246,7 @@ def run_tests(folder: Path, tests: Sequence[str], plugin: Trials | Measure) -> i
     phases, slow = (Phase.explicit, Phase.generate), [HealthCheck.too_slow]
     settings.register_profile("planted", phases=phases, derandomize=True, deadline=None, suppress_health_check=slow)
     settings.load_profile("planted")
-    options = ["-q", "--no-header", "--tb=line", "--disable-warnings", "-p", "no:cacheprovider"]
+    options = ["-q", "--tb=line", "--disable-warnings", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     scratch = f"--basetemp={folder.with_suffix('.tmp') / 'pytest'}"
     return int(pytest.main([*options, scratch, *(f"tests/{test}" for test in tests)], plugins=[plugin]))
 
@@ -292,11 +281,11 @@ def copies(root: Path, jobs: int) -> Iterator[list[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         folders = [Path(place) / f"copy{number}" for number in range(jobs)]
         folders[0].mkdir()
-        for name in COPIED:
-            if (root / name).is_dir():
-                shutil.copytree(root / name, folders[0] / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-            elif (root / name).exists():
-                shutil.copy2(root / name, folders[0] / name)
+        for path in root.iterdir():
+            if path.name in FOLDERS:
+                shutil.copytree(path, folders[0] / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            elif path.is_file():
+                shutil.copy2(path, folders[0])
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(folders[0], quiet=2, invalidation_mode=mode)
         for folder in folders[1:]:
@@ -372,32 +361,36 @@ def outcomes(
     errors: Sequence[PlantedError], folders: list[Path], reach: Reach, deadline: float = math.inf
 ) -> Iterator[tuple[PlantedError, str, str, float]]:
     """Every error that was tried before the deadline with its outcome, the test that failed (or those that did not), and seconds of a core."""
-    if time.monotonic() >= deadline:
-        return
-    yield from ((error, SURVIVED, "no test runs it", 0.0) for error in errors if not error.tests)
 
     def trying(group: Sequence[PlantedError]) -> Try:
         tests = sorted({test for error in group for test in error.tests})
         limit = LIMIT * len(group)
         return Try(tests, lambda folder, output: Trials(group, reach.seconds, folder, output), group, limit)
 
+    place, last = {id(error): number for number, error in enumerate(errors)}, dict[str, int]()
     waiting = deque(map(trying, grouped([error for error in errors if error.tests], folders, reach)))
     for one, code in finished(waiting, folders, deadline):
         lines = one.answers.read_text().splitlines() if one.answers.exists() else []
         answers = {number: rest for number, *rest in map(json.loads, lines)}
         for number, error in enumerate(one.group):
             few = f"{error.tests[0]} and {len(error.tests) - 1} others" if len(error.tests) > 1 else error.tests[0]
+            if number not in answers and time.monotonic() >= deadline:
+                continue  # not tried
+            last[room(error.file)] = max(place[id(error)], last.get(room(error.file), 0))
             if number in answers:
                 failed, seconds = answers[number]
                 yield error, NOTICED if failed else SURVIVED, failed or few, seconds
-            elif time.monotonic() >= deadline:
-                continue  # not tried
             elif len(one.group) > 1:
                 waiting.append(trying([error]))  # again with the package imported anew
             elif code == -1:
                 yield error, LATE, few, LIMIT
             else:
                 yield error, NOTICED if error.drawn else BROKEN, f"the import: {one.said()[-300:]!r}", 0.0
+    # As many of them as there was time for others of their room, so that the share of noticed ones is that of all.
+    late = time.monotonic() >= deadline
+    for error in errors:
+        if not error.tests and (not late or place[id(error)] < last.get(room(error.file), 0)):
+            yield error, SURVIVED, "no test runs it", 0.0
 
 
 def plant(
@@ -443,12 +436,10 @@ def main(
     add("--draw", type=int, default=0, help="how many generated errors of every room are drawn")
     add("--seed", type=int, help="by which they are drawn; a random one is printed")
     add("--rooms", default="", help="draw only in rooms (folders of the package) whose name holds this text")
-    add("--tests", choices=["quick", "all"], default="quick", help="which tests shall notice the drawn ones")
     add("--reach", type=Path, help="keep which tests run which lines in this file, and read it where it is there")
     add("--limit-seconds", type=float, default=math.inf, help="after so many seconds no error is tried any more")
     add("--json", type=Path, help="write the outcomes to this file, a line of JSON for each error")
     add("--unlisted", action="store_true", help="leave the listed errors out")
-    add("--list", action="store_true", help="only list the errors")
     options = parser.parse_args(arguments)
     start, bad, tried = time.monotonic(), [], 0
     deadline = start + options.limit_seconds
@@ -460,9 +451,6 @@ def main(
     if stale or not (listed or sample or options.reach):
         print("\n".join(["The tables do not fit the source any more:", *stale] if stale else ["No such error."]))
         return 2
-    if options.list:
-        print("\n".join(f"{error.place}: {error.what}" for error in [*listed, *sample]))
-        return 0
     import_libraries(root)
     if options.json:
         options.json.write_text("")
@@ -477,7 +465,7 @@ def main(
             print(f"The tree as it is passes ({time.monotonic() - start:.0f} s).", flush=True)
             tried, bad = plant(listed, folders, reach, deadline, options.json)
         if sample or not listed:
-            reach = _reached(root, folders, options.reach, options.tests == "all", deadline)
+            reach = _reached(root, folders, options.reach, deadline)
             print(f"{len(reach.seconds)} tests measured ({time.monotonic() - start:.0f} s).", flush=True)
             print(f"Drawn by --seed {seed} --draw {options.draw}:", flush=True)
             sample = [replace(error, tests=reach.tests(error, root)) for error in sample]
@@ -490,7 +478,7 @@ def main(
     return 1 if bad else 0
 
 
-def _reached(root: Path, folders: list[Path], kept: Path | None, slow: bool, deadline: float) -> Reach:
+def _reached(root: Path, folders: list[Path], kept: Path | None, deadline: float) -> Reach:
     """The tests that run each line. Lines that were kept are not measured again, but the tests must pass here, too."""
     files = [
         path for path in (root / "tests").rglob("test_*.py") if path.relative_to(root / "tests").parts[0] not in OTHERS
@@ -498,7 +486,7 @@ def _reached(root: Path, folders: list[Path], kept: Path | None, slow: bool, dea
     files.sort(key=lambda path: -path.stat().st_size)  # the longest first
     names = [path.relative_to(root / "tests").as_posix() for path in files]
     known = kept is not None and kept.exists()
-    reach, failed = measured(names, folders, PARTS * len(folders), lines=not known, slow=slow, deadline=deadline)
+    reach, failed = measured(names, folders, PARTS * len(folders), lines=not known, slow=False, deadline=deadline)
     if failed:
         print(f"Some tests fail on the tree as it is and are not used: {failed}", flush=True)
     if known:
