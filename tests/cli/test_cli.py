@@ -113,10 +113,10 @@ def test_errors_are_one_line_on_the_right_stream_with_a_status(monkeypatch, caps
     told = iter([True, False])
     monkeypatch.setattr("sage_grpo.distributed.heartbeat.is_first_to_say", lambda message: next(told))
     assert (ends(ValueError("x")), ends(ValueError("x"))) == ((2, "sage-grpo: x\n"), (2, ""))
-    monkeypatch.setenv("RANK", "1")
-    assert not cli._is_first()
-    monkeypatch.setenv("RANK", "0")
-    assert cli._is_first()
+    for rank, told in (("1", ""), ("0", "sage-grpo: x\n")):
+        monkeypatch.setenv("RANK", rank)
+        cli.say("x")
+        assert capsys.readouterr().err == told
 
 
 def test_a_printed_configuration_means_the_same_when_it_is_read(tmp_path: Path, capsys) -> None:
