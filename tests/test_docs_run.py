@@ -30,6 +30,7 @@ from documents import ROOT, Block, blocks, commands, ours
 from sage_grpo import api
 from sage_grpo.cli import COMMANDS
 from sage_grpo.cli.main import main
+from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
@@ -190,7 +191,7 @@ def test_files_are_configurations(page: str, folder: Path) -> None:
             options = importlib.import_module("sage_grpo.cli.serve_reward").Options
             assert parse(options, ["--config", "shown.yaml"], prog="serve-reward").rewards
             continue
-        start, words = importlib.import_module("sage_grpo.cli.train").defaults(["--config", "shown.yaml"])
+        start, words = from_recipe(TrainConfig, ["--config", "shown.yaml"])
         assert parse(TrainConfig, words, prog="train", defaults=start, recipes=True) != recipe("shapes"), block
 
 

@@ -10,6 +10,7 @@ import pytest
 import world_laws as laws
 from research.scenes.world import FOLDER, MODEL, SCENES
 from sage_grpo.cli import train
+from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.run.preflight import check_files
 from sage_grpo.training.inputs import load_sources
@@ -44,7 +45,7 @@ def test_the_model_is_small_and_holds_safetensors_only() -> None:
 
 def options_of(*words: str) -> Any:
     """The options of `sage-grpo train` with these words."""
-    defaults, argv = train.defaults(["--recipe", *words])
+    defaults, argv = from_recipe(train.Options, ["--recipe", *words])
     return parse(train.Options, argv, prog="train", defaults=defaults, recipes=True)
 
 

@@ -26,21 +26,11 @@ _HOMES = {
     "objectives.trust_region": ("TrustRegion",),
     "training.events": ("CheckpointEvent", "EvaluationEvent", "IterationEvent", "SentinelEvent", "StopRequest"),
     "training.config": (
-        "AdvantageConfig",
-        "AnchorConfig",
-        "BatchConfig",
-        "DataConfig",
-        "EvalConfig",
-        "KeepConfig",
-        "LogConfig",
-        "OptimizerConfig",
-        "RolloutConfig",
-        "SurrogateConfig",
-        "TrainConfig",
-        "UpdateConfig",
+        "AdvantageConfig", "AnchorConfig", "BatchConfig", "DataConfig", "EvalConfig", "KeepConfig", "LogConfig",
+        "OptimizerConfig", "RolloutConfig", "SurrogateConfig", "TrainConfig", "UpdateConfig",
     ),
     "types": ("Conditioning", "Reward", "VideoSpec"),
-}
+}  # fmt: skip
 """Public names by module."""
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)

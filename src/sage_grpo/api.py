@@ -155,8 +155,7 @@ def train(
     message = leave_report(out) if world.is_main else ""
     if message and not quiet:
         print(message)
-    rows = read_rows(out / "metrics.jsonl")
-    return TrainResult(out, ended.iteration, ended.stopped, rows, ended.model)
+    return TrainResult(out, ended.iteration, ended.stopped, read_rows(out / "metrics.jsonl"), ended.model)
 
 
 def evaluate(
@@ -214,15 +213,16 @@ def _evaluation(
     from sage_grpo.training.inputs import adopt
 
     _check_names(function, options, EvaluateSettings.__annotations__)
-    trust = bool(options.get("trust_run", False))
-    base = EvaluateSpec() if run is None else EvaluateSpec.of_run(str(run), trust=trust, rewards=rewards is None)
+    base, trust = EvaluateSpec(), options.get("trust_run", False)
+    if run is not None:
+        base = EvaluateSpec.of_run(str(run), trust=trust, rewards=rewards is None)
     if isinstance(prompts, str):
         base, prompts = replace(base, prompts=prompts), None
     spec, thing = _either(model)
     start = spec or base.model
     config = TrainConfig(
         rewards=base.rewards, model=replace(start, train=True)
-    )  # TrainConfig needs a model that trains
+    )  # which refuses one that does not train
     config, overrides = adopt(config, model=thing, rewards=rewards, prompts=prompts)
     if run is None and overrides.prompts is not None:  # all given prompts; a run has its own number
         options.setdefault("settings", replace(base.settings, prompts=len(overrides.prompts)))
@@ -255,7 +255,7 @@ def generate(
     if spec is not None or run is None:
         start = GenerateSpec(run=None if run is None else str(run), model=spec or GenerateSpec().model)
     else:
-        start = GenerateSpec.of_run(str(run), trust=bool(options.get("trust_run", False)))
+        start = GenerateSpec.of_run(str(run), trust=options.get("trust_run", False))
     options.setdefault("progress", False)
     chosen = replace(start, prompts=prompts if isinstance(prompts, str) else "", **options)
     clips = clips_of(chosen, None if isinstance(prompts, str) else prompts_of(prompts))
@@ -278,9 +278,8 @@ def _either(model: VelocityModel | ModelSpec | None) -> tuple[ModelSpec | None, 
     return (model, None) if isinstance(model, ModelSpec) else (None, model)
 
 
-def _check_names(function: str, options: Mapping[str, object], allowed: Iterable[str]) -> None:
-    names = list(allowed)
+def _check_names(function: str, options: Mapping[str, object], allowed: Mapping[str, object]) -> None:
     for name in options:
-        if name not in names:
-            hint = did_you_mean(name, names)
-            raise ConfigError(f"{function} has no option {name!r}; it has {', '.join(names)}.{hint}")
+        if name not in allowed:
+            hint = did_you_mean(name, allowed)
+            raise ConfigError(f"{function} has no option {name!r}; it has {', '.join(allowed)}.{hint}")

@@ -21,9 +21,8 @@ class VideoSpec:
     frames: int
     """Number of frames in pixel space."""
     height: int
-    """Height in pixels."""
     width: int
-    """Width in pixels."""
+    """In pixels."""
     fps: float = 24.0
     """Frames per second; a contract with the rewards, which sample frames by time."""
 

@@ -43,7 +43,7 @@ def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
     file.write_text("recipe: shapes/cps\nseed: 7\n")
     (run / "config.yaml").write_text("seed: 8\n")
     words = ["--seed", "1", "--recipe", "a", "--recipe=b", "--x", "--recipe", "--y", "--recipe"]
-    assert starting._without_recipe(words) == (["--seed", "1", "--x", "--y"], ["a", "b", "", ""])
+    assert starting._without_recipe(words) == (["--seed", "1", "--x", "--y"], "")
     given = ["--recipe", str(file), "--recipe", str(run), "--out", str(file), "--recipe"]
     assert starting._with_files(given, runs=False) == ["--config", str(file), *given[2:]]
     assert starting._with_files(given, runs=True)[:4] == ["--config", str(file), "--config", f"{run}/config.yaml"]
@@ -66,7 +66,7 @@ def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
     with pytest.raises(ConfigError, match="is the folder of a run, not a recipe"):
         starting.from_recipe(TrainConfig, ["--recipe", str(run)])
     with pytest.raises(ValueError, match="no recipe 'nope'"):
-        starting.from_recipe(TrainConfig, ["--recipe", "nope", "--recipe", "cps"])
+        starting.from_recipe(TrainConfig, ["--recipe", "cps", "--recipe", "nope"])
 
 
 def test_remarks_on_defaults_and_on_the_miniature_are_made_once_and_where_they_hold(

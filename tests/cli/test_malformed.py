@@ -40,7 +40,6 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     files = {
         "good.txt": "a cat\n",
-        "other_recipe.yaml": "recipe: nope\n",
         "bomb.yaml": BOMB,
         "no_options.yaml": "rewards: [{name: video_stats, options: null}]\n",
         "no_iterations.yaml": "iterations: null\n",
@@ -90,10 +89,6 @@ GIVEN = {
     "aliases": ("aliases", [[*PLAN, "bomb.yaml"], ["train", "--model", "bomb.yaml"]]),
     "null": ("null", [[*PLAN, "no_options.yaml"], [*PLAN, "no_iterations.yaml"]]),
     "sizes": ("iterations", [[*PLAN, "large.yaml"]]),
-    "recipes": (
-        "no recipe 'nope'",
-        [["train", "--recipe", "nope", "--recipe", "shapes/sage"], [*PLAN, "other_recipe.yaml"]],
-    ),
     "revisions": (
         "revision",
         [["train", *words, "--model.revision", "main"] for words in ([], ["--model.path", "./folder"])],

@@ -11,7 +11,7 @@ import pytest
 
 from sage_grpo.config import parsing
 from sage_grpo.config.parsing import ConfigError, given, parse, read_yaml
-from sage_grpo.config.ranges import Count, Positive, check
+from sage_grpo.config.ranges import Count, Positive
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import TrainConfig, UpdateConfig
 
@@ -223,7 +223,7 @@ def test_numbers_of_any_size_are_answered_in_words(number: int, file: Path) -> N
         with pytest.raises(ConfigError, match=says):
             parse(Sizes, ["--config", str(file)], prog="test")
     with pytest.raises(ValueError, match="63 bits"):
-        check(Sizes(scale=10**400))
+        KernelSpec(eta=10**400)
 
 
 def test_a_list_of_parts_may_stand_in_a_file_of_its_own(file: Path, tmp_path: Path) -> None:

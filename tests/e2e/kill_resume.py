@@ -1,22 +1,14 @@
-"""Kill a training run with SIGKILL again and again, resume it each time, and compare it with one that nobody disturbed.
-
-    python tests/e2e/kill_resume.py --kills 10
-
-Metrics (all but times), final weights and the whole last checkpoint (weights, optimizer, EMA, anchor) must be equal to the
-bit. Kills fall at random moments; every third one waits until a checkpoint is being written.
-"""
+"""Training runs as processes that are killed with SIGKILL, and a comparison of finished runs: metrics (all but times), final weights and the whole last
+checkpoint (weights, optimizer, EMA, anchor)."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
 import os
-import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,8 +131,6 @@ def arguments(model: str, prompts: Path, out: Path, iterations: int) -> list[str
     """A small run that uses every part of the training state."""
     given = ["--model.path", model, "--data.prompts", str(prompts), "--data.eval_prompts", str(prompts)]
     small = ["--model.frames", "1", "--model.height", "16", "--model.width", "16", "--model.vae_slicing", "false"]
-    if model == "shapes":
-        given, small = [], []
     return [
         "train", "--out", str(out), "--iterations", str(iterations), *given, *small,
         "--rewards", '[{"name": "video_stats", "weights": {"brightness": 1.0}}]',
@@ -150,54 +140,3 @@ def arguments(model: str, prompts: Path, out: Path, iterations: int) -> list[str
         "--evaluate.steps", "2", "--keep.checkpoint_every", "2", "--keep.videos_every", "0",
         "--log.tensorboard", "false", "--log.progress", "false",
     ]  # fmt: skip
-
-
-def tiny_model(folder: Path) -> str:
-    """A tiny random HunyuanVideo-1.5 and where it lies."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    import tiny
-
-    return str(tiny.build("hunyuan15_t2v", folder / "model"))
-
-
-def main() -> int:
-    """Run the benchmark; 0 when both runs are the same."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", default="tiny", help="tiny, shapes, or a diffusers folder")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        return compare(Path(name), options)
-
-
-def compare(work: Path, options: argparse.Namespace) -> int:
-    """Both runs, a table, and the verdict."""
-    prompts = work / "prompts.txt"
-    prompts.write_text("a cat\na red dog\na bird\nthe sea\na tree\n")
-    model = tiny_model(work) if options.model == "tiny" else options.model
-    whole, killed = work / "whole", work / "killed"
-    seconds = finish(arguments(model, prompts, whole, options.iterations), work / "whole.log")
-    print(f"undisturbed: {options.iterations} iterations in {seconds:.1f} s")
-    draw, kills = random.Random(options.seed), []
-    argv, log = arguments(model, prompts, killed, options.iterations), work / "killed.log"
-    print(f"{'kill':>5} {'after s':>8} {'saved':>6}  writing a checkpoint")
-    while len(kills) < options.kills:
-        after, in_write = draw.uniform(0.0, 0.3 * seconds), len(kills) % 3 == 2
-        share = options.iterations * (len(kills) + 1) // (options.kills + 2)
-        event = kill(argv, killed, log, after=after, in_write=in_write, not_beyond=share)
-        if event is None:
-            print(f"The run ended after {len(kills)} of {options.kills} kills: use more --iterations.")
-            return 2
-        kills.append(event)
-        print(f"{len(kills):>5} {event.seconds:>8.2f} {event.saved:>6}  {'yes' if event.writing else 'no'}", flush=True)
-    finish(argv, log)
-    found = differences(whole, killed)
-    resumed = log.read_text().count("Resumed from")
-    print(f"{len(kills)} kills, {resumed} resumes: " + ("equal to the bit" if not found else f"DIFFERENT: {found}"))
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

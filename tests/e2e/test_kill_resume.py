@@ -1,4 +1,4 @@
-"""Real processes, real signals: a killed run ends as the same run to the bit. tests/e2e/kill_resume.py does more of it."""
+"""Real processes, real signals: a killed run ends as the same run to the bit."""
 
 from __future__ import annotations
 

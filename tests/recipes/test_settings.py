@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from sage_grpo.cli import train
+from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.recipes import recipe, remarks
 from sage_grpo.recipes.methods import METHODS
@@ -59,7 +60,7 @@ def test_presets_say_what_they_said() -> None:
 @pytest.mark.parametrize("target", ["shapes", "wan", "ltx2"])
 def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(target: str) -> None:
     name = yaml.safe_load((EXAMPLES / f"{target}.yaml").read_text())["recipe"]
-    start, argv = train.defaults(["--config", str(EXAMPLES / f"{target}.yaml")])
+    start, argv = from_recipe(train.Options, ["--config", str(EXAMPLES / f"{target}.yaml")])
     assert parse(train.Options, argv, prog="train", defaults=start, recipes=True) == recipe(name)
     method = name.removeprefix(f"{target}/")
     assert recipe(name) == replace(METHODS[method](TARGETS[target]()), out=f"runs/{target}-{method}")

@@ -122,22 +122,6 @@ def test_flow_takes_a_grids_first_step_as_such_wherever_the_grid_starts(steps: i
     )
 
 
-def test_linear_is_the_diffusion_of_flow_grpos_wan_script() -> None:
-    """There std_dev = sigma_min + (sigma_max - sigma_min) sigma with sigma_max = sigmas[1] and sigma_min = sigmas[-1] = 0."""
-    grid = grid_of("Wan", 20, 3.0)
-    kernel = KernelSpec(name="linear", eta=1.0).build(grid)
-    sigmas = grid.sigmas.double()
-    p, q = sigmas[:-1], sigmas[1:]
-    dt = q - p
-    deviation = float(sigmas[-1]) + (float(sigmas[1]) - float(sigmas[-1])) * p
-    step = kernel(p, q)
-    assert torch.allclose(step.a, 1 + deviation**2 / (2 * p) * dt, rtol=0, atol=1e-12)
-    assert torch.allclose(step.b, (1 + deviation**2 * (1 - p) / (2 * p)) * dt, rtol=0, atol=1e-12)
-    assert torch.allclose(step.std, deviation * torch.sqrt(-dt), rtol=0, atol=1e-12)
-    half = KernelSpec(name="linear", eta=0.5).build(grid)(p, q)
-    assert torch.allclose(half.std, step.std / 2, rtol=0, atol=1e-12)
-
-
 def test_held_noise_is_the_variance_of_point_data_over_what_the_network_is_told() -> None:
     grid = Schedule(torch.tensor([0.8, 0.5, 0.1, 0.0]))
     kernel = Dance(0.6)

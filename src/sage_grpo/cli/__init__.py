@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from sage_grpo.utils.safe_io import printable
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: a module with `Options` and `run`."""
+    """A subcommand: a module with `Options`, `run` and, where defaults depend on the words, `defaults`."""
 
     module: str
     summary: str
@@ -20,10 +21,7 @@ class Command:
     many: bool = False
     """True where `positional` is a list that takes all words without an option."""
     recipes: bool = False
-    """True where there is a `--recipe NAME`, which may be the first word: the module's function `defaults` reads it."""
-    runs: bool = False
-    """True where the module's function `defaults` reads the words first: it takes defaults from the folder of a `--run`, or joins
-    options that are given several times."""
+    """True where there is a `--recipe NAME`, which may be the first word."""
     slow: bool = False
     """True where the command takes seconds until its first line."""
 
@@ -34,22 +32,22 @@ class Command:
 
 
 def say(text: str) -> None:
-    """Print to stderr, since stdout may be JSON; a closed terminal does not end a run."""
-    with suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
+    """Print a remark once, whatever the number of processes; to stderr, since stdout may be JSON. A closed terminal does not end a run."""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError, ValueError):
+            print(f"sage-grpo: {printable(text)}", file=sys.stderr, flush=True)
 
 
 GROUPS = {
     "run": {
         "demo": Command("demo", "train the miniature video model here and show what changed", slow=True),
         "train": Command("train", "align a video model with a reward", recipes=True, slow=True),
-        "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", runs=True, slow=True),
-        "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", runs=True, slow=True),
+        "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", slow=True),
+        "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", slow=True),
         "compare": Command(
             "compare",
             "recipes and settings over seeds: tables with intervals, figures",
             positional="recipes",
-            runs=True,
             slow=True,
         ),
     },

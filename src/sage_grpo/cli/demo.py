@@ -43,7 +43,7 @@ def run(options: Options) -> int:
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed, iterations=options.iterations)
     # Scored before and after only: an evaluation takes as long as one and a half iterations.
     config = replace(config, evaluate=replace(config.evaluate, every=options.iterations))
-    with session.session(config, remark=lambda text: say(f"sage-grpo: {text}")) as world:
+    with session.session(config, remark=say) as world:
         session.run(config, world)
     report = leave_report(out)
     data = read_run(out)

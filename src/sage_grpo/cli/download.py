@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_grpo.cli import starting
 from sage_grpo.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -25,11 +24,6 @@ class Options(TrainConfig):
 
     dry_run: bool = False
     """Only list the files that would be fetched."""
-
-
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of `train`, and the remaining words."""
-    return starting.from_recipe(Options, argv)
 
 
 def run(options: Options) -> int:

@@ -61,15 +61,11 @@ def run(options: Options) -> int:
         if options.pairs:
             _report_pairs(options)
         else:
-            _report(measure(options, say=_progress), options)
+            _report(measure(options, say=say), options)
     except RewardFailure as failure:
         print(f"sage-grpo evaluate stopped: {failure}", file=sys.stderr)
         return 1
     return 0
-
-
-def _progress(text: str) -> None:
-    say(f"sage-grpo: {text}")
 
 
 def _report(result: Evaluation, options: Options) -> None:
@@ -90,7 +86,7 @@ def _report(result: Evaluation, options: Options) -> None:
 
 
 def _report_pairs(options: Options) -> None:
-    base, tuned = measure_pair(options, say=_progress)
+    base, tuned = measure_pair(options, say=say)
     for name, result in (("base", base), ("tuned", tuned)):
         if result.report:
             print(f"{name}: {result.report}", file=sys.stderr)

@@ -85,17 +85,21 @@ def _run(name: str, argv: list[str]) -> int:
     topic, argv = _help_topic(argv)
     if command.first and argv and not argv[0].startswith("-"):
         argv = [f"--{command.first}", *argv]
-    if command.slow and topic is None and "--print_config" not in argv and _is_first():
+    if command.slow and topic is None and "--print_config" not in argv:
         # Before anything is imported: the libraries take seconds, and a silent terminal looks broken.
-        say(f"sage-grpo {__version__} {name}: starting ...")
+        say(f"version {__version__}, {name}: starting ...")
     module = importlib.import_module(f"sage_grpo.cli.{command.module}")
     from sage_grpo.config.parsing import given, loose_words, parse
 
     if command.many:
         argv = loose_words(argv, command.positional, module.Options)
     defaults, named = None, given(argv, "recipe")
-    if command.recipes or command.runs:
+    if hasattr(module, "defaults"):
         defaults, argv = module.defaults(argv)
+    elif command.recipes:
+        from sage_grpo.cli.starting import from_recipe
+
+        defaults, argv = from_recipe(module.Options, argv)
     if topic is not None:
         from sage_grpo.config.help import manual
         from sage_grpo.recipes import meanings
@@ -105,14 +109,14 @@ def _run(name: str, argv: list[str]) -> int:
         print(manual(module.Options, topic, prog=f"sage-grpo {name}", about=about, values=defaults, recipes=recipes))
         return 0
     options = parse(module.Options, argv, prog=f"sage-grpo {name}", defaults=defaults, recipes=command.recipes)
-    if command.recipes and defaults is not None and _is_first():
+    if command.recipes and defaults is not None:
         from sage_grpo.recipes import remarks
 
         if named is None:
             start = argv[-1].partition("=")[2]
-            say(f"sage-grpo: no recipe is named: this is {start}, the miniature that the package carries.")
+            say(f"no recipe is named: this is {start}, the miniature that the package carries.")
         for remark in remarks(options, defaults):
-            say(f"sage-grpo: {remark}")
+            say(remark)
     return module.run(options)
 
 
@@ -126,11 +130,6 @@ def _help_topic(argv: list[str]) -> tuple[str | None, list[str]]:
         if name == "--help" or (name.startswith("--") and name.endswith(".help")):  # --help=model, --model.lora.help
             return value or name[2:].removesuffix(".help"), argv[:place] + argv[place + 1 :]
     return None, argv
-
-
-def _is_first() -> bool:
-    """True for the one process of several that prints."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _fail(message: str, status: int = 2) -> int:

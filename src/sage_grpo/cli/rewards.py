@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, facts_of, needed_options, readiness
@@ -42,20 +41,10 @@ def run(options: Options) -> int:
 def configured(name: str) -> list[RewardSpec]:
     """The rewards of a recipe, of a YAML file for `train`, or of a run's folder."""
     from sage_grpo.cli.starting import from_recipe
-    from sage_grpo.config.parsing import check_yaml, parse
-    from sage_grpo.recipes import recipe
+    from sage_grpo.config.parsing import parse
     from sage_grpo.training.config import TrainConfig
 
-    place = Path(name)
-    file = place / "config.yaml" if place.is_dir() else place
-    if place.is_dir() and not file.is_file():
-        raise FileNotFoundError(f"{place} is not the folder of a run: it has no config.yaml.")
-    if not file.is_file():
-        if place.suffix in (".yaml", ".yml"):
-            raise FileNotFoundError(f"There is no file {place}.")
-        return list(recipe(name).rewards)
-    check_yaml(file)
-    start, words = from_recipe(TrainConfig, ["--config", str(file)])
+    start, words = from_recipe(TrainConfig, ["--recipe", name], runs=True)
     return list(parse(TrainConfig, words, prog="sage-grpo rewards", defaults=start, recipes=True).rewards)
 
 

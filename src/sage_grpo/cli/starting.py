@@ -27,12 +27,9 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
     A recipe on the command line wins over that of a file. Without a recipe, a file or a model it is the embedded world's, which
     runs on any machine; with a model or a file, the options' own defaults, which are the paper's.
     """
-    words, names = _without_recipe(_with_files(argv, runs=runs))
-    in_files = given(words, "recipe")
-    named = names[-1] if names else in_files
-    for other in (*names[:-1], in_files):
-        if other not in (None, "None", "null", named):
-            recipe(str(other))  # an overruled name must be valid too
+    words, named = _without_recipe(_with_files(argv, runs=runs))
+    if named is None:
+        named = given(words, "recipe")
     file = given(words, "config")
     if file and not os.path.isfile(file):
         raise FileNotFoundError(f"--config {file}: there is no such file to read.")
@@ -41,9 +38,9 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
         named = "shapes/sage"
     if named in (None, "None", "null"):
         whole = file and all(in_file(file, name) for name in TrainConfig.__dataclass_fields__)  # as a run writes it
-        if not whole and os.environ.get("RANK", "0") == "0":
+        if not whole:
             say(
-                f"sage-grpo: no recipe is named: what {file or 'the options'} leaves out has the paper's defaults "
+                f"no recipe is named: what {file or 'the options'} leaves out has the paper's defaults "
                 "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe."
             )
         return None, words
@@ -76,25 +73,23 @@ def _with_files(argv: list[str], *, runs: bool) -> list[str]:
     return words
 
 
-def _without_recipe(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The words without `--recipe NAME` and `--recipe=NAME`, and the names."""
-    words, names = [], []
+def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:
+    """The words without `--recipe NAME` and `--recipe=NAME`, and the last name."""
+    words, name = [], None
     for word, before in zip(argv, ["", *argv]):
-        if word.startswith("--recipe="):
-            names.append(word.partition("=")[2])
+        if word == "--recipe" or word.startswith("--recipe="):
+            name = word.partition("=")[2]
         elif before == "--recipe" and not word.startswith("--"):
-            names[-1] = word
-        elif word == "--recipe":
-            names.append("")
+            name = word
         else:
             words.append(word)
-    return words, names
+    return words, name
 
 
 def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
     """Print that the miniature is used, where neither a run nor a model is named."""
     if options.run is None and options.model.path is None and options.model.family is None:
-        say("sage-grpo: neither --run nor --model.path is given: this is the miniature that the package carries.")
+        say("neither --run nor --model.path is given: this is the miniature that the package carries.")
 
 
 def trusted(argv: Sequence[str]) -> bool:

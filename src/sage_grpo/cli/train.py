@@ -7,19 +7,12 @@ import sys
 from pathlib import Path
 
 from sage_grpo.cli import say
-from sage_grpo.cli.starting import from_recipe
 from sage_grpo.training.config import TrainConfig as Options
 
-__all__ = ["Options", "defaults", "run"]
-
-
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of the options (a recipe), and the remaining words."""
-    return from_recipe(Options, argv)
+__all__ = ["Options", "run"]
 
 
 def run(options: Options) -> int:
-    """Train."""
     from sage_grpo.callbacks.terminal import outliving_output
     from sage_grpo.distributed.checkpoint import SaveFailed
     from sage_grpo.distributed.world import RankLost
@@ -32,7 +25,7 @@ def run(options: Options) -> int:
     status = 0
     with outliving_output():
         try:
-            with session.session(options, remark=lambda text: say(f"sage-grpo: {text}")) as world:
+            with session.session(options, remark=say) as world:
                 try:
                     session.run(options, world)
                 except (Diverged, RewardFailure, SaveFailed, WorkerError) as stopped:  # the same on all ranks

@@ -78,7 +78,7 @@ def recipe_hint(name: str, targets: Collection[str]) -> str:
 def explain(message: str, options: type) -> str:
     """A parser's message in one line, with the nearest valid key or value."""
     kinds = dict(leaves(options))
-    items = {key: get_args(kind)[0] for key, kind in kinds.items() if _lists_parts(kind)}
+    items = {key: get_args(kind)[0] for key, kind in kinds.items() if lists_parts(kind)}
     keys = [*kinds, *(f"{key}.{inner}" for key, item in items.items() for inner, _ in leaves(item))]
     place = ""
     for part in re.findall(r'Parser key "([\w.\[\]]+)"', message):  # of a group, then of a key in it
@@ -102,7 +102,7 @@ def explain(message: str, options: type) -> str:
     return wrong or " ".join(message.split())
 
 
-def _lists_parts(kind: Any) -> bool:
+def lists_parts(kind: Any) -> bool:
     """True for a list of dataclasses, such as rewards."""
     return get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
 
@@ -153,7 +153,7 @@ def _wrong_value(message: str, place: str) -> str:
 
 def groups(options: type) -> list[str]:
     """The dotted keys that are groups of others, also those that may be left out."""
-    return [key for key, kind in leaves(options) if inner_dataclass(kind) and not _lists_parts(kind)]
+    return [key for key, kind in leaves(options) if inner_dataclass(kind) and not lists_parts(kind)]
 
 
 @cache
@@ -163,6 +163,6 @@ def leaves(options: type, prefix: str = "") -> tuple[tuple[str, Any], ...]:
     for field in dataclasses.fields(options):
         key, kind = prefix + field.name, hints[field.name]
         keys.append((key, kind))
-        if inner_dataclass(kind) and not _lists_parts(kind):
+        if inner_dataclass(kind) and not lists_parts(kind):
             keys += leaves(inner_dataclass(kind), f"{key}.")
     return tuple(keys)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import re
 import textwrap
 import types
@@ -12,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from docstring_parser import parse_from_object
 
 from sage_grpo.config.errors import nearest_key
 from sage_grpo.config.ranges import inner_dataclass, ranges
@@ -34,14 +34,9 @@ class HelpEntry:
 @cache
 def field_docs(kind: type) -> dict[str, str]:
     """Field -> the docstring literal under it, there or in a base class; Python's None becomes null, as in YAML and on the command line."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    bases = [base for base in reversed(kind.__bases__) if dataclasses.is_dataclass(base)]
-    docs = {name: text for base in bases for name, text in field_docs(base).items()}
-    for field, text in zip(body.body, body.body[1:]):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            docs[ast.unparse(field.target)] = re.sub(r"\bNone\b", "null", " ".join(str(text.value.value).split()))
-    return docs
+    kinds = filter(dataclasses.is_dataclass, reversed(kind.__mro__))
+    fields = (field for one in kinds for field in parse_from_object(one).params)
+    return {one.arg_name: re.sub(r"\bNone\b", "null", " ".join((one.description or "").split())) for one in fields}
 
 
 def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[HelpEntry]:

@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 import yaml
 
-from sage_grpo.config.errors import explain, groups, leaves
+from sage_grpo.config.errors import explain, groups, leaves, lists_parts
 from sage_grpo.config.ranges import faults
 from sage_grpo.utils.json_schema import read_json
 from sage_grpo.utils.safe_io import CONTROL, regular
-
-__all__ = ["ConfigError", "check_yaml", "explain", "given", "leaves", "parse", "read_yaml"]
 
 T = TypeVar("T")
 
@@ -92,7 +90,7 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
         for gone in GONE:
             if (gone.rpartition(".")[0] or "update") in groups(
                 options
-            ):  # one without a group is of a whole configuration
+            ):  # without a group it is of a whole configuration
                 parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser
@@ -116,9 +114,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
     new reward would inherit the options of the recipe's. An empty list between the two prevents that.
     """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
-    lists = [
-        key for key, kind in kinds.items() if get_origin(kind) is list and dataclasses.is_dataclass(get_args(kind)[0])
-    ]
+    lists = [key for key, kind in kinds.items() if lists_parts(kind)]
     words, result = list(argv), []
     while words:
         word = words.pop(0)

@@ -108,23 +108,18 @@ def checked(kind: type[T]) -> type[T]:
 
 
 def ranged(kind: type[T]) -> type[T]:
-    """Add the check to a class before it becomes a dataclass; its own `__post_init__` runs after the check."""
-    checks = vars(kind).get("__post_init__")
+    """Add the check of all fields to a class before it becomes a dataclass; its own `__post_init__` runs after the check."""
+    further = vars(kind).get("__post_init__")
 
     def post_init(self: T) -> None:
-        check(self)
-        if checks is not None:
-            checks(self)
+        wrong = list(faults(type(self), self, f"{type(self).__name__}."))
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        if further is not None:
+            further(self)
 
     kind.__post_init__ = post_init  # type: ignore[attr-defined]
     return kind
-
-
-def check(options: Any) -> None:
-    """Raise ValueError with every field of a dataclass instance that lies outside its range."""
-    wrong = list(faults(type(options), options, f"{type(options).__name__}."))
-    if wrong:
-        raise ValueError("\n".join(wrong))
 
 
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:

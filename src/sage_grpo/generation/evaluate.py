@@ -81,14 +81,13 @@ def measure(options: EvaluateSpec, overrides: Overrides | None = None, say: Say 
 
 def measure_pair(
     options: EvaluateSpec, overrides: Overrides | None = None, say: Say = lambda text: None
-) -> tuple[Evaluation, Evaluation]:
+) -> tuple[Evaluation, ...]:
     """Evaluate the base and the tuned model, each as with `measure`."""
     if not options.tunes:
         raise ValueError(
             "--pairs compares a tuned model with its base: give --run runs/NAME (without --weights base) or --lora FOLDER."
         )
-    base, tuned = _measure(options, {"base": options.base(), "tuned": options}, overrides, say)
-    return base, tuned
+    return tuple(_measure(options, {"base": options.base(), "tuned": options}, overrides, say))
 
 
 def _measure(
@@ -136,14 +135,10 @@ def _without_total(result: Evaluation) -> Evaluation:
 
 
 def _prompts(options: EvaluateSpec) -> list[Prompt]:
-    if options.prompts is None and options.run is None:
-        raise ValueError(
-            "There are no prompts to evaluate on: give --prompts FILE, or leave it out for the embedded world's."
-        )
     if options.prompts is None:
+        cause = f"{options.run} was trained without held-out prompts" if options.run else "There are no prompts"
         raise ValueError(
-            f"{options.run} was trained without held-out prompts. Give --prompts FILE, or --prompts train for the prompts that "
-            "it was trained on."
+            f"{cause}: give --prompts FILE, or, of a run, --prompts train for those that it was trained on."
         )
     if options.prompts != "train":
         return prompts_from(options.prompts, split="heldout")
@@ -196,12 +191,11 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
         before, after = one["scores"][name], other["scores"][name]
         if before is not None and after is not None:
             pairs.append((one["prompt"], before, after))
-    prompts = list(dict.fromkeys(prompt for prompt, _, _ in pairs))
-    means = [
-        {place: fmean(pair[1:][side] for pair in pairs if pair[0] == prompt) for place, prompt in enumerate(prompts)}
-        for side in (0, 1)
-    ]
-    interval = paired_interval(means[1], means[0])
+    prompts: dict[str, list[tuple[float, float]]] = {}
+    for prompt, before, after in pairs:
+        prompts.setdefault(prompt, []).append((before, after))
+    means = ({place: fmean(one[side] for one in own) for place, own in enumerate(prompts.values())} for side in (1, 0))
+    interval = paired_interval(*means)
     return Difference(
         base=fmean(before for _, before, _ in pairs) if pairs else math.nan,
         tuned=fmean(after for _, _, after in pairs) if pairs else math.nan,

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -193,11 +194,10 @@ def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
 
 def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
     """Mean, standard error and number of the finite scores of a column."""
-    values = torch.tensor([row.scores[column] for row in rows], dtype=torch.float64)
-    values = values[values.isfinite()]
+    values = [row.scores[column] for row in rows if math.isfinite(row.scores[column])]
     count = len(values)
-    error = (values.std(unbiased=True) / math.sqrt(count)).item() if count > 1 else math.nan
-    return {"mean": values.mean().item() if count else math.nan, "standard_error": error, "count": count}
+    error = stdev(values) / math.sqrt(count) if count > 1 else math.nan
+    return {"mean": fmean(values) if count else math.nan, "standard_error": error, "count": count}
 
 
 def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:

@@ -35,7 +35,7 @@ def meanings() -> dict[str, dict[str, str]]:
         return {name: (part.__doc__ or "").split("\n")[0] for name, part in parts.items()}
 
     return {
-        "recipes are TARGET/METHOD, with the targets (alone: with sage)": {**lines(TARGETS), **lines(WHOLE)},
+        "recipes are TARGET/METHOD, with the targets (alone: with sage)": lines(TARGETS | WHOLE),
         "and the methods (alone: on shapes; /a or /b at the end: VideoAlign's weights)": lines(METHODS),
     }
 
@@ -72,16 +72,14 @@ def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
 
 
 def _with_setting(config: TrainConfig, name: str, setting: str) -> TrainConfig:
-    if not any(reward.name == "videoalign" for reward in config.rewards):
+    weights = {"videoalign": dict(SETTINGS[setting])}
+    if not any(reward.name in weights for reward in config.rewards):
         raise ValueError(
             f"Recipe {name!r}: the reward settings A and B weigh VideoAlign, and this recipe's rewards are "
             f"{', '.join(reward.title for reward in config.rewards)}. Leave out the /{setting}, or set rewards[].weights."
         )
-    weighed = [
-        replace(reward, weights=dict(SETTINGS[setting])) if reward.name == "videoalign" else reward
-        for reward in config.rewards
-    ]
-    return replace(config, rewards=weighed)
+    rewards = [replace(reward, weights=weights.get(reward.name, reward.weights)) for reward in config.rewards]
+    return replace(config, rewards=rewards)
 
 
 def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:

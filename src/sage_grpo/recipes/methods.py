@@ -25,31 +25,16 @@ def sage(config: TrainConfig) -> TrainConfig:
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (research/results) does not change them."""
+    rollout = replace(config.rollout, window=Window(kind="all"), same_noise=False, share=True, solver="euler")
+    surrogate = replace(config.surrogate, kind="clipped", centred=False, clip_range=None, kl_mask_scale=1.0)
     return replace(
         config,
         kernel=KernelSpec(name="sage", eta=0.5, sigma_max=1.0 - 3e-3),
-        rollout=replace(
-            config.rollout,
-            window=Window(kind="all"),
-            same_noise=False,
-            share=True,
-            solver="euler",
-            before_steps=None,
-            after_steps=None,
-            after_fraction=1.0,
-        ),
+        rollout=replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0),
         batch=replace(config.batch, trained_fraction=1.0),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
         objective=ObjectiveSpec(),
-        surrogate=replace(
-            config.surrogate,
-            kind="clipped",
-            centred=False,
-            clip_range=None,
-            kl_mask_scale=1.0,
-            equalize=True,
-            equalize_cap=None,
-        ),
+        surrogate=replace(surrogate, equalize=True, equalize_cap=None),
         trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
         anchor=replace(config.anchor, every=10),
@@ -111,11 +96,8 @@ def flow_dppo(config: TrainConfig) -> TrainConfig:
     steps = config.rollout.steps
     length = _part(3 / 10, steps)
     window = Window(kind="random", length=length, stop=max(length, steps // 2))
-    return replace(
-        config,
-        rollout=replace(config.rollout, window=window),
-        surrogate=replace(config.surrogate, kind="kl_mask", kl_mask_scale=1e-5 * SD3_512),
-    )
+    surrogate = replace(config.surrogate, kind="kl_mask", kl_mask_scale=1e-5 * SD3_512)
+    return replace(config, rollout=replace(config.rollout, window=window), surrogate=surrogate)
 
 
 def grpo_guard(config: TrainConfig) -> TrainConfig:
@@ -136,18 +118,15 @@ def flash_grpo(config: TrainConfig) -> TrainConfig:
     """Flash-GRPO as released (arXiv 2605.15980): one exploring step per prompt, drawn from the first half, its gradient's scale divided out."""
     config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_480P, scale="global")
     window = Window(kind="drawn", at=list(range(max(1, config.rollout.steps // 2))))
-    return replace(
-        config,
-        rollout=replace(config.rollout, window=window),
-        surrogate=replace(config.surrogate, equalize=True),
-    )
+    surrogate = replace(config.surrogate, equalize=True)
+    return replace(config, rollout=replace(config.rollout, window=window), surrogate=surrogate)
 
 
 def tempflow_grpo(config: TrainConfig) -> TrainConfig:
     """TempFlow-GRPO (arXiv 2508.04324): trajectories that branch at one step from a shared start, weighted by the step's noise."""
     config = _one_step(_baseline(config, "flow", region="none"), Window(kind="drawn"))
-    config = replace(config, surrogate=replace(config.surrogate, equalize=True))
-    return replace(config, rollout=replace(config.rollout, same_noise=True))
+    surrogate = replace(config.surrogate, equalize=True)
+    return replace(config, surrogate=surrogate, rollout=replace(config.rollout, same_noise=True))
 
 
 def branch(config: TrainConfig) -> TrainConfig:
@@ -185,35 +164,16 @@ def branch_long(config: TrainConfig) -> TrainConfig:
 
 def nft(config: TrainConfig) -> TrainConfig:
     """DiffusionNFT (arXiv 2509.16117): no SDE; clips are noised again and matched, towards the good ones and away from the bad ones."""
-    steps = config.rollout.steps
-    objective = ObjectiveSpec(
-        kind="nft",
-        levels=max(1, int(0.99 * steps)),  # as released: 9 of 10 steps, 24 of 25
-        weight="adaptive",
-        saturation=5.0,
-        old_decay=0.5,
-        old_ramp=500,
-    )
-    config = _without_sde(config, objective)
-    return replace(
-        config,
-        trust_region=TrustRegion(mode="fixed"),
-        kl=replace(config.kl, kind="constant", lambda_max=1e-4),
-    )
+    levels = max(1, int(0.99 * config.rollout.steps))  # as released: 9 of 10 steps, 24 of 25
+    objective = ObjectiveSpec(kind="nft", levels=levels, weight="adaptive", saturation=5.0, old_decay=0.5, old_ramp=500)
+    return _kept(_without_sde(config, objective), 1e-4)
 
 
 def awm(config: TrainConfig) -> TrainConfig:
     """Advantage-weighted matching (arXiv 2509.25050): no SDE; the flow-matching loss of clips that are noised again, times advantage."""
-    objective = ObjectiveSpec(
-        kind="awm",
-        levels=max(1, round(config.rollout.steps * 6 / 14)),
-        draw="strata",
-        weight="ghuber",
-        old_decay=0.3,
-        old_ramp=300,
-        old_samples=False,
-    )
-    config = _without_sde(config, objective)
+    levels = _part(6 / 14, config.rollout.steps)
+    objective = ObjectiveSpec(kind="awm", levels=levels, draw="strata", weight="ghuber", old_decay=0.3, old_ramp=300)
+    config = _without_sde(config, replace(objective, old_samples=False))
     return replace(
         config,
         surrogate=replace(config.surrogate, clip_range=1.0),
@@ -239,12 +199,8 @@ def dpo(config: TrainConfig) -> TrainConfig:
 
 def rft(config: TrainConfig) -> TrainConfig:
     """Fine-tuning on the best of each group; or on data.clips."""
-    config = replace(
-        config,
-        batch=replace(config.batch, trained_fraction=0.25),
-        trust_region=TrustRegion(mode="none"),
-        kl=replace(config.kl, kind="constant"),
-    )
+    batch, kl = replace(config.batch, trained_fraction=0.25), replace(config.kl, kind="constant")
+    config = replace(config, batch=batch, trust_region=TrustRegion(mode="none"), kl=kl)
     return _without_sde(config, ObjectiveSpec(kind="sft", levels=_part(1 / 3, config.rollout.steps), draw="strata"))
 
 
@@ -260,8 +216,7 @@ def draft(config: TrainConfig) -> TrainConfig:
 
 def adjoint(config: TrainConfig) -> TrainConfig:
     """The reward's gradient at any steps of the rollout, as if later velocities were constant: one pass per trained step, whatever the step."""
-    levels = max(1, round(config.rollout.steps / 3))
-    return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=levels))
+    return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=_part(1 / 3, config.rollout.steps)))
 
 
 def _by_gradient(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
@@ -297,11 +252,8 @@ def _one_update(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
 
 def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
     """Explore at one step and update once: the clip range and the KL need more updates to act."""
-    return replace(
-        config,
-        rollout=replace(config.rollout, window=window),
-        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
-    )
+    update = replace(config.update, updates_per_rollout=1, step_fraction=1.0)
+    return replace(config, rollout=replace(config.rollout, window=window), update=update)
 
 
 def _later(steps: int) -> Window:
@@ -314,16 +266,12 @@ def _later(steps: int) -> Window:
 
 BETA = 500.0
 """Coefficient of dpo: as Flow-DPO's, on mean squared errors of velocities."""
-SD3_512 = 16 * 64 * 64
-"""Latent dimensions of the authors' models: Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)."""
-FLUX_720 = 16 * 90 * 90
-"""FLUX.1 at 720 x 720 (MixGRPO)."""
-HUNYUAN_480 = 16 * 14 * 60 * 60
-"""HunyuanVideo at 480 x 480, 53 frames (DanceGRPO)."""
-WAN_240P = 16 * 9 * 30 * 52
-"""Wan 2.1 at 240 x 416, 33 frames (FlowGRPO)."""
-WAN_480P = 16 * 21 * 60 * 104
-"""Wan 2.1 at 480 x 832, 81 frames (Flash-GRPO)."""
+# Latent dimensions of the authors' models.
+SD3_512 = 16 * 64 * 64  # Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)
+FLUX_720 = 16 * 90 * 90  # FLUX.1 at 720 x 720 (MixGRPO)
+HUNYUAN_480 = 16 * 14 * 60 * 60  # HunyuanVideo at 480 x 480, 53 frames (DanceGRPO)
+WAN_240P = 16 * 9 * 30 * 52  # Wan 2.1 at 240 x 416, 33 frames (FlowGRPO)
+WAN_480P = 16 * 21 * 60 * 104  # Wan 2.1 at 480 x 832, 81 frames (Flash-GRPO)
 
 
 def _released(

@@ -89,9 +89,8 @@ def hunyuan15_lora() -> TrainConfig:
         batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
         update=replace(config.update, step_fraction=0.5),
         optimizer=replace(config.optimizer, lr=1e-4),
-        keep=KeepConfig(
-            checkpoint_every=1
-        ),  # an iteration takes half an hour on one GPU; an adapter's checkpoint is 2 GB
+        # An iteration takes half an hour on one GPU; an adapter's checkpoint is 2 GB.
+        keep=KeepConfig(checkpoint_every=1),
     )
 
 
@@ -116,18 +115,9 @@ def wan22() -> TrainConfig:
 
     Guidance 4 at high and 3 at low noise is what its authors sample with; the checkpoint itself says neither.
     """
-    config = wan()
-    return replace(
-        config,
-        model=replace(
-            config.model,
-            path="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-            expert="both",
-            guidance_scale=4.0,
-            guidance_scale_2=3.0,
-        ),
-        batch=BatchConfig(prompts=8, group_size=4, micro_batch=1),
-    )
+    config, path = wan(), "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
+    model = replace(config.model, path=path, expert="both", guidance_scale=4.0, guidance_scale_2=3.0)
+    return replace(config, model=model, batch=BatchConfig(prompts=8, group_size=4, micro_batch=1))
 
 
 def ltx2() -> TrainConfig:
@@ -145,21 +135,12 @@ def ltx2() -> TrainConfig:
 
 def videoalign() -> RewardSpec:
     """VideoAlign with the paper's alignment-focused weights (setting B), which are the released code's as well."""
-    return RewardSpec(
-        name="videoalign",
-        weights=dict(SETTINGS["b"]),
-        options={
-            "checkpoint": "ckpts/VideoReward",
-            "base": "Qwen/Qwen2-VL-2B-Instruct",
-            "template": "ckpts/prompt_template.py",
-        },
-    )
+    files = {"checkpoint": "ckpts/VideoReward", "template": "ckpts/prompt_template.py"}
+    options = {**files, "base": "Qwen/Qwen2-VL-2B-Instruct"}
+    return RewardSpec(name="videoalign", weights=dict(SETTINGS["b"]), options=options)
 
 
-SETTINGS: dict[str, dict[str, float]] = {
-    "a": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
-    "b": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
-}
+SETTINGS = {"a": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}, "b": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}}
 """The paper's two ways to weigh VideoAlign: averaged (A) and alignment-focused (B)."""
 TARGETS: dict[str, Callable[[], TrainConfig]] = {
     target.__name__: target for target in (shapes, hunyuan15, hunyuan15_lora, wan, wan22, ltx2)

@@ -20,8 +20,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from sage_grpo.config.errors import leaves
 from sage_grpo.config.metadata import MEANING, affects
-from sage_grpo.config.parsing import ConfigError, leaves
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed import checkpoint
 from sage_grpo.models.base import VelocityModel

@@ -36,7 +36,6 @@ class Gaussian:
         return self.mean + self._spread(self.std) * noise
 
     def part(self, place: slice) -> Gaussian:
-        """The distribution of one part of a row."""
         return Gaussian(self.mean[:, place], self.std)
 
     def expand(self, count: int) -> Gaussian:

@@ -35,7 +35,6 @@ class Kernel(Protocol):
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
         """The transition from sigma to sigma_next < sigma."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,6 @@ class SageExact:
     leaves_noise: ClassVar[bool] = False
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """rho = (odds(sigma_next) / odds(sigma))^(eta^2 / 2)."""
         p, q, dtype = _pair(sigma, sigma_next)
         limit = 1.0 if self.sigma_max is None else self.sigma_max
         p_clamped, q_clamped = p.clamp(max=limit), q.clamp(max=limit)

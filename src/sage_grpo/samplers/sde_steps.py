@@ -46,8 +46,7 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
 def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
     """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not diverge there."""
     sigma, sigma_next = schedule.pairs()
-    quiet = (kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)
-    return quiet.nonzero()[:, 0].tolist()
+    return ((kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)).nonzero()[:, 0].tolist()
 
 
 def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> Schedule:
@@ -67,8 +66,8 @@ def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministi
 
 def left_out(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> str | None:
     """A sentence on the wanted steps before the last that do not explore because they would hold too much noise; None where there are none."""
-    steps = [index for index in overfull(kernel, grid) if wanted[index]]
-    if not steps or deterministic_last is not None:
+    steps = [] if deterministic_last is not None else [index for index in overfull(kernel, grid) if wanted[index]]
+    if not steps:
         return None
     held = held_noise(kernel, grid)[steps]
     which = f"step {steps[0]} is" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]} are"

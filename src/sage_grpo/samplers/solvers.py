@@ -52,7 +52,6 @@ class Solver(Protocol):
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
         """x after step `index`; steps come in order, from 0."""
-        ...
 
 
 class GridSolver:
@@ -66,7 +65,6 @@ class GridSolver:
         return self.schedule.num_steps
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
-        """The Euler step x + (sigma_next - sigma) v, corrected by the rule."""
         sigma, sigma_next = self.schedule.pair(index)
         v = velocity(x, sigma)
         return self._stepper(Ode()(sigma, sigma_next)(x, v).mean, v, float(sigma), float(sigma_next))
