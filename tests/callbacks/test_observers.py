@@ -51,12 +51,13 @@ from trainer_helpers import rows
 def trainer(tmp_path: Path) -> Any:
     """As much of a trainer as observers ask."""
     keep = SimpleNamespace(checkpoint_every=3, checkpoints=2, videos_every=2, videos=1)
+    videos = torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8)
     return SimpleNamespace(
-        config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5, profile=4), clock=Clock(), failures="",
-        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)), captions=["a", "b"],
-        world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool), sound=None,
+        config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5, profile=4), clock=Clock(),
+        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)),
+        world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool),
         writer=SimpleNamespace(background=True, finish=lambda: None), model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
-        videos=torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8),
+        clips=SimpleNamespace(videos=videos, captions=["a", "b"], sound=None), scores=SimpleNamespace(report=""),
     )  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def test_code_of_a_strangers_configuration_is_not_imported(section, clips, tmp_p
     monkeypatch.syspath_prepend(str(tmp_path))
     rewards = "" if section == "rewards" else "rewards: [{name: clip}]\n"
     (tmp_path / "config.yaml").write_text(f"{clips}{rewards}{section}:\n{HOSTILE[section]}\n")
-    with pytest.raises(ValueError, match="hostile.*--trust_run true|data.clips gives clips"):
+    with pytest.raises(ValueError, match=r"hostile.*--trust_run true|data.clips gives clips"):
         saved.read_config(tmp_path)
 
 
