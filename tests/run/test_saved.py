@@ -225,15 +225,7 @@ def test_an_object_is_its_code_its_constants_and_what_is_bound_to_it(monkeypatch
     assert identity.stable({"b": (1, 2.0), "a": {3, 1}, None: b"x"}) == "{'b': [1, 2.0], 'a': {1, 3}, None: b'x'}"
 
 
-def test_changes_are_told_by_their_keys_and_what_is_allowed_covers_what_lies_below() -> None:
-    old = {"a": {"b": 1, "c": [1]}, "gone": 1, "rewards": [{"name": "x", "batch_size": 1}]}
-    new = {"a": {"b": 2, "c": [1]}, "new": 1, "rewards": [{"name": "x", "batch_size": 2}]}
-    assert identity.differences(old, new) == {"a.b": (1, 2)}
-    assert identity._covers(["model", "seed"], "model.lora")
-    assert identity._covers(["seed"], "seed")
-    assert not identity._covers(["mode", "see"], "model.lora")
-    assert (identity._short("x" * 200), len(identity._short("x" * 201))) == ("x" * 200, 203)
-    assert identity.plain({"a": ((1, 2), [{"b": (3,)}])}) == {"a": [[1, 2], [{"b": [3]}]]}
+def test_names_of_allowed_changes_are_known() -> None:
     identity.check_names(["optimizer", "optimizer.lr", "code"])
     with pytest.raises(ConfigError, match=r"there is no 'optimzer'\. .*Did you mean 'optimizer"):
         identity.check_names(["optimzer"])
