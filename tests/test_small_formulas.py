@@ -3,7 +3,6 @@ the inspector's warnings, parts of the API."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import math
@@ -184,10 +183,8 @@ def test_sizes_and_files_of_the_hub_in_words(tmp_path: Path) -> None:
     assert hub.hub_name("owner/name@v1") == ("owner/name", "v1")
     assert hub.hub_name("owner/name") == ("owner/name", None)
     assert hub.hub_name("name") is hub.hub_name("/a/b") is hub.hub_name(str(tmp_path)) is None
-    files = (hub.HubFile("a", 1500), hub.HubFile("b", 20))
-    assert hub.table(files) == "       2 kB  a\n       20 B  b\n       2 kB  in 2 file(s)"
-    assert hub.Listing("r", "c", files).size == 1520
-    assert hub.free_space(tmp_path / "not" / "there")[0] == tmp_path
+    files = hub.Listing("r", "c", {"a": 1500, "b": 20})
+    assert (files.size, files.table) == (1520, "       2 kB  a\n       20 B  b\n       2 kB  in 2 file(s)")
 
 
 def test_checks_of_pretrained_files(tmp_path: Path) -> None:
@@ -338,63 +335,6 @@ def test_addresses_and_ports_that_can_be_listened_on() -> None:
     for port in (-1, 65536):
         with pytest.raises(ValueError, match=r"port must be in \[0, 65535\]"):
             http_server.check_port("127.0.0.1", port)
-
-
-class Wire:
-    """A connection of a server that a test plays."""
-
-    def __init__(self) -> None:
-        self.sent, self.over = b"", False
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def close(self) -> None:
-        self.over = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.over
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def pause_reading(self) -> None: ...
-
-    resume_reading = pause_reading
-
-
-def test_a_connection_without_a_request_makes_room_and_ends_by_itself() -> None:
-    async def played() -> list[tuple[bool, bytes]]:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await asyncio.sleep(60)
-
-        config = http_server.guarded_config(app, header_timeout=0.05, max_connections=2, log_level="critical")
-        config.load()
-        from uvicorn.server import ServerState
-
-        wires, state = [Wire() for _ in range(5)], ServerState()
-        kinds = [config.http_protocol_class(config=config, server_state=state, app_state={}) for _ in wires]
-        for kind, wire in zip(kinds[:3], wires):  # the third takes the place of the first
-            kind.connection_made(wire)
-        kinds[1].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        kinds[2].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        kinds[3].connection_made(wires[3])  # both are being answered: there is no room
-        await asyncio.sleep(0.2)
-        busy = wires[2].over
-        kinds[2].connection_lost(None)
-        kinds[4].connection_made(wires[4])
-        before = wires[4].over
-        await asyncio.sleep(0.2)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        return [(wire.over, wire.sent) for wire in wires] + [(busy, b""), (before, b"")]
-
-    first, second, _, fourth, fifth, busy, early = asyncio.run(played())
-    assert (first, second, busy) == ((True, b""), (False, b""), (False, b""))
-    assert fourth == (True, http_server.BUSY)
-    assert (early[0], fifth[0]) == (False, True)
 
 
 def test_an_interval_over_seeds_and_prompts_by_hand() -> None:

@@ -17,6 +17,7 @@ from sage_grpo.generation import bench
 from sage_grpo.generation.bench import VBENCH2, layout, read_lists, remark
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.run.saved import Weights
+from sage_grpo.types import VideoSpec
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def options(wan: Path, tmp_path: Path, text: str = "a cat\na dog\n", **fields) -
 
 def test_what_is_whole_is_kept_and_the_rest_is_made_again(wan, tmp_path, capsys, monkeypatch) -> None:
     made: list[tuple[str, int]] = []
-    video = SimpleNamespace(frames=5, height=32, width=48, fps=8.0)
+    video = VideoSpec(frames=5, height=32, width=48)
 
     def sample(options: Options, model: Any, clips: list[Any]) -> Iterator[Any]:
         for first in range(0, len(clips), options.batch):

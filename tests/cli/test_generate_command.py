@@ -122,10 +122,8 @@ def test_videos_of_a_folder_are_found_with_their_prompts(tmp_path: Path) -> None
     for name, text, said in (
         ("p.txt", "x\n", "has 1 prompts for 3 videos"),
         ("p.csv", "video,prompt\nb,x\n", "no prompt for 2 of 3 videos: d.mp4/x.gif, in/a.webm"),
-        ("p.csv", "video,prompt\nb,x\nb,y\n", "line 3 is the second row for b"),
-        ("p.csv", "file,prompt\nb,x\n", "line 2 needs video and prompt, it has file, prompt"),
-        ("p.json", "[]", "must hold an object from video to prompt"),
-        ("p.doc", "", "Prompts are read from"),
+        ("p.csv", "video,prompt\nb,x\nb,y\n", "'y': b has two rows"),
+        ("p.csv", "file,prompt\nb,x\n", "every row needs video and prompt"),
     ):
         with pytest.raises(ValueError, match=said):
             read(name, text)

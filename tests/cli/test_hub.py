@@ -146,5 +146,5 @@ def test_a_folder_of_the_hub_needs_its_commit(fake: FakeHub) -> None:
 def test_exactly_what_was_listed_is_fetched(fake: FakeHub) -> None:
     """Names go to the hub as patterns."""
     fake.repositories["me/mine"] = dict.fromkeys(["a [1].mp4", "a 1.mp4", "b.json"], b"1")
-    place = hub.fetch(hub.Listing("me/mine", COMMIT, (hub.HubFile("a [1].mp4", 1),)))
+    place = hub.fetch(hub.Listing("me/mine", COMMIT, {"a [1].mp4": 1}))
     assert [file.name for file in place.iterdir()] == ["a [1].mp4"]

@@ -20,15 +20,14 @@ def test_quantiles_are_those_of_the_tables_and_at_the_ends_cauchys_and_normal_on
     for p in (0.01, 0.4, 0.5, 0.6, 0.75, 0.99):
         assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), abs=1e-12, rel=1e-12)
     assert pytest.approx(1.959963984540054, abs=1e-12) == Z95
-    assert t_quantile(0.975, 1e7) == pytest.approx(Z95, abs=1e-5)
+    assert t_quantile(0.975, 10_000) == pytest.approx(Z95, abs=3e-4)
     for p, freedom in ((0.0, 3), (1.0, 3), (0.9, 0)):
         with pytest.raises(ValueError, match="degrees of freedom above 0"):
             t_quantile(p, freedom)
 
 
 def test_the_distribution_has_its_closed_forms_and_is_a_line_near_the_middle() -> None:
-    """One degree of freedom is Cauchy's distribution; two have a polynomial in t / sqrt(2 + t^2). Near 0 the slope is the density: there the
-    continued fraction is too slow, and the symmetry is needed."""
+    """One degree of freedom is Cauchy's distribution; two have a polynomial in t / sqrt(2 + t^2). Near 0 the slope is the density."""
     for t in (-30.0, -2.5, -0.3, 0.0, 0.7, 4.0, 1e3):
         assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
         assert t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)

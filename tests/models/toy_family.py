@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sage_grpo.samplers.schedule import shift_sigmas
+from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.types import Conditioning, VideoSpec
 
 
@@ -31,7 +31,7 @@ class Toy:
         return (2 * sigma - 1) / ((1 - sigma) ** 2 + sigma**2) * (x - (1 - sigma) * mean) - mean
 
     def sigmas(self, num_steps, shift=None):
-        return shift_sigmas(torch.linspace(1, 0, num_steps + 1), shift or self.shift)
+        return Schedule.shifted(num_steps, shift or self.shift).sigmas
 
     def trains(self, sigma):
         return True

@@ -21,7 +21,7 @@ from sage_grpo.tools.report.summary import _direction, by_attribute, interval, t
 from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.statistics import t_quantile
 from sage_grpo.utils.video import read_video
-from sage_grpo.worlds.shapes.scene import ATTRIBUTES, heldout_scenes, to_text
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, scenes_of, to_text
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_who_sampled_is_told_of_runs_with_workers_and_with_old_weights(runs: lis
 
 def in_shapes(start: Path, folder: Path) -> Path:
     """A run whose prompts name attributes: those of crosses lose a quarter of their shape, all others gain a little of everything."""
-    scenes = [scene for scene in heldout_scenes() if scene.shape in ("cross", "ring")][:30]
+    scenes = [scene for scene in scenes_of("heldout") if scene.shape in ("cross", "ring")][:30]
     for file in sorted((Path(shutil.copytree(start, folder)) / "videos").glob("heldout-*.json")):
         index = json.loads(file.read_text())
         share = int(file.stem.removeprefix("heldout-")) / 4

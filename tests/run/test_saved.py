@@ -120,10 +120,14 @@ def test_what_a_strangers_configuration_names_is_told() -> None:
         RewardSpec(name="mine:one"), RewardSpec(name="object:x"), RewardSpec(name="clip"),
     ]  # fmt: skip
     model = replace(config.model, family="own.family")
-    odd = replace(config, rewards=named, model=model, kernel=replace(config.kernel, name="own:Kernel"))
+    objective = replace(config.objective, kind="own:Objective")
+    odd = replace(
+        config, rewards=named, model=model, kernel=replace(config.kernel, name="own:Kernel"), objective=objective
+    )
     code = [
         "the code own.family (model.family)",
         "the code own:Kernel (kernel.name)",
+        "the code own:Objective (objective.kind)",
     ]
     assert saved._foreign(odd, rewards=False) == code
     assert saved._foreign(odd, rewards=True) == [
@@ -132,6 +136,25 @@ def test_what_a_strangers_configuration_names_is_told() -> None:
     for family in (None, "wan", "object:M"):
         plain = replace(model, family=family)
         assert saved._foreign(replace(config, model=plain), rewards=True) == []
+
+
+HOSTILE = {
+    "model": "  family: hostile",
+    "kernel": "  name: hostile:A",
+    "objective": "  kind: hostile:A",
+    "rewards": "- name: hostile:a",
+}
+
+
+@pytest.mark.parametrize("clips", ["", "data: {clips: pairs.jsonl}\n"])
+@pytest.mark.parametrize("section", HOSTILE)
+def test_code_of_a_strangers_configuration_is_not_imported(section, clips, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rewards = "" if section == "rewards" else "rewards: [{name: clip}]\n"
+    (tmp_path / "config.yaml").write_text(f"{clips}{rewards}{section}:\n{HOSTILE[section]}\n")
+    with pytest.raises(ValueError, match=r"hostile.*--trust_run true|data.clips gives clips"):
+        saved.read_config(tmp_path)
 
 
 def test_what_the_main_process_refuses_all_refuse(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,16 @@ def _places(window: Window, num_steps: int, iterations: range, seed: int = 0) ->
 
 
 def test_a_sliding_window_moves_every_so_often_and_returns() -> None:
-    window = Window(kind="sliding", start=1, length=3, stride=2, every=2)
-    assert _places(window, 9, range(10)) == [1, 1, 3, 3, 5, 5, 1, 1, 3, 3]
-    assert _places(replace(window, stop=7), 9, range(8)) == [1, 1, 3, 3, 1, 1, 3, 3]
-    assert window.steps(9, 4) == (False,) * 5 + (True,) * 3 + (False,)
+    window = Window(kind="sliding", start=1, length=3, every=2)
+    assert _places(window, 9, range(14)) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 1, 1]
+    assert _places(replace(window, stop=6), 9, range(8)) == [1, 1, 2, 2, 3, 3, 1, 1]
+    assert window.steps(9, 4) == (False,) * 3 + (True,) * 3 + (False,) * 3
     assert {_places(Window(kind="sliding", length=1), 9, range(n, n + 1))[0] for n in (0, 24)} == {0}
     assert _places(Window(kind="sliding", length=1), 9, range(25, 27)) == [1, 1]
 
 
 def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
-    window = Window(kind="random", length=3, stop=7, stride=2)  # the stride is a sliding window's
+    window = Window(kind="random", length=3, stop=7)
     assert set(_places(window, 20, range(200))) == {0, 1, 2, 3, 4}
     assert set(_places(replace(window, start=2, stop=99), 7, range(200))) == {2, 3, 4}
     assert _places(window, 20, range(50)) != _places(window, 20, range(50), seed=1)

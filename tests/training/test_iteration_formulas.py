@@ -23,7 +23,7 @@ from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.member import Failure
+from sage_grpo.rewards.member import Failure, RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import KernelSpec
@@ -39,7 +39,7 @@ from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
 from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.scoring import GroupScores, LocalScores, check_groups, gathered, joined, preferred
+from sage_grpo.training.scoring import Scores, check_groups, preferred
 from sage_grpo.training.update import Updater
 from sage_grpo.types import VideoSpec
 from trainer_helpers import plan_of
@@ -148,25 +148,27 @@ def test_frames_are_those_of_rewards_and_sentinel_and_others_stay_black() -> Non
 
 # Scores -------------------------------------------------------------------------------------------------------------
 
-TITLES = SimpleNamespace(titles=["a", "b"], names=["a/x", "b/y"], max_failed_fraction=0.5)
-
 
 def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
+    def scores(rows: list[list[float]], failed: list[int], *failures: Failure) -> Scores:
+        groups, indices, total, x, y = torch.tensor(rows).double().unbind(1)
+        parts = {"a/x": x, "b/y": y}
+        return Scores(groups.long(), indices.long(), total, parts, dict(zip("ab", failed)), list(failures))
+
     nan = math.nan
-    one = LocalScores(
-        torch.tensor([[1.0, 0, 5, 2, 3], [0, 1, nan, nan, 4]]).double(), [1, 0], [Failure("a", 1, "p", "why")]
-    )
-    two = LocalScores(torch.tensor([[0.0, 0, 7, 1, 6], [1, 1, 8, 0, 8]]).double(), [0, 2], [])
-    sheet = joined([one, two])
-    assert (sheet.failed, len(sheet.failures)) == ([1, 2], 1)
-    found = gathered(TITLES, sheet, World(), torch.float32)
+    one = scores([[1.0, 0, 5, 2, 3], [0, 1, nan, nan, 4]], [1, 0], Failure("a", 1, "p", "why"))
+    two = scores([[0.0, 0, 7, 1, 6], [1, 1, 8, 0, 8]], [0, 2])
+    both = Scores.joined([one, two])
+    assert (both.failed, len(both.failures)) == ({"a": 1, "b": 2}, 1)
+    found = both.gathered(World(), 0.5, torch.float32)
     assert (found.groups.tolist(), found.indices.tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
     torch.testing.assert_close(found.total, torch.tensor([7.0, nan, 5, 8]), equal_nan=True)
     assert found.parts["b/y"].tolist() == [6, 4, 3, 8]
     assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
     assert "why" in found.report
-    whole = LocalScores(two.rows, [0, 0], [])
-    assert gathered(TITLES, whole, World()).report == ""
+    assert replace(two, failed={"a": 0, "b": 0}).gathered(World(), 0.5).report == ""
+    with pytest.raises(RewardFailure, match="1 of 4 clips"):
+        both.gathered(World(), 0.2)
 
 
 def test_of_given_clips_the_first_of_a_row_is_the_better_one() -> None:
@@ -194,7 +196,7 @@ def test_an_evaluation_says_what_every_clip_scored() -> None:
     nan = math.nan
     prompts = [Prompt("a", seed=7), Prompt("b")]
     total, parts = torch.tensor([1.0, nan, 2.0, 6.0]), {"x": torch.tensor([4.0, 5.0, nan, 6.0])}
-    scored = GroupScores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {"r": 1}, "")
+    scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {"r": 1})
     stderr = math.sqrt(14 / 3) / math.sqrt(3)
     metrics = {"eval/x": 5.0, "eval/total": 3.0, "eval/total_stderr": pytest.approx(stderr), "eval/failed": 1.0}
     assert evaluate._means(scored) == {**metrics, "eval/failed/r": 1.0}
@@ -570,7 +572,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
     parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
-    scored = GroupScores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {}, "")
+    scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {})
     config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
     both = [SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
     # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
@@ -609,7 +611,7 @@ def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
         clock=lambda name: nullcontext(),
         listen=lambda rollout, whole: None,
         decode=lambda *given, whole: torch.zeros((1, 2, 8, 8, 3), dtype=torch.uint8),
-        sheet=lambda *given: "sheet",
+        score=lambda *given: "scores",
         latents=lambda rollout: None,
     )
     plan = SimpleNamespace(prompts=[])

@@ -160,7 +160,7 @@ def rolled(trainer):
     """An iteration up to its advantages, and the plan with what is trained."""
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
-    scored = trainer.engine.score(trainer.engine.decode(rollout), plan)
+    scored = trainer.engine.gather(trainer.engine.score(trainer.engine.decode(rollout), plan))
     advantages = trainer.advantages(scored)
     return choose(trainer.config, plan, advantages, scored.valid), rollout, scored, advantages
 

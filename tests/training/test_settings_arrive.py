@@ -34,7 +34,7 @@ from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged, UpdateSums, summarize
-from sage_grpo.training.scoring import GroupScores, describe
+from sage_grpo.training.scoring import Scores, describe
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 from trainer_helpers import plan_of, resume, same, weights_of
@@ -114,7 +114,7 @@ def run_up_to_scores(trainer: Trainer):
     rollout = trainer.sample(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
         videos = trainer.engine.decode(rollout, early, plan.prompts)
-        return plan, rollout, trainer.engine.score(videos, plan, early)
+        return plan, rollout, trainer.engine.gather(trainer.engine.score(videos, plan, early))
 
 
 # Rollouts -----------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
         trainer.model.velocity = lambda *a, v=velocity, c=calls, **named: c.append(1) or v(*a, **named)
         rollout = trainer.sample(plan)
         passes.append(len(calls))
-        scored = GroupScores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {}, "")
+        scored = Scores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {})
         items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), 0)
         counts.append(len(items))
         weight += float(sum(item.weight.sum() for item in items))
@@ -357,7 +357,7 @@ def test_spread_and_shares_are_made_of_their_sums() -> None:
 def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     total = torch.tensor([0.0, 2.0, math.nan, 4.0, 1.0, 1.0, 1.0, 5.0])
     groups = torch.tensor([0] * 4 + [1] * 4)
-    scored = GroupScores(groups, torch.arange(8) % 4, total, {"bright": total}, {"bright": 1}, "")
+    scored = Scores(groups, torch.arange(8) % 4, total, {"bright": total}, {"bright": 1})
     metrics = describe(scored, torch.tensor([1.0, -3.0] * 4), {})
     assert metrics["reward/total"] == metrics["reward/bright"] == 2.0
     assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))

@@ -53,7 +53,7 @@ def training(trainer: Trainer) -> Iterator[tuple[str, Any]]:
         texts = [prompt.text for prompt in plan.prompts]
         yield "rollout", [texts, torch.cat([latents for _, latents in rollout.latents])]
         try:
-            scored = trainer.engine.score(trainer.engine.decode(rollout), plan)
+            scored = trainer.engine.gather(trainer.engine.score(trainer.engine.decode(rollout), plan))
         except RewardFailure:
             yield "reward", "refused"
             return

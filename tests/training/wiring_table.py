@@ -69,7 +69,6 @@ RUN = {
     "rollout.window.start": Row(2, "rollout", base=WINDOW),
     "rollout.window.length": Row(3, "rollout", base=WINDOW),
     "rollout.window.stop": Row(3, "rollout", base=SLIDING),
-    "rollout.window.stride": Row(2, "rollout", base=SLIDING),
     "rollout.window.every": Row(2, "rollout", base=SLIDING),
     "rollout.deterministic_last": Row(False, "rollout"),
     "rollout.same_noise": Row(True, "rollout"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sage_grpo.types import Sound
+from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils import video
 from sage_grpo.utils.video import contact_sheet, lettering, read_image, read_sound, read_video, write_mp4
 
@@ -149,8 +149,9 @@ def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(tmp_path)
 def test_headers_say_how_long_and_how_large_a_clip_is_and_whether_it_is_heard(tmp_path) -> None:
     silent = write_mp4(tmp_path / "a.mp4", smooth_clip(6, 32, 48), 12.5)
     heard = write_mp4(tmp_path / "b.mp4", smooth_clip(6, 31, 47), 8, sound=Sound(torch.full((2, 16000), 0.25), 16000))
-    assert (video.video_size(silent), video.video_length(silent)) == ((6, 32, 48), (6, 12.5))
-    assert (video.video_size(heard), video.has_sound(heard), video.has_sound(silent)) == ((6, 31, 47), True, False)
+    assert video.video_format(silent) == VideoSpec(frames=6, height=32, width=48, fps=12.5)
+    assert video.video_format(heard) == VideoSpec(frames=6, height=31, width=47, fps=8)
+    assert (video.has_sound(heard), video.has_sound(silent)) == (True, False)
     assert read_sound(silent) is None
     sound = read_sound(heard)
     assert sound is not None
@@ -164,12 +165,13 @@ def test_headers_say_how_long_and_how_large_a_clip_is_and_whether_it_is_heard(tm
             assert container.streams.video[0].codec_context.pix_fmt == kinds
     first, *rest = (Image.fromarray(frame.numpy()) for frame in smooth_clip(4))
     first.save(tmp_path / "clip.gif", save_all=True, append_images=rest, duration=100)  # does not say how many frames
-    assert video.video_length(tmp_path / "clip.gif") == (4, 10.0)
+    assert video.video_format(tmp_path / "clip.gif") == VideoSpec(
+        frames=4, height=smooth_clip().shape[1], width=smooth_clip().shape[2], fps=10
+    )
     (tmp_path / "text.mp4").write_text("x")
-    assert video.video_size(tmp_path / "text.mp4") is None
     assert not video.has_sound(tmp_path / "text.mp4")
     with pytest.raises(ValueError, match="cannot be read as a video"):
-        video.video_length(tmp_path / "text.mp4")
+        video.video_format(tmp_path / "text.mp4")
     sizes = [write_mp4(tmp_path / f"{q}.mp4", smooth_clip(), 8, quality=q).stat().st_size for q in (0, 18, 40)]
     assert sizes == sorted(sizes, reverse=True)
 

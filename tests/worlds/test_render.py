@@ -11,7 +11,7 @@ from sage_grpo.worlds.shapes import scene
 
 
 def test_every_object_stays_whole_inside_the_frame() -> None:
-    batch = scene.batch_of(scene.all_scenes(), torch.Generator().manual_seed(0))
+    batch = scene.batch_of(scene.scenes_of("all"), torch.Generator().manual_seed(0))
     batch = replace(batch, offset=batch.offset.sign())  # the extreme places are the dangerous ones
     reach = shapes.trajectory(batch, 9).abs().amax((1, 2)) + torch.tensor(shapes.RADII)[batch.size]
     assert reach.max() <= 1 - shapes.MARGIN + 1e-6

@@ -11,7 +11,7 @@ from torch import Tensor
 from research.pretraining.imperfect import Clips
 from research.pretraining.options import Flaws
 from sage_grpo.worlds.shapes.render import render
-from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FRAMES, SIDE, SceneBatch, random_scenes, to_text, train_scenes
+from sage_grpo.worlds.shapes.scene import ATTRIBUTES, FRAMES, SIDE, SceneBatch, random_scenes, scenes_of, to_text
 
 CLIPS = Clips(random_scenes=random_scenes, render=render, frames=FRAMES, side=SIDE)
 """Clips of this world."""
@@ -32,7 +32,7 @@ def imperfect_captions(batch: SceneBatch, flaws: Flaws, generator: torch.Generat
 def _allowed() -> Tensor:
     """True at the attribute indices of every training combination."""
     allowed = torch.zeros([len(values) for values in ATTRIBUTES.values()], dtype=torch.bool)
-    allowed[tuple(torch.tensor([scene.indices for scene in train_scenes()]).T)] = True
+    allowed[tuple(torch.tensor([scene.indices for scene in scenes_of("train")]).T)] = True
     return allowed
 
 

@@ -6,6 +6,7 @@ its option says. Files that the hub does not have (prompts, files of other sites
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 def run(options: Options) -> int:
     """List, fetch, check."""
     from sage_grpo.run.preflight import needs
-    from sage_grpo.utils.hub import in_words, listing, table
+    from sage_grpo.utils.hub import in_words, listing
 
     every = list(needs(options))
     wanted: list[tuple[Need, Listing, dict[str, Any]]] = []
@@ -45,7 +46,7 @@ def run(options: Options) -> int:
             files = listing(repo, how.get("revision"), kind)
             wanted.append((need, files, how))
             place = f"folder {how['folder']}" if "folder" in how else "the hub's cache"
-            print(f"{need.key}: {files.repo}, commit {files.commit}, into {place}\n{table(files.files)}")
+            print(f"{need.key}: {files.repo}, commit {files.commit}, into {place}\n{files.table}")
     absent = [need for need in every if not need.is_here and need not in [one for one, _, _ in wanted]]
     total = sum(files.size for _, files, _ in wanted)
     if wanted:
@@ -74,7 +75,7 @@ def _origin(need: Need, options: Options) -> tuple[str, dict[str, Any]]:
 
 def _is_needed(name: str) -> bool:
     """True for files of a model: safetensors and text, not pickled copies of the weights."""
-    return name.endswith((".safetensors", ".json", ".txt", ".model", ".jinja", ".py.txt")) or name.startswith(
+    return name.endswith((".safetensors", ".json", ".txt", ".model", ".jinja")) or name.startswith(
         ("LICENSE", "NOTICE")
     )
 
@@ -92,11 +93,12 @@ def _is_data(name: str) -> bool:
 def _fetch_all(wanted: list[tuple[Need, Listing, dict[str, Any]]]) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from sage_grpo.utils.hub import HubError, fetch, free_space, in_words
+    from sage_grpo.utils.hub import HubError, fetch, in_words
 
     for need, files, how in wanted:
-        place = Path(how.get("folder", HF_HUB_CACHE))
-        disk, free = free_space(place)
+        place = Path(how.get("folder", HF_HUB_CACHE)).absolute()
+        disk = next(folder for folder in (place, *place.parents) if folder.exists())
+        free = shutil.disk_usage(disk).free
         if not need.is_here and free < files.size:
             raise HubError(
                 f"{files.repo} has {in_words(files.size)}, and {disk} has {in_words(free)} free. Make room, or set HF_HOME."

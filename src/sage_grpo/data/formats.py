@@ -18,7 +18,7 @@ from sage_grpo.data.examples import list_of
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.safe_io import replace_text
-from sage_grpo.utils.video import check_clip, video_length, video_size
+from sage_grpo.utils.video import check_clip, video_format
 
 CARD = "examples.json"
 """Record of the used examples, in the run's folder."""
@@ -80,9 +80,9 @@ def usable(source: str, prompts: Sequence[Prompt], formats: Sequence[VideoSpec])
     shown: dict[VideoSpec, list[float]] = {video: [] for video in formats}
     for prompt in prompts:
         try:
-            clips = [_header(file) for file in prompt.clips]
+            clips = [(file, video_format(file)) for file in prompt.clips]
             video = max(formats, key=partial(_suits, clips))
-            shares = [_share(clip, video) for clip in clips]
+            shares = [_share(file, clip, video) for file, clip in clips]
         except ValueError as error:
             skipped.append((prompt.text, str(error)))
             continue
@@ -96,29 +96,12 @@ def usable(source: str, prompts: Sequence[Prompt], formats: Sequence[VideoSpec])
     return examples
 
 
-@dataclass(frozen=True)
-class _Header:
-    file: Path
-    frames: int
-    fps: float
-    height: int
-    width: int
-
-
-def _header(file: Path) -> _Header:
-    frames, fps = video_length(file)
-    size = video_size(file)
-    if size is None:
-        raise ValueError(f"{file} cannot be read as a video.")
-    return _Header(file, frames, fps, *size[1:])
-
-
-def _share(clip: _Header, video: VideoSpec) -> float:
+def _share(file: Path, clip: VideoSpec, video: VideoSpec) -> float:
     """The share of a clip that a format shows: of its length, times of its picture. ValueError where it is too short."""
     needed = frames_at(clip.fps, video)[-1] + 1
     if clip.frames < needed:
         raise ValueError(
-            f"{clip.file} is too short: {clip.frames} frames at {clip.fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
+            f"{file} is too short: {clip.frames} frames at {clip.fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
         )
     aspect = clip.width * video.height / (clip.height * video.width)
     return round(needed / clip.frames * min(aspect, 1 / aspect), 6)
@@ -127,20 +110,20 @@ def _share(clip: _Header, video: VideoSpec) -> float:
 def fault_of(file: Path, video: VideoSpec) -> str:
     """The reason why a clip cannot be used in a format; empty if it can."""
     try:
-        _share(_header(file), video)
+        _share(file, video_format(file), video)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def _suits(clips: Sequence[_Header], video: VideoSpec) -> tuple[float, float]:
+def _suits(clips: Sequence[tuple[Path, VideoSpec]], video: VideoSpec) -> tuple[float, float]:
     """Rank of a format for a row: the share of its clips that it shows, then the nearness in size. Formats that are too long rank last, and the
     longest of them lowest."""
     try:
-        shown = sum(_share(clip, video) for clip in clips)
+        shown = sum(_share(file, clip, video) for file, clip in clips)
     except ValueError:
         return -video.frames, 0.0
-    return shown, -sum(abs(math.log(video.height * video.width / (clip.height * clip.width))) for clip in clips)
+    return shown, -sum(abs(math.log(video.height * video.width / (clip.height * clip.width))) for _, clip in clips)
 
 
 def frames_at(fps: float, video: VideoSpec) -> list[int]:

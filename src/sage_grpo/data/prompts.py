@@ -103,7 +103,8 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
         )
     text = text_of(path)
     if path.suffix == ".txt":
-        prompts = [Prompt(line) for line in lines_of(text)]
+        lines = (line.strip() for line in text.split("\n"))
+        prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
     elif path.suffix == ".json":
         prompts = [prompt_of(row, where, path.parent) for where, row in _entries(text, path)]
     elif path.suffix in (".csv", ".jsonl"):
@@ -114,12 +115,6 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
         raise ValueError(f"{path} holds no prompts.")
     warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
     return prompts
-
-
-def lines_of(text: str) -> list[str]:
-    """The prompts of the text of a .txt file: lines that are neither empty nor comments."""
-    lines = (line.strip() for line in text.split("\n"))
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 def text_of(path: Path) -> str:

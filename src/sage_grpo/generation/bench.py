@@ -6,15 +6,15 @@ file. A folder contains nothing but clips, because suites take every file of it 
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sage_grpo.data.prompts import SETS, SUFFIXES, Prompt, load_prompts
 from sage_grpo.generation.generate import BenchName, ClipRequest, GenerateSpec, sample
+from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import shown
 from sage_grpo.utils.suggest import did_you_mean
 
@@ -54,13 +54,12 @@ class BenchPrompt:
 
 def make(options: GenerateSpec, out: Path) -> str:
     """Generate the missing clips; returns a sentence on all of them."""
-    from sage_grpo.utils.video import video_size, write_mp4
+    from sage_grpo.utils.video import write_mp4
 
     clips = clips_of(options)
     model = options.find(options.model).load()
     video = model.video
-    size = (video.frames, video.height, video.width)
-    missing = [clip for clip in clips if not (out / clip.file).is_file() or video_size(out / clip.file) != size]
+    missing = [clip for clip in clips if not _is_whole(out / clip.file, video)]
     for first in range(0, len(missing), AT_ONCE):
         for some, videos, sound in sample(options, model, missing[first : first + AT_ONCE]):
             for place, (clip, one) in enumerate(zip(some, videos)):
@@ -74,6 +73,16 @@ def make(options: GenerateSpec, out: Path) -> str:
         )
     kept = len(clips) - len(missing)
     return f"{len(clips)} clips in {out}" + (f", {kept} of them from before" if kept else "")
+
+
+def _is_whole(file: Path, video: VideoSpec) -> bool:
+    """True for a clip of this size; its header is written last."""
+    from sage_grpo.utils.video import video_format
+
+    try:
+        return file.is_file() and replace(video_format(file), fps=video.fps) == video
+    except ValueError:
+        return False
 
 
 def clips_of(options: GenerateSpec) -> list[ClipRequest]:
@@ -118,7 +127,7 @@ def layout(
     copies = Counter[tuple[str, str]]()
     for place, entry in enumerate(entries):
         text, listed = entry.prompt.text, entry.prompt.seed
-        prompt = entry.prompt if rewrites is None else dataclasses.replace(entry.prompt, text=rewrites[place].text)
+        prompt = entry.prompt if rewrites is None else replace(entry.prompt, text=rewrites[place].text)
         for folder, name in _vbench(entry) if bench == "vbench" else _vbench2(entry):
             _check(bench, name, text)
             file = f"{folder}{name}"

@@ -6,21 +6,21 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sage_grpo.data.prompts import Prompt, lines_of, prompt_of, read_rows, text_of
+from sage_grpo.data.prompts import Prompt, load_prompts
 from sage_grpo.rewards.base import TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Sound
-from sage_grpo.utils.json_schema import finite, parse_json, shown
+from sage_grpo.utils.json_schema import finite
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import spreadsheet_cell
 from sage_grpo.utils.video import read_sound, read_video
@@ -59,53 +59,32 @@ def find_videos(folder: Path) -> list[Path]:
 
 
 def read_prompts(path: Path, names: Sequence[str]) -> list[Prompt]:
-    """Read the prompt of every video name.
+    """The prompt of every video.
 
-    .txt: one prompt a line, in the order of the sorted names. .csv: columns video and prompt. .jsonl: objects with
-    video and prompt. .json: an object from video to prompt. A video may be named with or without its suffix. Other
-    columns are metadata for rewards.
+    A .txt file has one a line, in the order of the sorted names. Rows of the other prompt files name their video, with or without its suffix, in the
+    column video, or as the key of a JSON object. Other columns are metadata for rewards.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file.")
-    text = text_of(path)
+    prompts = load_prompts(path)
     if path.suffix == ".txt":
-        lines = lines_of(text)
-        if len(lines) != len(names):
-            raise ValueError(f"{path} has {len(lines)} prompts for {len(names)} videos; name them in a .csv instead.")
-        return [Prompt(line) for line in lines]
-    table = _prompt_table(path, text)
-    prompts: dict[str, Prompt] = {}
+        if len(prompts) != len(names):
+            raise ValueError(f"{path} has {len(prompts)} prompts for {len(names)} videos; name them in a .csv instead.")
+        return prompts
+    table: dict[str, Prompt] = {}
+    for prompt in prompts:
+        metadata = dict(prompt.metadata)
+        video = str(metadata.pop("video" if "video" in metadata else "id", ""))
+        if not video or video in table:
+            fault = f"{video} has two rows: keep one of them" if video else "every row needs video and prompt"
+            raise ValueError(f"{path}, {prompt.text[:60]!r}: {fault}.")
+        table[video] = replace(prompt, metadata=metadata)
+    found: list[Prompt | None] = []
     for name in names:
         keys = (name, str(Path(name).with_suffix("")), Path(name).name, Path(name).stem)
-        key = next((key for key in keys if key in table), None)
-        if key is not None:
-            prompts[name] = table[key]
-    missing = [name for name in names if name not in prompts]
+        found.append(next((table[key] for key in keys if key in table), None))
+    missing = [name for name, prompt in zip(names, found) if prompt is None]
     if missing:
         raise ValueError(f"{path} has no prompt for {len(missing)} of {len(names)} videos: {', '.join(missing[:5])}.")
-    return [prompts[name] for name in names]
-
-
-def _prompt_table(path: Path, text: str) -> Mapping[str, Prompt]:
-    if path.suffix == ".json":
-        table = parse_json(text, str(path))
-        if not isinstance(table, dict):
-            raise ValueError(f"{path} must hold an object from video to prompt, it holds {shown(table)}.")
-        return {
-            video: prompt_of(row if isinstance(row, dict) else {"prompt": row}, f"{path}, {video!r}", path.parent)
-            for video, row in table.items()
-        }
-    if path.suffix not in (".csv", ".jsonl"):
-        raise ValueError(f"Prompts are read from .txt, .csv, .jsonl or .json, got {path}.")
-    prompts = {}
-    for number, row in read_rows(text, path):
-        if not {"video", "prompt"} <= row.keys():
-            raise ValueError(f"{path}, line {number} needs video and prompt, it has {', '.join(row)}.")
-        video = str(row.pop("video"))
-        if video in prompts:
-            raise ValueError(f"{path}, line {number} is the second row for {video}: keep one of them.")
-        prompts[video] = prompt_of(row, f"{path}, line {number}", path.parent)
-    return prompts
+    return [prompt for prompt in found if prompt is not None]
 
 
 def judge(rewards: Sequence[RewardSpec], rows: Sequence[ScoredVideo], device: str | torch.device) -> CompositeReward:

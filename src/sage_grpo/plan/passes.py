@@ -158,10 +158,7 @@ def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding:
 
 def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     """Passes without gradient in the updates of an iteration: of the reference, if there is one, except right after its
-    renewal, and of the old policy, if a loss at fresh noise levels needs it.
-
-    Passes that `anchor.skip_below` skips are included, because they depend on measurements of the run.
-    """
+    renewal, and of the old policy, if a loss at fresh noise levels needs it."""
     old = config.build_objective().old_passes(updates)
     if not config.trust_region.uses_anchor:
         return list(map(int, old))

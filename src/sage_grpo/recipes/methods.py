@@ -94,7 +94,7 @@ def mix_grpo(config: TrainConfig) -> TrainConfig:
     """MixGRPO as released: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720, updates=4)
     steps = config.rollout.steps
-    window = Window(kind="sliding", length=_part(4 / 25, steps), stride=1, every=25, stop=max(1, steps - 1))
+    window = Window(kind="sliding", length=_part(4 / 25, steps), every=25, stop=max(1, steps - 1))
     return replace(config, rollout=replace(config.rollout, window=window, same_noise=True))
 
 

@@ -37,7 +37,7 @@ from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.workers.messages import WorkerError
-from sage_grpo.workers.ray_pool import crew_of
+from sage_grpo.workers.ray_pool import make_workers
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def session(
 def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None) -> Trainer:
     """Build a trainer with the memory plan of this machine and the configured workers."""
     world = world or World()
-    return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=crew_of)
+    return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=make_workers)
 
 
 def run(

@@ -1,14 +1,14 @@
 """The samplers of the field as functions (sigma, sigma_next) -> Transition.
 
-Two families cover them all. The Itô family takes a step variance w and adds Itô's drift correction; the
-coefficient-preserving family keeps the mixture (1 - sigma_next) x0 + sigma_next noise exact and only decides how much of
-the noise is fresh, through a correlation rho.
+Two families cover them all. The Itô family takes a step variance w and adds Itô's drift correction; the coefficient-preserving family keeps the mixture
+(1 - sigma_next) x0 + sigma_next noise exact and only decides how much of the noise is fresh, through a correlation rho.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, cast, get_args
 
@@ -45,81 +45,74 @@ class Ode:
     leaves_noise: ClassVar[bool] = False
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """The Euler step; std = 0."""
         p, q, dtype = _pair(sigma, sigma_next)
-        return _ito(p, q, torch.zeros_like(p), dtype)
+        return _cast(torch.ones_like(p), q - p, torch.zeros_like(p), dtype)
 
 
 @dataclass(frozen=True)
 @ranged
-class Dance:
-    """DanceGRPO: constant diffusion eta. Its off-manifold variance grows with the number of steps."""
-
+class _Ito(ABC):
     eta: NotNegative = 0.5
     """Exploration scale."""
     leaves_noise: ClassVar[bool] = True
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """w = eta^2 (sigma - sigma_next)."""
         p, q, dtype = _pair(sigma, sigma_next)
-        return _ito(p, q, self.eta**2 * (p - q), dtype)
+        w = self.variance(p, q)
+        half = w / (2.0 * p)
+        return _cast(1.0 - half, (q - p) - half * (1.0 - p), torch.sqrt(w), dtype)
+
+    @abstractmethod
+    def variance(self, p: Tensor, q: Tensor) -> Tensor:
+        """w of the step from sigma p to q."""
 
 
 @dataclass(frozen=True)
-@ranged
-class Flow:
+class Dance(_Ito):
+    """DanceGRPO: constant diffusion eta. Its off-manifold variance grows with the number of steps."""
+
+    def variance(self, p: Tensor, q: Tensor) -> Tensor:
+        return self.eta**2 * (p - q)
+
+
+@dataclass(frozen=True)
+class Flow(_Ito):
     """FlowGRPO: diffusion eta sqrt(s / (1 - s)), taken at the step's start as if it were constant."""
 
-    eta: NotNegative = 0.5
-    """Exploration scale."""
     first: OfGrid = 1.0
     """First sigma of the grid. The diffusion is infinite at 1, and huge just below it, where some schedulers start (DPM-Solver: 0.999875): the
     grid's first step takes the diffusion at sigma_next."""
-    leaves_noise: ClassVar[bool] = True
 
-    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """w = eta^2 sigma / (1 - sigma) (sigma - sigma_next); at the grid's first sigma the denominator uses sigma_next."""
-        p, q, dtype = _pair(sigma, sigma_next)
+    def variance(self, p: Tensor, q: Tensor) -> Tensor:
         denominator = 1.0 - torch.where(p >= self.first, q, p)
-        return _ito(p, q, self.eta**2 * p / denominator * (p - q), dtype)
+        return self.eta**2 * p / denominator * (p - q)
 
 
 @dataclass(frozen=True)
-@ranged
-class Linear:
+class Linear(_Ito):
     """FlowGRPO on Wan, and Flash-GRPO: diffusion eta sigma_1 s, which falls to 0 with s. Their released code runs eta 1."""
 
-    eta: NotNegative = 0.5
-    """Exploration scale."""
     second: OfGrid = 1.0
     """sigma_1, the second sigma of the grid."""
-    leaves_noise: ClassVar[bool] = True
 
-    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """w = (eta sigma_1 sigma)^2 (sigma - sigma_next)."""
-        p, q, dtype = _pair(sigma, sigma_next)
-        return _ito(p, q, (self.eta * self.second * p) ** 2 * (p - q), dtype)
+    def variance(self, p: Tensor, q: Tensor) -> Tensor:
+        return (self.eta * self.second * p) ** 2 * (p - q)
 
 
 @dataclass(frozen=True)
-@ranged
-class Sage:
+class Sage(_Ito):
     """SAGE-GRPO: the diffusion of Flow, integrated over the step (the paper's Eq. 5)."""
 
-    eta: NotNegative = 0.5
-    """Exploration scale."""
     sigma_max: Annotated[float, Range(0, 1, open_below=True, open_above=True)] = 1.0 - 3e-3
     """The integral diverges at sigma = 1: both ends of the interval are clamped here."""
-    leaves_noise: ClassVar[bool] = True
 
-    def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
+    def variance(self, p: Tensor, q: Tensor) -> Tensor:
         """w = eta^2 [log((1 - q)/(1 - p)) - (p - q)] over the clamped interval [q, p]."""
-        p, q, dtype = _pair(sigma, sigma_next)
         p_clamped, q_clamped = p.clamp(max=self.sigma_max), q.clamp(max=self.sigma_max)
         length = p_clamped - q_clamped
         # Clamping only one end makes the integral negative, hence NaN, whenever sigma_next > sigma_max.
         w = self.eta**2 * (torch.log1p(length / (1.0 - p_clamped)) - length)
-        return _ito(p, q, w.clamp(min=0.0), dtype)
+        return w.clamp(min=0.0)
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,6 @@ class Cps:
     leaves_noise: ClassVar[bool] = False
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """rho = cos(eta pi / 2), whatever the step."""
         p, q, dtype = _pair(sigma, sigma_next)
         angle = torch.full_like(p, self.eta * math.pi / 2)
         return _coefficient_preserving(p, q, torch.cos(angle), torch.sin(angle), dtype)
@@ -253,12 +245,6 @@ class KernelSpec:
         return kind(**options)
 
 
-def _ito(p: Tensor, q: Tensor, w: Tensor, dtype: torch.dtype) -> Transition:
-    """The Itô family for a step variance w."""
-    half = w / (2.0 * p)
-    return _cast(1.0 - half, (q - p) - half * (1.0 - p), torch.sqrt(w), dtype)
-
-
 def _coefficient_preserving(p: Tensor, q: Tensor, rho: Tensor, fresh: Tensor, dtype: torch.dtype) -> Transition:
     """The coefficient-preserving family; `fresh` is sqrt(1 - rho^2), given apart to keep its precision.
 
@@ -278,8 +264,8 @@ def _pair(sigma: Sigma, sigma_next: Sigma) -> tuple[Tensor, Tensor, torch.dtype]
     p, q = torch.as_tensor(sigma), torch.as_tensor(sigma_next)
     from_double = any(isinstance(s, Tensor) and s.dtype == torch.float64 for s in (sigma, sigma_next))
     p, q = torch.broadcast_tensors(p.to(torch.float64), q.to(torch.float64))
-    if not bool(((p <= 1) & (q >= 0) & (q < p)).all()):
-        bad = (~((p <= 1) & (q >= 0) & (q < p))).reshape(-1)
+    bad = ~((p <= 1) & (q >= 0) & (q < p)).reshape(-1)
+    if bool(bad.any()):
         first = int(bad.nonzero()[0, 0])
         raise ValueError(
             f"A step needs 1 >= sigma > sigma_next >= 0, got sigma = {float(p.reshape(-1)[first]):g} and "

@@ -44,7 +44,13 @@ class Schedule:
         This is the grid that diffusers' video pipelines pass to their scheduler as explicit sigmas; a scheduler's own
         `set_timesteps(n)` gives another one.
         """
-        return cls(shift_sigmas(_even(num_steps), shift))
+        if num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {num_steps}.")
+        if not (math.isfinite(shift) and shift > 0):
+            raise ValueError(f"shift must be positive, got {shift} (1 leaves the grid even; video models use 3 to 12).")
+        s = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float64)
+        # Rounding may lift 1 to 1 + 2e-16 (shift 0.2 does).
+        return cls((shift * s / (1.0 + (shift - 1.0) * s)).clamp(max=1.0))
 
     @property
     def num_steps(self) -> int:
@@ -98,18 +104,3 @@ def _respaced(sigmas: Tensor, steps: int | None) -> Tensor:
     result = (values[low] + (values[low + 1] - values[low]) * (place - low)).to(sigmas.dtype)
     result[0], result[-1] = sigmas[0], sigmas[-1]
     return result
-
-
-def shift_sigmas(sigmas: Tensor, shift: float) -> Tensor:
-    """s -> shift s / (1 + (shift - 1) s), in float64; keeps 0 and 1."""
-    if not (math.isfinite(shift) and shift > 0):
-        raise ValueError(f"shift must be positive, got {shift} (1 leaves the grid even; video models use 3 to 12).")
-    s = sigmas.to(torch.float64)
-    # Rounding may lift 1 to 1 + 2e-16 (shift 0.2 does).
-    return (shift * s / (1.0 + (shift - 1.0) * s)).clamp(max=1.0)
-
-
-def _even(num_steps: int) -> Tensor:
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}.")
-    return torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float64)

@@ -27,10 +27,8 @@ class Window:
     """Number of steps in the window; None is 4, and 1 for a drawn window."""
     stop: Count | None = None
     """Random and sliding windows end before this step; None allows the whole schedule."""
-    stride: Count = 1
-    """Steps by which a sliding window moves; at the end it returns to `start`."""
     every: Count = 25
-    """Iterations between the moves of a sliding window."""
+    """Iterations between the moves of a sliding window, by one step; at the end it returns to `start`."""
     at: list[Natural] | None = None
     """Drawn windows start at one of these steps; None allows every step that can be trained."""
     weights: list[Positive] | None = None
@@ -65,7 +63,7 @@ class Window:
         first = self.start
         if self.kind != "fixed":
             stop = num_steps if self.stop is None else min(self.stop, num_steps)
-            places = range(self.start, stop - self.size + 1, self.stride if self.kind == "sliding" else 1)
+            places = range(self.start, stop - self.size + 1)
             if not places:
                 raise ValueError(
                     f"A window of {self.size} steps from step {self.start} does not fit before step {stop} "

@@ -11,12 +11,10 @@ from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.config import AdvantageConfig, TrainConfig
 from sage_grpo.training.loss import StatePart
-from sage_grpo.training.scoring import GroupScores
+from sage_grpo.training.scoring import Scores
 
 
-def advantages_of(
-    config: TrainConfig, reward: CompositeReward, parts: Sequence[StatePart], scores: GroupScores
-) -> Tensor:
+def advantages_of(config: TrainConfig, reward: CompositeReward, parts: Sequence[StatePart], scores: Scores) -> Tensor:
     """Group-relative advantages of all clips; one column per part if rewards judge parts."""
     if not any(spec.judges for spec in config.rewards):
         return _normalized(config.advantage, scores, reward.weights, scores.total)
@@ -28,7 +26,7 @@ def advantages_of(
     return torch.stack(columns, dim=1)
 
 
-def _normalized(config: AdvantageConfig, scores: GroupScores, weights: Mapping[str, float], total: Tensor) -> Tensor:
+def _normalized(config: AdvantageConfig, scores: Scores, weights: Mapping[str, float], total: Tensor) -> Tensor:
     if config.decoupled and weights:
         return decoupled_advantage(
             scores.parts, weights, scores.groups, valid=scores.valid, scale=config.scale, clip=config.clip

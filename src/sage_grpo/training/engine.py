@@ -32,7 +32,7 @@ from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, check_cheap, parts_of
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import GroupScores, LocalScores, ScoredClips, gathered, metadata_of, score_here
+from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, score_here
 from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
 
@@ -87,7 +87,6 @@ class RolloutEngine:
         self.vae = VaeMover(model, config.model)
         self.encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
         """Encodes given clips."""
-        """Decoder in place of the VAE."""
 
     @property
     def storage(self) -> Storage:
@@ -152,8 +151,8 @@ class RolloutEngine:
                 sound = self.listen(rollout, whole=whole)
                 small = thumbnails(videos) if whole or self.reward.reads_clips else None
             with self.clock("reward"):
-                sheet = self.sheet(videos, plan, early, self.latents(rollout), sound)
-        return ScoredClips(videos, sheet, small, sound)
+                scores = self.score(videos, plan, early, self.latents(rollout), sound)
+        return ScoredClips(videos, scores, small, sound)
 
     def decode(
         self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
@@ -187,25 +186,22 @@ class RolloutEngine:
         with self.vae.decoding() if isinstance(self.model, Sounds) else nullcontext():
             return None if latents is None else sound_of(self.model, latents)
 
-    def sheet(
+    def score(
         self,
         videos: Tensor,
         plan: Plan,
         early: AsyncScoring | None = None,
         latents: Tensor | None = None,
         sound: Sound | None = None,
-    ) -> LocalScores:
+    ) -> Scores:
         """Rewards of this process's clips."""
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
 
-    def score(self, videos: Tensor, plan: Plan, latents: Tensor | None = None) -> GroupScores:
-        return self.gather(self.sheet(videos, plan, latents=latents))
-
-    def gather(self, sheet: LocalScores | None) -> GroupScores:
-        assert sheet is not None
-        return gathered(self.reward, sheet, self.world, torch.float32)
+    def gather(self, scores: Scores) -> Scores:
+        """The scores of all ranks."""
+        return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], RewardSignal]:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,

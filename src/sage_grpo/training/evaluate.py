@@ -21,7 +21,7 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.inputs import conditions_of
-from sage_grpo.training.scoring import GroupScores, check_groups, gathered, no_clips, score_here
+from sage_grpo.training.scoring import Scores, check_groups, no_clips, score_here
 from sage_grpo.types import Conditioning, Sound
 
 
@@ -83,8 +83,8 @@ def evaluate(
     mine = [member for member, _, _ in made]
     sampled = torch.stack([latents for _, _, latents in made]) if made else None
     sound = None if sampled is None else sound_of(model, sampled)
-    sheet = score_here(reward, videos, mine, shown, model.video.fps, latents=sampled, sound=sound)
-    scored = gathered(reward, sheet, world)
+    scored = score_here(reward, videos, mine, shown, model.video.fps, latents=sampled, sound=sound)
+    scored = scored.gathered(world, reward.max_failed_fraction)
     rows = _rows(scored, prompts, config.seed, mine[: config.show])
     captions = [prompt.text for prompt in shown[: config.show]]
     heard = None if sound is None else sound[: config.show]
@@ -102,7 +102,7 @@ def check_evaluation(reward: CompositeReward, prompts: int, config: EvalConfig, 
     check_groups(reward, shares, config.per_prompt, remedy, world)
 
 
-def _rows(scored: GroupScores, prompts: Sequence[Prompt], seed: int, clips: list[Member]) -> list[dict[str, Any]]:
+def _rows(scored: Scores, prompts: Sequence[Prompt], seed: int, clips: list[Member]) -> list[dict[str, Any]]:
     """Scores of every clip, in the order of prompts; `clips` are those that this rank shows."""
     columns = {"total": scored.total.tolist(), **{name: values.tolist() for name, values in scored.parts.items()}}
     rows = []
@@ -138,7 +138,7 @@ def _lengths(condition: Conditioning) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tensor.shape) for tensor in condition.tensors.values())
 
 
-def _means(scored: GroupScores) -> dict[str, float]:
+def _means(scored: Scores) -> dict[str, float]:
     columns = {**scored.parts, "total": scored.total}
     metrics = {f"eval/{name}": float(torch.nanmean(values)) for name, values in columns.items()}
     valid = scored.total[scored.valid]

@@ -65,8 +65,8 @@ def compose(
 
 
 @dataclass(frozen=True)
-class GroupScores:
-    """Scores of all ranks' clips, in the order (group, member)."""
+class Scores:
+    """Scores of clips: those of one process or worker in its order, or those of all ranks in the order (group, member)."""
 
     groups: Tensor
     indices: Tensor
@@ -76,12 +76,47 @@ class GroupScores:
     parts: dict[str, Tensor]
     failed: dict[str, int]
     """For every reward the number of clips that it could not score, also if it does not count in the total."""
-    report: str
-    """Failed rewards with their prompts and reasons, for the terminal; empty if none failed."""
+    failures: list[Failure] = field(default_factory=list)
+    """One for every reward and reason."""
 
     @property
     def valid(self) -> Tensor:
         return torch.isfinite(self.total)
+
+    @property
+    def report(self) -> str:
+        """Failed rewards with their prompts and reasons, for the terminal; empty if none failed."""
+        return describe_failures(self.failed, len(self.total), self.failures)
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Scores]) -> Scores:
+        first = pieces[0]
+        return cls(
+            torch.cat([one.groups for one in pieces]),
+            torch.cat([one.indices for one in pieces]),
+            torch.cat([one.total for one in pieces]),
+            {name: torch.cat([one.parts[name] for one in pieces]) for name in first.parts},
+            {title: sum(one.failed[title] for one in pieces) for title in first.failed},
+            merged(failure for one in pieces for failure in one.failures),
+        )
+
+    def gathered(self, world: World, max_failed: float, dtype: torch.dtype = torch.float64) -> Scores:
+        """The scores of all ranks; RewardFailure on all of them when more than `max_failed` of the clips have no total."""
+        columns = [self.groups, self.indices, self.total, *self.parts.values()]
+        rows = world.gather(torch.stack([column.double() for column in columns], 1))
+        rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]
+        groups, indices, *values = rows.unbind(1)
+        total, *parts = (column.to(dtype) for column in values)
+        counts = world.gather(torch.tensor([list(self.failed.values())])).sum(0).tolist()
+        failures = self.failures
+        if any(counts):
+            texts = world.texts(json.dumps([asdict(one) for one in failures]))
+            failures = [Failure(**one) for text in texts for one in json.loads(text)]
+        found = Scores(
+            groups.long(), indices.long(), total, dict(zip(self.parts, parts)), dict(zip(self.failed, counts)), failures
+        )
+        check_failures(int((~found.valid).sum()), len(rows), max_failed, found.report)
+        return found
 
 
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
@@ -89,10 +124,10 @@ def metadata_of(prompt: Prompt) -> dict[str, Any]:
     return {**prompt.metadata, **prompt.columns()}
 
 
-def preferred(groups: int, size: int) -> GroupScores:
+def preferred(groups: int, size: int) -> Scores:
     """Scores of given clips, in place of rewards: in every row the first clip is the better one."""
     places = torch.arange(groups * size)
-    return GroupScores(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {}, "")
+    return Scores(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {})
 
 
 def no_clips(video: VideoSpec) -> Tensor:
@@ -118,24 +153,12 @@ def check_groups(
 
 
 @dataclass(frozen=True)
-class LocalScores:
-    """Scores of one process or one worker."""
-
-    rows: Tensor
-    """For every clip its group, its index there, its total and its parts, float64."""
-    failed: list[int]
-    """For every reward the number of clips that it could not score."""
-    failures: list[Failure]
-    """Its failures, one for each reward and reason."""
-
-
-@dataclass(frozen=True)
 class ScoredClips:
     """The scored clips of one process or one worker."""
 
     videos: Tensor
     """Decoded, uint8; empty if a worker decoded them and no observer needs them."""
-    sheet: LocalScores | None = None
+    scores: Scores | None = None
     """None where clips are given."""
     thumbnails: Tensor | None = None
     """Input of the sentinel's statistics, if clips were decoded."""
@@ -153,45 +176,23 @@ def score_here(
     early: AsyncScoring | None = None,
     latents: Tensor | None = None,
     sound: Sound | None = None,
-) -> LocalScores:
+) -> Scores:
     """Score clips. `members` and `prompts` have an entry for each clip; `latents` are those that were decoded."""
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
     groups = [member.group for member in members]
     scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups, sound)
-    places = torch.tensor([(m.group, m.index) for m in members], dtype=torch.float64).reshape(-1, 2)
-    columns = torch.stack([scores.total, *(scores.parts[name] for name in reward.names)], 1)
     counts = report.counts()
-    return LocalScores(
-        rows=torch.cat([places, columns.double().cpu()], 1),
-        failed=[counts.get(title, 0) for title in reward.titles],
+    return Scores(
+        groups=torch.tensor(groups, dtype=torch.long),
+        indices=torch.tensor([member.index for member in members], dtype=torch.long),
+        total=scores.total.double().cpu(),
+        parts={name: scores.parts[name].double().cpu() for name in reward.names},
+        failed={title: counts.get(title, 0) for title in reward.titles},
         failures=merged(report.failures),
     )
 
 
-def joined(sheets: Sequence[LocalScores]) -> LocalScores:
-    counts = [sum(column) for column in zip(*(sheet.failed for sheet in sheets))]
-    failures = merged(one for sheet in sheets for one in sheet.failures)
-    return LocalScores(torch.cat([sheet.rows for sheet in sheets]), counts, failures)
-
-
-def gathered(
-    reward: CompositeReward, sheet: LocalScores, world: World, dtype: torch.dtype = torch.float64
-) -> GroupScores:
-    """Gather the scores of all ranks, in order; RewardFailure on all of them when too many clips have no total."""
-    rows = world.gather(sheet.rows)
-    counts = world.gather(torch.tensor([sheet.failed])).sum(0).tolist()
-    failed = dict(zip(reward.titles, counts))
-    text = ""
-    if any(counts):
-        texts = world.texts(json.dumps([asdict(one) for one in sheet.failures]))
-        text = describe_failures(failed, len(rows), [Failure(**one) for part in texts for one in json.loads(part)])
-    check_failures(int((~torch.isfinite(rows[:, 2])).sum()), len(rows), reward.max_failed_fraction, text)
-    rows = rows[torch.argsort(rows[:, 0] * (rows[:, 1].max() + 1) + rows[:, 1])]
-    total, *parts = (column.to(dtype) for column in rows[:, 2:].unbind(1))
-    return GroupScores(rows[:, 0].long(), rows[:, 1].long(), total, dict(zip(reward.names, parts)), failed, text)
-
-
-def describe(scored: GroupScores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metrics of the rewards; `witnesses` are the held-out rewards, with the weights of their parts."""
     ok = scored.valid
     spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]

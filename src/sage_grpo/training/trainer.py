@@ -31,7 +31,7 @@ from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import GroupScores, ScoredClips, check_groups, describe, no_clips, preferred
+from sage_grpo.training.scoring import ScoredClips, Scores, check_groups, describe, no_clips, preferred
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Keep
@@ -45,7 +45,7 @@ class Trainer:
     """The plan of the last iteration, with the clips that it trained."""
     clips: ScoredClips
     """This process's clips of the last iteration; none where clips are given."""
-    scores: GroupScores
+    scores: Scores
     """The scores of all ranks' clips of the last iteration."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Trainer:
         prompts = self.state.stream.peek(len(numbers) * size)
         return [self.planner.plan(n, prompts[at * size : (at + 1) * size]) for at, n in enumerate(numbers)]
 
-    def score(self, rollout: Rollout, plan: Plan) -> GroupScores:
+    def score(self, rollout: Rollout, plan: Plan) -> Scores:
         """The scores of all ranks' clips, equal on every rank; this process's clips are scored here, or were by the workers that sampled them."""
         if plan.examples:
             self.clips = ScoredClips(no_clips(self.model.video))
@@ -165,9 +165,10 @@ class Trainer:
         clips = rollout.judged or self.engine.judge(rollout, plan, whole=self.needs_clips(plan.iteration))
         captions = [plan.groups[member.group].prompt.text for member in self.engine.scored(plan)]
         self.clips = dataclasses.replace(clips, captions=captions)
-        return self.engine.gather(clips.sheet)
+        assert clips.scores is not None
+        return self.engine.gather(clips.scores)
 
-    def advantages(self, scores: GroupScores) -> Tensor:
+    def advantages(self, scores: Scores) -> Tensor:
         """Group-relative advantages of all clips; one column per part if rewards judge parts. A given clip's is its known preference."""
         if self.config.data.clips is not None:
             return scores.total

@@ -34,7 +34,7 @@ from sage_grpo.training.offload import settle, to_device, to_storage
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import OldPolicy, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import GroupScores
+from sage_grpo.training.scoring import Scores
 from sage_grpo.training.state import TrainState
 from sage_grpo.utils.clock import Clock
 
@@ -67,7 +67,7 @@ class Updater:
         """The weights that made the rollout, if its updates may be scaled back."""
 
     def run(
-        self, plan: Plan, rollout: Rollout, scored: GroupScores, advantages: Tensor, signals: Signals
+        self, plan: Plan, rollout: Rollout, scored: Scores, advantages: Tensor, signals: Signals
     ) -> dict[str, float]:
         """All updates of one rollout; returns their mean metrics."""
         state, device, logs = self.state, self.model.device, []
@@ -121,7 +121,7 @@ class Updater:
         self,
         lockstep: Lockstep,
         rollout: Rollout,
-        scored: GroupScores,
+        scored: Scores,
         advantages: Tensor,
         update: int,
         signals: Signals | None = None,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import glob
 import re
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -25,25 +24,22 @@ class HubError(ValueError):
 
 
 @dataclass(frozen=True)
-class HubFile:
-    """A file and its size."""
-
-    name: str
-    size: int
-
-
-@dataclass(frozen=True)
 class Listing:
-    """The files of a repository at a commit."""
+    """The files of a repository at a commit, with their sizes in bytes."""
 
     repo: str
     commit: str
-    files: tuple[HubFile, ...]
+    files: Mapping[str, int]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files)
+        return sum(self.files.values())
+
+    @property
+    def table(self) -> str:
+        """Names and sizes, and their sum."""
+        rows = [f"  {in_words(size):>9}  {name}" for name, size in self.files.items()]
+        return "\n".join([*rows, f"  {in_words(self.size):>9}  in {len(rows)} file(s)"])
 
 
 def hub_name(value: str) -> tuple[str, str | None] | None:
@@ -59,27 +55,27 @@ def listing(repo: str, revision: str | None = None, wanted: Callable[[str], bool
     from huggingface_hub import HfApi
 
     info = _asked(repo, lambda: HfApi().model_info(repo, revision=revision, files_metadata=True))
-    files = [HubFile(one.rfilename, one.size or 0) for one in info.siblings or [] if wanted(one.rfilename)]
+    files = {one.rfilename: one.size or 0 for one in info.siblings or [] if wanted(one.rfilename)}
     if not files:
         raise HubError(f"{repo} holds nothing on the hub that is needed from it. Is it the right name?")
-    return Listing(repo, str(info.sha), tuple(sorted(files, key=lambda file: file.name)))
+    return Listing(repo, str(info.sha), dict(sorted(files.items())))
 
 
 def fetch(wanted: Listing, *, revision: str | None = None, folder: Path | None = None) -> Path:
     """Fetch the files of a listing, into the hub's cache or a folder, and check that each is there in full."""
     from huggingface_hub import snapshot_download
 
-    names = [glob.escape(file.name) for file in wanted.files]
+    names = [glob.escape(name) for name in wanted.files]
 
     def download() -> str:
         return snapshot_download(wanted.repo, revision=revision, allow_patterns=names, local_dir=folder)
 
     place = Path(_asked(wanted.repo, download))
-    for file in wanted.files:
-        path = place / file.name
-        if not path.is_file() or path.stat().st_size != file.size:
-            size = f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
-            raise HubError(f"{path} is {size} instead of {file.size:,} bytes. Remove it and fetch again.")
+    for name, size in wanted.files.items():
+        path = place / name
+        if not path.is_file() or path.stat().st_size != size:
+            found = f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
+            raise HubError(f"{path} is {found} instead of {size:,} bytes. Remove it and fetch again.")
     return place
 
 
@@ -103,18 +99,6 @@ def pinned_folder(value: str, *, option: str) -> Path:
             f"hf download {repo} --local-dir FOLDER and give the folder."
         )
     return Path(place)
-
-
-def table(files: Sequence[HubFile]) -> str:
-    """Names and sizes, and their sum."""
-    rows = [f"  {in_words(file.size):>9}  {file.name}" for file in files]
-    return "\n".join([*rows, f"  {in_words(sum(file.size for file in files)):>9}  in {len(files)} file(s)"])
-
-
-def free_space(place: Path) -> tuple[Path, int]:
-    """The nearest folder that exists at or above a place, and the bytes that its disk has free."""
-    disk = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-    return disk, shutil.disk_usage(disk).free
 
 
 def in_words(size: float) -> str:

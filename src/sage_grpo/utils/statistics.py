@@ -3,7 +3,7 @@
 Values (seeds, prompts) are independent draws of one distribution that is taken to be near normal: the mean of n of them has a t interval with n - 1
 degrees of freedom. Arms with the same seeds share prompts and noise, so that their differences are compared seed by seed.
 
-Not scipy: nothing else here needs it, it would add 100 MB to an installation, and Student's t is forty lines.
+Not scipy: nothing else here needs it, it would add 100 MB to an installation, and Student's t is thirty lines.
 """
 
 from __future__ import annotations
@@ -49,23 +49,25 @@ class Paired(Interval):
     """Two-sided p of no difference, for this pair alone."""
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Mean and t interval over seeds."""
     if not values:
         return Interval(math.nan, math.nan, 0)
-    return Interval(statistics.fmean(values), _half(values, level), len(values))
+    return Interval(statistics.fmean(values), _half(values), len(values))
 
 
-def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float], level: float = LEVEL) -> Paired:
+def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
     """Ours minus theirs, over the seeds (keys) that both have."""
     seeds = sorted(set(ours) & set(theirs))
     gaps = [ours[seed] - theirs[seed] for seed in seeds]
-    if not gaps:
-        return Paired(math.nan, math.nan, 0, math.nan)
-    return Paired(statistics.fmean(gaps), _half(gaps, level), len(gaps), _p_value(gaps))
+    found = mean_interval(gaps)
+    p = math.nan
+    if len(gaps) > 1:
+        p = _two_sided(found.mean, statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps) - 1)
+    return Paired(found.mean, found.half, found.count, p)
 
 
-def crossed_interval(values: Sequence[Sequence[float]], level: float = LEVEL) -> Paired:
+def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
     """Mean over seeds (rows) and prompts (columns) of scores or of differences, with an interval for other seeds and other prompts.
 
     All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a bootstrap
@@ -87,7 +89,7 @@ def crossed_interval(values: Sequence[Sequence[float]], level: float = LEVEL) ->
         + sum(x * x for x in rest) / ((seeds - 1) * (prompts - 1)) / (seeds * prompts)
     )
     error = math.sqrt(variance)
-    half = t_quantile(0.5 + level / 2, seeds - 1) * error
+    half = t_quantile(0.5 + LEVEL / 2, seeds - 1) * error
     return Paired(mean, half, seeds, _two_sided(mean, error, seeds - 1))
 
 
@@ -104,16 +106,10 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def _half(values: Sequence[float], level: float) -> float:
+def _half(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.nan
-    return t_quantile(0.5 + level / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _p_value(gaps: Sequence[float]) -> float:
-    if len(gaps) < 2:
-        return math.nan
-    return _two_sided(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps) - 1)
+    return t_quantile(0.5 + LEVEL / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _two_sided(mean: float, error: float, freedom: int) -> float:
@@ -123,14 +119,21 @@ def _two_sided(mean: float, error: float, freedom: int) -> float:
     return 2 * (1 - t_cdf(abs(mean) / error, freedom))
 
 
-def t_cdf(t: float, freedom: float) -> float:
-    """P(T <= t) of Student's t: half of the regularised incomplete beta function is the tail."""
-    tail = 0.5 * _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
-    return tail if t < 0 else 1 - tail
+def t_cdf(t: float, freedom: int) -> float:
+    """P(T <= t) of Student's t, by its finite sums (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+    cosine = math.cos(angle)
+    term = cosine if odd else 1.0
+    total = 0.0 if freedom == 1 else term
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * cosine * cosine
+        total += term
+    within = math.sin(angle) * total
+    return 0.5 + ((angle + within) / math.pi if odd else within / 2)
 
 
 @cache
-def t_quantile(p: float, freedom: float) -> float:
+def t_quantile(p: float, freedom: int) -> float:
     """The value below which T lies with probability p; by bisection, to the last digits."""
     if not 0 < p < 1 or freedom <= 0:
         raise ValueError(f"A quantile needs 0 < p < 1 and degrees of freedom above 0, got p {p} and {freedom}.")
@@ -143,24 +146,3 @@ def t_quantile(p: float, freedom: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if t_cdf(middle, freedom) < p else (low, middle)
     return (low + high) / 2
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b), by the continued fraction that converges quickly left of the mean, and by symmetry right of it."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(1 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    return math.exp(log_front) / a * _fraction(x, a, b)
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """1 / (1 + d1 / (1 + d2 / (1 + ...))) with the coefficients of the incomplete beta function, from the inside out."""
-    value = 1.0
-    for m in range(200, 0, -1):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        value = 1 + even / (1 + odd / value)
-    first = -(a + b) * x / (a + 1)
-    return 1 / (1 + first / value)

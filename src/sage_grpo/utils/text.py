@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from decimal import ROUND_CEILING, ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,15 +65,6 @@ def lines_on_the_way(name: str, say: Callable[[str], None]) -> Callable[[int, in
 def percent(share: float, digits: int = 0) -> str:
     """A share as per cent."""
     return f"{fixed(100 * share, digits)}%"
-
-
-def within(share: float, digits: int = 0) -> str:
-    """A bound as per cent, rounded up so that it still holds."""
-    if not math.isfinite(share):
-        return f"{share}%"
-    # the shortest decimal of the float: 0.02 is a bound of 2%, though its float is a little more
-    hundred = _EXACT.multiply(Decimal(repr(share)), Decimal(100))
-    return f"{hundred.quantize(Decimal(1).scaleb(-digits), ROUND_CEILING, _EXACT):f}%"
 
 
 def number(value: float | None) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sage_grpo.types import Sound
+from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils.safe_io import replacing
 
 Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
@@ -34,17 +34,7 @@ LARGEST = 4 << 30
 GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
 DOT = "·"
-LIKELY = (
-    "Noto Sans",
-    "Source Han",
-    "CJK",
-    "WenQuanYi",
-    "Droid Sans Fallback",
-    "Unifont",
-    "PingFang",
-    "YaHei",
-    "Gothic",
-)
+LIKELY = ("Noto Sans", "Source Han", "CJK", "WenQuanYi", "Droid Sans", "Unifont", "PingFang", "YaHei", "Gothic")
 """Parts of font names to try first."""
 
 
@@ -172,31 +162,20 @@ def read_video(path: str | Path) -> tuple[Tensor, float]:
     return torch.stack(frames), fps
 
 
-def video_length(path: str | Path) -> tuple[int, float]:
-    """Frames and frame rate, by the header where it has the count; ValueError where it cannot be read."""
+def video_format(path: str | Path) -> VideoSpec:
+    """The format of a file, by its header where that has the number of frames; ValueError where it cannot be read."""
     import av
 
     try:
         with av.open(str(path)) as container:
             stream = next(iter(container.streams.video), None)
             if stream is not None and stream.frames and stream.average_rate:
-                return stream.frames, float(stream.average_rate)
+                frames, fps = stream.frames, float(stream.average_rate)
+                return VideoSpec(frames=frames, height=stream.height, width=stream.width, fps=fps)
     except av.error.FFmpegError as error:
         raise ValueError(f"{path} cannot be read as a video: {error}.") from error
     clip, fps = read_video(path)
-    return len(clip), fps
-
-
-def video_size(path: str | Path) -> tuple[int, int, int] | None:
-    """Frames, height and width by the header of a file, which is written last; None where it cannot be read."""
-    import av
-
-    try:
-        with av.open(str(path)) as container:
-            stream = next(iter(container.streams.video), None)
-            return None if stream is None else (stream.frames, stream.height, stream.width)
-    except av.error.FFmpegError:
-        return None
+    return VideoSpec(frames=len(clip), height=clip.shape[1], width=clip.shape[2], fps=fps)
 
 
 def read_image(path: str | Path) -> Tensor:

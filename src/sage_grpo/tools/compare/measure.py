@@ -334,7 +334,8 @@ def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
         start = time.perf_counter()
         plan = trainer.planner.plan(number, state.stream.take(config.batch.prompts))
         rollout = trainer.sample(plan)
-        scored = trainer.engine.score(trainer.engine.decode(rollout), plan, latents=trainer.engine.latents(rollout))
+        engine = trainer.engine
+        scored = engine.gather(engine.score(engine.decode(rollout), plan, latents=engine.latents(rollout)))
         for name, values in {**scored.parts, "total": scored.total}.items():
             totals[name].append(values)
         record.cost += rollout_cost(plan)

@@ -228,7 +228,9 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         return scores.total.double().cpu()
 
     if trainer.reward.compares:
-        yield reward.valid(trainer.engine.score(videos, plan).total, trainer.config.max_failed_fraction)
+        yield reward.valid(
+            trainer.engine.gather(trainer.engine.score(videos, plan)).total, trainer.config.max_failed_fraction
+        )
         yield Check(
             "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
         )
@@ -238,7 +240,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield valid
     if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
-    scored = trainer.engine.score(videos, plan, latents=latents)
+    scored = trainer.engine.gather(trainer.engine.score(videos, plan, latents=latents))
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if not trainer.config.explores else trainer.config.kernel.eta
@@ -250,15 +252,15 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
 
 
-def of_workers(trainer: Trainer, crew: Dispatcher) -> Checks:
+def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
     """Every worker makes some clips, and the trainer replays a step of each."""
     asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
     try:
         for number in range(2 * asked):  # the cluster may lack room for all
-            crew.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
-            if len(crew.gaps) >= asked:
+            dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
+            if len(dispatcher.gaps) >= asked:
                 break
-        yield workers.honest(crew.gaps, crew.limit, asked, refused=crew.row["crew/refused"])
+        yield workers.honest(dispatcher.gaps, dispatcher.limit, asked, refused=dispatcher.row["crew/refused"])
     finally:
         trainer.close()
 

@@ -34,7 +34,7 @@ from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
-from sage_grpo.training.scoring import gathered, score_here
+from sage_grpo.training.scoring import score_here
 from sage_grpo.types import Conditioning
 
 
@@ -189,8 +189,8 @@ class Prober:
         members = [Member(0, index) for index in range(len(videos))]
         shown = [plan.prompts[0]] * len(videos)
         fps = self.model.video.fps
-        sheet = score_here(self.reward, videos, members, shown, fps, latents=latents)
-        table = gathered(self.reward, sheet, World())
+        table = score_here(self.reward, videos, members, shown, fps, latents=latents)
+        table = table.gathered(World(), self.reward.max_failed_fraction)
         if table.report:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)

@@ -24,14 +24,7 @@ from sage_grpo.worlds.shapes.fit import (
 from sage_grpo.worlds.shapes.render import palette
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch, from_text
 
-WEIGHTS: dict[str, float] = {
-    "shape": 0.20,
-    "colour": 0.20,
-    "motion": 0.20,
-    "speed": 0.13,
-    "size": 0.13,
-    "background": 0.14,
-}
+WEIGHTS = {"shape": 0.20, "colour": 0.20, "motion": 0.20, "speed": 0.13, "size": 0.13, "background": 0.14}
 """Share of each attribute in TA; they sum to one."""
 LEAST_FRAMES, LEAST_SIDE = 5, 16
 """The shortest and smallest clips that can be judged."""
@@ -55,7 +48,6 @@ class Verdict:
     beliefs: dict[str, Tensor]
     """For every attribute B x (its values): how far the clip shows each."""
     nearest: SceneBatch
-    """The nearest renderable clip."""
 
 
 @dataclass(frozen=True, kw_only=True)

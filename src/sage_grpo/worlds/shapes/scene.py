@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, Self
@@ -91,7 +91,6 @@ class Scene:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The index of each value."""
         return tuple(values.index(value) for values, value in zip(ATTRIBUTES.values(), self.names))
 
     @property
@@ -146,41 +145,21 @@ def batch_of(scenes: Sequence[Scene], generator: torch.Generator | None = None) 
 
 def random_scenes(n: int, generator: torch.Generator | None = None, split: Split = "train") -> SceneBatch:
     """n clips, uniform over the combinations of a split, with replacement (on CPU)."""
-    scenes = _of_split(split)
+    scenes = scenes_of(split)
     drawn = torch.randint(len(scenes), (n,), generator=generator).tolist()
     return batch_of([scenes[place] for place in drawn], generator)
 
 
-def all_scenes() -> list[Scene]:
-    """Every combination."""
-    return [Scene(**dict(zip(ATTRIBUTES, row))) for row in itertools.product(*ATTRIBUTES.values())]
-
-
-def train_scenes() -> list[Scene]:
-    """The combinations that pretraining captions and RL prompts may use: about nine in ten."""
-    return [scene for scene in all_scenes() if not scene.heldout]
-
-
-def heldout_scenes() -> list[Scene]:
-    """The combinations kept for evaluation."""
-    return [scene for scene in all_scenes() if scene.heldout]
-
-
 @cache
-def _of_split(split: Split) -> list[Scene]:
-    choices: dict[str, Callable[[], list[Scene]]] = {
-        "train": train_scenes,
-        "heldout": heldout_scenes,
-        "all": all_scenes,
-    }
-    if split not in choices:
-        raise ValueError(f"Unknown split {split!r}; use one of {', '.join(choices)}.{did_you_mean(split, choices)}")
-    return choices[split]()
+def scenes_of(split: Split) -> tuple[Scene, ...]:
+    """The combinations of a split: those of `train`, about nine in ten, may be captions and prompts; `heldout` ones are for evaluation."""
+    every = (Scene(**dict(zip(ATTRIBUTES, row))) for row in itertools.product(*ATTRIBUTES.values()))
+    return tuple(scene for scene in every if split == "all" or scene.heldout == (split == "heldout"))
 
 
 def some_scenes(split: Split, n: int, seed: int) -> list[Scene]:
     """A fixed list of n combinations of a split; all of them, in their own order, where it has no more."""
-    scenes = _of_split(split)
+    scenes = scenes_of(split)
     return list(scenes) if n >= len(scenes) else random.Random(seed).sample(scenes, n)
 
 

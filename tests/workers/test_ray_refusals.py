@@ -39,7 +39,7 @@ def stale(config):
     ("change", "said"),
     [
         (lambda c: replace(c, model=replace(c.model, lora=None)), "model.lora null"),
-        (lambda c: nft(stale(c)), "objective.kind nft: it learns at noise levels without the log-probability"),
+        (lambda c: nft(stale(c)), "objective.kind nft does not go with rollout.staleness 1"),
         (lambda c: replace(dpo(c), data=replace(c.data, clips="own.jsonl"), rewards=[]), "data.clips: clips are given"),
         (
             lambda c: replace(stale(c), optimizer=replace(c.optimizer, max_kl=1.0)),
