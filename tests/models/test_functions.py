@@ -17,7 +17,8 @@ import tiny
 from sage_grpo.models import ModelError, base, lora, no_numbers
 from sage_grpo.models.checkpoints import cache, checkpoint, export
 from sage_grpo.models.checkpoints.files import Header
-from sage_grpo.models.devices import Home, choose_device, load_dtypes, slow_dtype
+from sage_grpo.models.codec import Start
+from sage_grpo.models.devices import Home, autocast, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
 from sage_grpo.models.experts import Experts
 from sage_grpo.models.families import hunyuan15, sana_video, wan
@@ -133,10 +134,10 @@ def test_weights_that_are_kept_in_float32_compute_in_bfloat16() -> None:
     for fields, mixed in (({}, True), *((one, False) for one in others)):
         spec = ModelSpec(**{"dtype": "bfloat16", **fields})
         kind = getattr(torch, spec.dtype)
-        ours = of(Ltx2, spec=spec, dtype=kind, device=torch.device("cpu"))
+        ours = of(Ltx2, spec=spec, dtype=kind)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with ours._autocast():
+            with autocast(spec, torch.device("cpu"), kind):
                 assert torch.is_autocast_enabled("cpu") == mixed
         assert ours._input_dtype == (torch.float32 if mixed else kind)
 
@@ -182,21 +183,21 @@ def test_a_grid_divides_a_clip_and_names_the_nearest_that_can_be_divided() -> No
 
 def test_which_pictures_a_model_takes() -> None:
     one, two = tiny.image(), torch.stack([tiny.image()] * 2)
-    check_image(None, needed=False, taken=True)
-    check_image(one, needed=True, taken=True)
-    check_image(two, needed=True, taken=True, pictures=(1, 2))
-    for image, needed, taken, pictures, message in (
-        (None, True, True, (1,), "needs one image per prompt"),
-        (one, False, False, (1,), "starts from text"),
-        (one.float(), True, True, (1,), "uint8 H x W x 3"),
-        (one[..., :2], True, True, (1,), "uint8 H x W x 3"),
-        (one[0], True, True, (1,), "uint8 H x W x 3"),
-        (torch.stack([one] * 3), True, True, (1, 2), "uint8 H x W x 3"),
-        (two, True, True, (1,), "leave last_image out"),
-        (one, True, True, (2,), "give the prompt a last_image"),
+    check_image(None, {0, 1})
+    check_image(one, {1})
+    check_image(two, {1, 2})
+    for image, pictures, message in (
+        (None, {1}, "needs one image per prompt"),
+        (one, {0}, "starts from text"),
+        (one.float(), {1}, "uint8 H x W x 3"),
+        (one[..., :2], {1}, "uint8 H x W x 3"),
+        (one[0], {1}, "uint8 H x W x 3"),
+        (torch.stack([one] * 3), {1, 2}, "uint8 H x W x 3"),
+        (two, {1}, "leave last_image out"),
+        (one, {2}, "give the prompt a last_image"),
     ):
         with pytest.raises(ModelError, match=message):
-            check_image(image, needed=needed, taken=taken, pictures=pictures)
+            check_image(image, pictures)
 
 
 def test_velocities_point_at_the_frames_that_are_given() -> None:
@@ -287,7 +288,7 @@ def test_a_strength_lies_above_0_and_is_at_most_1() -> None:
         with pytest.raises(ModelError, match=r"strength .*model\.(options|sigmas)"):
             start_of(strength, levels)
     for given, name, strength in ((None, wan.FROM_CLIP, 0.8), (0.3, wan.FROM_CLIP, 0.3), (None, "WanPipeline", None)):
-        assert of(wan.Wan, options={"strength": given}, index={"_class_name": name}).strength == strength
+        assert wan.strength_of(given, name) == strength
     ran = {wan.FROM_CLIP: "WanPipeline", "WanImageToVideoPipeline": "WanImageToVideoPipeline"}
     assert {name: wan.Wan._pipeline({"_class_name": name}) for name in ran} == ran
     assert wan.Wan._pipeline({"_class_name": "WanPipeline", "expand_timesteps": True}) == "WanImageToVideoPipeline"
@@ -345,7 +346,7 @@ def test_which_expert_runs_and_which_is_trained() -> None:
         (0.8, "both", [0, 1], "high", ["transformer.weight", "transformer.bias", "transformer_2.weight"]),
     ):
         experts = Experts(ModelSpec(expert=expert), {"boundary_ratio": boundary}, pipe)
-        assert [experts.at(400.0), experts.at(399.9)] == runs
+        assert [experts.at(0.8), experts.at(0.7998)] == runs
         assert list(experts.parameters()) == names
         assert experts.noise(experts.components[0]) == noise
         assert experts.of("transformer_2") is networks["transformer_2"]
@@ -426,7 +427,7 @@ def test_what_a_model_can_do() -> None:
     one = Line()
     assert base.in_format(one, None) is one
     clip = VideoSpec(frames=1, height=1, width=1)
-    for asked in (base.differentiable, base.encodes_clips, lambda one: base.in_format(one, clip)):
+    for asked in (base.pixels_of, base.encoder_of, lambda one: base.in_format(one, clip)):
         with pytest.raises(ModelError, match="Line has no"):
             asked(one)
 
@@ -698,15 +699,15 @@ def test_vaes_that_sana_runs(tmp_path) -> None:
 
 
 def test_tokens_of_the_picture_that_is_edited() -> None:
-    grid = LatentGrid(channels=16, temporal=None, spatial=8)
     for pixels, tokens in ((1024 * 1024, 4096), (None, 4096), (64 * 96, 16)):
-        assert of(QwenImageEdit, options={"picture_pixels": pixels}, grid=grid).given_tokens == tokens
-    readings = {of(QwenImageEdit, options={"picture_pixels": pixels})._reading() for pixels in (1081600, 1081601)}
-    assert len(readings) == 2  # the first is read 1024 pixels wide, the second 1056
+        config = SimpleNamespace(in_channels=64)
+        ours = of(QwenImageEdit, options={"picture_pixels": pixels}, transformer=SimpleNamespace(config=config))
+        ours.pipe = SimpleNamespace(vae_scale_factor=8)
+        assert ours._grid().beside == tokens
 
 
 def test_a_clip_to_start_from_is_encoded_once(fresh_model) -> None:
-    ours, read = fresh_model("wan_t2v", guidance_scale=1.0), []
+    ours, read = Start(fresh_model("wan_t2v", guidance_scale=1.0), 0.5), []
 
     def clip(seed: int):
         return lambda: read.append(seed) or torch.stack([tiny.image(seed + frame) for frame in range(5)])
@@ -723,14 +724,14 @@ def test_what_is_compared_with_the_stock_pipeline(model) -> None:
         ours = model(kind, train=False, height=32, width=48)
         latents = torch.randn(1, *ours.latent_shape())
         assert (stock.stock_decode(ours, latents).int() - ours.decode(latents).int()).abs().max() <= 1
-    plain = {"image_to_video": False, "pipe": of(type("WanPipeline", (), {}))}
+    plain = {"pictures": {0}, "pipe": of(type("WanPipeline", (), {}))}
     runs = SimpleNamespace(index={"_class_name": "WanPipeline"}, **plain)
     assert stock.why_unknown(runs) is stock.why_not_stock(runs) is None
     assert "not known here" in stock.why_not_stock(SimpleNamespace(index={"_class_name": "LTXPipeline"}, **plain))
     other = SimpleNamespace(index={"_class_name": "WanXPipeline"}, **plain)
     assert "runs in a WanPipeline" in stock.why_not_stock(other)
     name = "HunyuanVideo15X"
-    pictured = SimpleNamespace(index={"_class_name": name}, image_to_video=True, pipe=of(type(name, (), {})))
+    pictured = SimpleNamespace(index={"_class_name": name}, pictures={1}, pipe=of(type(name, (), {})))
     assert "from the picture" in stock.why_not_stock(pictured)
     tokenizer = lambda prompt, add_special_tokens: SimpleNamespace(input_ids=(add_special_tokens, *prompt))  # noqa: E731
     tokenizer.unk_token_id = 3

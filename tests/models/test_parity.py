@@ -70,7 +70,7 @@ def test_ode_rollout_is_the_pipeline(kind: str, checkpoint, model) -> None:
     assert (v - unguided).abs().max() > (1e-3 if scale != 1 else -1)
 
     # The VAE gets the pipeline's own numbers, scaled once.
-    torch.testing.assert_close(ours._to_vae(run.latents).reshape(run.z.shape), run.z, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours.codec.to_vae(run.latents).reshape(run.z.shape), run.z, rtol=0, atol=1e-6)
     assert_same_pixels(ours.decode(run.latents), run.video)
 
 

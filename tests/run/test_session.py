@@ -6,7 +6,6 @@ import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,8 +157,8 @@ def test_a_resumed_run_tells_where_it_stands_and_what_has_changed(trainer: Any, 
         ("The run differs from the checkpoint's in: out, seed.", "yellow"),
     ]
     assert loaded[-1] == (folder, trainer.world)
-    trainer.model = SimpleNamespace(branches=lambda sigma, guided: (sigma, guided))
-    monkeypatch.setattr(import_module("sage_grpo.run.session"), "RunsCheaply", SimpleNamespace)
+    guided = SimpleNamespace(branches=lambda sigma, scale: (sigma, scale))
+    trainer.model = SimpleNamespace(abilities=SimpleNamespace(guided=guided))
     assert session._branches(trainer, 0.5) == (0.5, trainer.config.model.training_guidance)
 
 

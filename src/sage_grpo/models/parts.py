@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.types import Sound
 
 
 @dataclass(frozen=True)
@@ -50,42 +48,3 @@ class StateParts:
         for name in names:
             if name not in self.shapes:
                 raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """A model whose states have several parts; others have one, the video."""
-
-    @property
-    def parts(self) -> StateParts:
-        """Their layout; `latent_shape()` is (parts.size,)."""
-
-
-@runtime_checkable
-class HearsClips(Protocol):
-    """A model that encodes clips and their sound into latents."""
-
-    @property
-    def heard_rate(self) -> int:
-        """Samples per second of the sounds that it takes."""
-
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """As `EncodesClips`, with one sound for each clip; None is silence."""
-        ...
-
-
-def sound_of(model: object, latents: Tensor) -> Sound | None:
-    """The sound of clips; None if the model makes none."""
-    return Sound(model.sound(latents), model.sound_rate) if isinstance(model, Sounds) else None
-
-
-@runtime_checkable
-class Sounds(Protocol):
-    """A model whose clips have a sound."""
-
-    @property
-    def sound_rate(self) -> int:
-        """Samples per second."""
-
-    def sound(self, latents: Tensor) -> Tensor:
-        """Waveforms B x channels x samples in [-1, 1], float32 on the CPU."""

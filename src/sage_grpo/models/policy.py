@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError, no_numbers
-from sage_grpo.models.base import BringsSolver, Progress, RunsCheaply, VelocityModel
+from sage_grpo.models.base import Progress, VelocityModel, abilities
 from sage_grpo.models.cheap import Guide
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel, Ode
@@ -81,8 +81,9 @@ class Policy:
         if guide == "exact" or (guide == "whole" and not reuse):
             return model.velocity(x, sigma, conditions, guidance=self.guidance), None
         if guide == "whole":
-            assert isinstance(model, RunsCheaply)
-            v, alone = model.both(x, sigma, conditions, guidance=self.guidance)
+            guided = abilities(model).guided
+            assert guided is not None
+            v, alone = guided.both(x, sigma, conditions, guidance=self.guidance)
             return v, v - alone
         v = model.velocity(x, sigma, conditions, guidance=1.0)
         if guide == "none":
@@ -142,12 +143,13 @@ def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: 
     if name in ("euler", "ab2"):
         return GridSolver(Schedule(model.sigmas(num_steps, shift)), name)
     if name == "checkpoint":
-        if not isinstance(model, BringsSolver):
+        solver = abilities(model).solver
+        if solver is None:
             raise ModelError(
-                f'solver "checkpoint" needs a model that brings one, and {type(model).__name__} has no method '
+                f'solver "checkpoint" needs a model that brings one, and {type(model).__name__} has no ability '
                 '`solver(num_steps, shift)`. Use solver "euler".'
             )
-        return model.solver(num_steps, shift)
+        return solver(num_steps, shift)
     raise ModelError(f'solver "{name}" is unknown: use euler, ab2 or checkpoint.')
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,11 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import component_class, in_words
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.samplers.solvers import Velocity
+from sage_grpo.samplers.solvers import Solver, Velocity
 from sage_grpo.utils.pretrained import check_config
+
+if TYPE_CHECKING:
+    from sage_grpo.models.family import FamilyModel
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",
@@ -145,6 +148,36 @@ def start_of(strength: float, levels: Sequence[float]) -> str:
             f"The strength {strength:g} in model.options cuts the checkpoint's own grid, and model.sigmas states another: leave one of them out."
         )
     return f"each prompt's source_video, noised to the level at which the last {strength:g} of the steps from pure noise begin"
+
+
+class StockSchedule:
+    """A view of a model: its scheduler, as the stock pipeline uses it."""
+
+    def __init__(self, model: FamilyModel) -> None:
+        self.model: Any = model
+
+    def shift(self, num_steps: int) -> float:
+        """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""
+        return self.model.shift
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        """The grid of the stock pipeline from pure noise."""
+        shift = self.shift(num_steps) if shift is None else shift
+        return own_sigmas(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
+
+    def scheduler(self, num_steps: int, shift: float) -> Any:
+        """A scheduler on the grid of the stock pipeline."""
+        return prepared(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
+
+    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
+        """The checkpoint's scheduler, fresh for one sampling."""
+        if self.model.spec.sigmas:
+            raise ModelError(
+                'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
+            )
+        steps = steps_from_noise(num_steps, self.model.strength)
+        scheduler = self.scheduler(steps, self.shift(steps) if shift is None else shift)
+        return SchedulerSolver(scheduler, steps - num_steps)
 
 
 class SchedulerSolver:

@@ -135,7 +135,7 @@ _known: dict[Hashable, Any] = {}
 
 def count_blocks(model: FamilyModel, width: int) -> Blocks:
     """Count a network's blocks at the model's own size, with texts of three lengths."""
-    key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
+    key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
     if key not in _known:
         _known[key] = _count_blocks(model, width)
     return _known[key]
@@ -143,7 +143,7 @@ def count_blocks(model: FamilyModel, width: int) -> Blocks:
 
 def _count_blocks(model: FamilyModel, width: int) -> Blocks:
     trial, times = _shortened(model)
-    blocks, tokens = sum(times.values()), model.tokens + model.given_tokens
+    blocks, tokens = sum(times.values()), model.tokens + model.grid.beside
     unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
     passes = []
     for words in (unit, 2 * unit, 3 * unit):
@@ -198,8 +198,9 @@ def _count_decoder(model: FamilyModel) -> Decoder:
     trial.video = replace(model.video, frames=min(model.video.frames, FRAMES))
     trial.pipe = copy.copy(model.pipe)
     trial.pipe.vae = copy.deepcopy(vae).bfloat16()
+    codec = trial.codec
     with torch.no_grad(), FlashAttention(), OperationCounter() as ruler:
-        for chunk in trial._pixels(trial._to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
+        for chunk in codec.chunks(codec.to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
             del chunk
     area = model.video.height * model.video.width
     pixels = trial.video.frames * area
