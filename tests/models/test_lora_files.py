@@ -56,7 +56,7 @@ def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, get, mo
     ours = moved(get(kind, lora=LORA, expert=expert))
     sigma = HIGH if expert == "high" else LOW
     ours.save(tmp_path)
-    stock = get(kind, packed=False, expert=expert, train=False)
+    stock = get(kind, expert=expert, train=False)
     if kind.startswith("hunyuan15"):
         load_lora(stock.pipe, tmp_path)
     else:

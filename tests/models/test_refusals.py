@@ -80,7 +80,6 @@ ASKED = [
     ("ltx", {"options": {"decode_timestp": 0.1}}, "no option .decode_timestp.. Did you mean .decode_timestep."),
     ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
     ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
-    ("hunyuan15_t2v", {"options": {"pad_text": 8}, "packed": False}, r"pad_text is for model\.packed"),
     ("wan22_t2v", {"options": {"strength": 0.5}}, "two networks"),
     ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
     ("wan22_5b_t2v", {"options": {"strength": 0.5}}, "the VAE of 2.2"),

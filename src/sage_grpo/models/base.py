@@ -31,10 +31,6 @@ class Settings(Protocol):
     def lora(self) -> object | None:
         """The adapter that is trained; None where all weights are."""
 
-    @property
-    def packed(self) -> bool:
-        """True if padding is dropped."""
-
 
 @runtime_checkable
 class VelocityModel(Protocol):
@@ -260,6 +256,5 @@ def in_format(model: VelocityModel, video: VideoSpec | None) -> VelocityModel:
 
 
 def sound_of(model: VelocityModel, latents: Tensor) -> Sound | None:
-    """The sound of clips; None if the model makes none."""
     sound = abilities(model).sound
     return None if sound is None else sound(latents)

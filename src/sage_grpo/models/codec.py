@@ -60,7 +60,6 @@ class Codec:
         return torch.cat(clips)
 
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
-        """Float clips with a graph; see `Abilities.pixels`."""
         model, vae = self.model, self.vae
         model.check_latents(latents, part=True)
         # Decoders that are not cut into chunks here checkpoint themselves; one that draws noise would draw other noise the second time.

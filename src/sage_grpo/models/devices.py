@@ -88,7 +88,6 @@ class Home:
             module._apply(lambda held: held.to(device, non_blocking=True))
 
     def leave(self, module: nn.Module) -> None:
-        """Put a module's tensors into the CPU's memory."""
         places = count()
 
         def copy(held: Tensor) -> Tensor:

@@ -41,11 +41,9 @@ class Experts:
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The transformers that are trained, by component."""
         return {name: getattr(self._pipe, name) for name in self.components}
 
     def of(self, component: str) -> Any:
-        """The transformer of a component."""
         return getattr(self._pipe, component)
 
     def noise(self, component: str) -> lora.Expert:
@@ -53,11 +51,9 @@ class Experts:
         return None if self.boundary is None else NOISE[component]
 
     def prefix(self, component: str) -> str:
-        """Prefix of parameter names where two transformers have the same ones."""
         return f"{component}." if len(self.components) > 1 else ""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the trained transformers."""
         named = {self.prefix(name): one.named_parameters() for name, one in self.trained.items()}
         return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
 

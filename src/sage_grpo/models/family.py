@@ -231,7 +231,6 @@ class FamilyModel(ABC):
 
     @property
     def schedule(self) -> StockSchedule:
-        """The scheduler, as the pipeline uses it."""
         return self.traits.schedule(self)
 
     def latent_shape(self) -> tuple[int, ...]:
@@ -368,7 +367,6 @@ class FamilyModel(ABC):
     # ---- training and files
 
     def blocks(self) -> list[nn.Module]:
-        """The transformer's repeated blocks, in order."""
         return blocks_of(self.transformer, self.traits)
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -376,7 +374,6 @@ class FamilyModel(ABC):
         return {name: parameter for name, parameter in self.experts.parameters().items() if parameter.requires_grad}
 
     def keep(self, levels: Sequence[Keep]) -> None:
-        """Set the activations that each block keeps for its backward pass."""
         for transformer in self.experts.trained.values():
             keep_activations(blocks_of(transformer, self.traits), levels)
 
@@ -388,7 +385,6 @@ class FamilyModel(ABC):
             move(module, self.places[part])
 
     def modules(self, part: str) -> list[nn.Module]:
-        """The loaded modules of a part."""
         if part == "network":
             return [self.network, *self.others]
         names = self.traits.decoders if part == "vae" else self.traits.encoders

@@ -35,7 +35,6 @@ class Guidance:
     """The scale is an input of the network (distilled guidance): one pass and no negative prompt."""
 
     def combine(self, v: Tensor, v_negative: Tensor, scale: float) -> Tensor:
-        """The guided velocity."""
         guided = v_negative + scale * (v - v_negative)
         if self.renormalize is not None:
             return guided * (token_norm(v, self.renormalize) / token_norm(guided, self.renormalize))
@@ -47,7 +46,6 @@ class Guidance:
 
 
 def runs_together(device: torch.device, tokens: int) -> bool:
-    """True if both branches of guidance, so many tokens in all, run as one batch."""
     return device.type == "cuda" and tokens <= TOGETHER
 
 

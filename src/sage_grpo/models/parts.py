@@ -25,11 +25,9 @@ class StateParts:
 
     @property
     def size(self) -> int:
-        """Numbers of a whole sample."""
         return sum(map(math.prod, self.shapes.values()))
 
     def places(self) -> dict[str, slice]:
-        """The slice of each part in a row."""
         places, start = {}, 0
         for name, shape in self.shapes.items():
             places[name] = slice(start, start := start + math.prod(shape))
@@ -40,11 +38,9 @@ class StateParts:
         return {name: rows[:, place].unflatten(1, self.shapes[name]) for name, place in self.places().items()}
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The inverse."""
         return torch.cat([parts[name].flatten(1) for name in self.shapes], dim=1)
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names of parts that do not exist."""
         for name in names:
             if name not in self.shapes:
                 raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')

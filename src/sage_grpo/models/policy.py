@@ -49,7 +49,6 @@ class Policy:
         return kernel(*self.schedule.pair(index))
 
     def sigma(self, index: int) -> float:
-        """Sigma at the start of a step."""
         return float(self.schedule.sigmas[index])
 
     def sigmas(self, index: int) -> tuple[float, float]:
@@ -57,7 +56,6 @@ class Policy:
         return self.sigma(index), self.sigma(index + 1)
 
     def is_noisy(self, index: int) -> bool:
-        """True if a step draws noise."""
         return float(self.transition(index).std) > 0
 
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
@@ -92,7 +90,6 @@ class Policy:
         return v + added, added
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
-        """The law of x_next at step `index` for a known velocity."""
         law = self.transition(index)(x, v)
         if not self.places:
             return Step(gaussian=law, velocity=v)
@@ -162,7 +159,6 @@ def solve(
     *,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Carry noise x to data."""
     velocity = partial(model.velocity, conditions=conditions)
     for index in range(solver.num_steps):
         x = solver.step(index, x, velocity)

@@ -35,7 +35,6 @@ def condition(model: FamilyModel, prompt: str, image: Given) -> Conditioning:
 
 
 def _inputs(model: FamilyModel, prompt: str, image: Given, image_key: str) -> dict[str, Tensor]:
-    """The inputs of one branch of guidance."""
 
     encode: Callable[..., dict[str, Tensor]] = model._encode  # one family takes placed frames, too
 

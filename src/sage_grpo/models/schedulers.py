@@ -161,12 +161,10 @@ class StockSchedule:
         return self.model.shift
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid of the stock pipeline from pure noise."""
         shift = self.shift(num_steps) if shift is None else shift
         return own_sigmas(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
 
     def scheduler(self, num_steps: int, shift: float) -> Any:
-        """A scheduler on the grid of the stock pipeline."""
         return prepared(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
@@ -190,7 +188,6 @@ class SchedulerSolver:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the scheduler."""
         return len(self._scheduler.timesteps) - self._first
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def blocks_of(transformer: Any, traits: Traits) -> list[nn.Module]:
-    """A transformer's repeated blocks, in order."""
     return [block for name in traits.blocks for block in getattr(transformer, name)]
 
 
@@ -33,8 +32,7 @@ def unread_parameters(model: FamilyModel, transformer: Any) -> set[str]:
 
     def run(copied: Any) -> Tensor:
         trial = copy(model)
-        # In float32, and without the stock forward of HunyuanVideo-1.5, which looks at values.
-        trial.spec = replace(model.spec, train=True, lora=None, packed=True)
+        trial.spec = replace(model.spec, train=True, lora=None)  # in float32
         trial.transformer, trial.network, trial.others = copied, model._adapted(copied), []
         inputs = {name: tensor[None] for name, tensor in model.batchable(model._trial_inputs()).items()}
         sigma = torch.tensor(0.0 if model.experts.components == ("transformer_2",) else 1.0)

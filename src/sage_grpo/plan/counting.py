@@ -174,7 +174,7 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
         transformer._modules[name] = nn.ModuleList(found.values())
     transformer = copy.deepcopy(transformer)
     nn.Module.bfloat16(transformer)
-    trial.spec = replace(model.spec, train=False, lora=None, packed=True)
+    trial.spec = replace(model.spec, train=False, lora=None)
     trial.dtype = torch.bfloat16
     trial.transformer, trial.network, trial.others = transformer, model._adapted(transformer), []
     return trial, {block: kinds[_kind(block)] for block in trial.blocks()}

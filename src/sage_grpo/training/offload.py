@@ -23,8 +23,6 @@ from sage_grpo.models.spec import ModelSpec
 
 def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine:
     """Split clips over sequence-parallel ranks and weights over all; nothing changes in a run of one process."""
-    if world.control is not None and not model.spec.packed:
-        raise ParallelError("model.packed: false is for comparisons in one process; leave it out.")
     if world.sequence_group is not None:
         split = abilities(model).split_sequence
         if split is None:

@@ -30,7 +30,6 @@ class Unmasked(HunyuanVideoAttnProcessor2_0):
         attention_mask: Tensor | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend; returns the video and the text stream."""
         return super().__call__(attn, hidden_states, encoder_hidden_states, None, image_rotary_emb)
 
 

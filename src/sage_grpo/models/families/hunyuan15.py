@@ -126,8 +126,6 @@ class Hunyuan15(FamilyModel):
             )
 
     def _prepare(self) -> None:
-        if self.options["pad_text"] and not self.spec.packed:
-            raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
         for block in vae_attention(self.pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
 
@@ -164,10 +162,6 @@ class Hunyuan15(FamilyModel):
     def _split(self, sequence: SequenceSplit) -> None:
         if self.options["pad_text"]:
             raise ModelError("parallel.sp > 1 takes no padding: leave model.options pad_text out.")
-        if not self.spec.packed:
-            raise ModelError(
-                "parallel.sp > 1 needs model.packed: the stock forward masks padding across the whole clip."
-            )
         sequence.check(self.transformer.config.num_attention_heads)
         self.network.sequence = sequence
         for block in self.transformer.transformer_blocks:
@@ -240,30 +234,7 @@ class Hunyuan15(FamilyModel):
         if condition is None:  # text-to-video: an empty condition and a mask of zeros
             condition = x.new_zeros((len(x), x.shape[1] + 1, *x.shape[2:]), dtype=self._input_dtype)
         x = torch.cat([x.to(self._input_dtype), condition], dim=1)
-        if self.spec.packed:
-            return self.network(x, timestep, **inputs)
-        return self._stock(x, timestep, **inputs)
-
-    def _stock(
-        self, x: Tensor, timestep: Tensor, text: Tensor, glyphs: Tensor | None = None, image: Tensor | None = None
-    ) -> Tensor:
-        """The transformer's own forward with padding and masks, as the stock pipeline calls it."""
-        config, batch = self.transformer.config, len(x)
-        text, text_mask = _pad(text, self.pipe.tokenizer_max_length)
-        glyphs = x.new_zeros(batch, 0, config.text_embed_2_dim) if glyphs is None else glyphs
-        glyphs, glyph_mask = _pad(glyphs, self.pipe.tokenizer_2_max_length)
-        if image is None:
-            image = x.new_zeros(batch, self.pipe.vision_num_semantic_tokens, config.image_embed_dim)
-        return self.transformer(
-            hidden_states=x,
-            timestep=timestep.to(x.dtype),
-            encoder_hidden_states=text,
-            encoder_attention_mask=text_mask,
-            encoder_hidden_states_2=glyphs,
-            encoder_attention_mask_2=glyph_mask,
-            image_embeds=image,
-            return_dict=False,
-        )[0]
+        return self.network(x, timestep, **inputs)
 
 
 def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None) -> Tensor:
@@ -302,12 +273,6 @@ def vae_attention(vae: nn.Module) -> list[Any]:
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]
-
-
-def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
-    mask[:, : tokens.shape[1]] = 1
-    return F.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask
 
 
 load = Hunyuan15.load

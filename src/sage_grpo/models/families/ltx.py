@@ -286,7 +286,6 @@ class LtxCondition(Ltx):
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
-    """Load the checkpoint of a spec with the class of its pipeline."""
     return kind_of(spec, read_index(resolve(spec))["_class_name"]).load(spec, device)
 
 

@@ -77,11 +77,9 @@ class Ltx2Codec(Codec):
         return parts.join({"video": video, "audio": audio})
 
     def key(self) -> str:
-        """The key of latents, with the files of the sound's VAE."""
         return digest(super().key(), fingerprint(self.model.folder, ["audio_vae"]))
 
     def sound(self, latents: Tensor) -> Sound:
-        """Waveforms in [-1, 1] with their rate."""
         self.model.check_latents(latents)
         pipe, vae, waves = self.pipe, self.pipe.audio_vae, []
         with torch.no_grad():
@@ -194,7 +192,6 @@ class Ltx2(FamilyModel):
         return StateParts({"video": self.grid.latents(video), "audio": sound})
 
     def latent_shape(self) -> tuple[int, ...]:
-        """Numbers of one sample's parts together."""
         return (self.parts.size,)
 
     # ---- prompts

@@ -198,7 +198,6 @@ class Wan(FamilyModel):
         return after_first_frame(x, frame, sigma, v)
 
     def _running(self, sigma: Tensor) -> Any:
-        """The expert that predicts the velocity at sigma."""
         first = self.experts.all[self.experts.at(sigma)] == self.experts.components[0]
         return self.network if first else self.others[0]
 

@@ -43,7 +43,6 @@ class LatentGrid:
         return (self.channels, frames, video.height // self.spatial, video.width // self.spatial)
 
     def tokens(self, video: VideoSpec) -> int:
-        """Tokens of a clip."""
         return math.prod(size // step for size, step in zip(self.latents(video)[1:], self.patch))
 
     def check(self, video: VideoSpec) -> None:
@@ -114,7 +113,6 @@ def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Ten
 
 
 def first_given(*values: Any) -> Any:
-    """The first value that is not None."""
     return next(value for value in values if value is not None)
 
 
