@@ -17,9 +17,8 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 
 import tiny
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import abilities
+from sage_grpo.models.base import StateParts, abilities
 from sage_grpo.models.families.ltx2 import Ltx2, mel_bands
-from sage_grpo.models.parts import StateParts
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import Ode
@@ -185,7 +184,7 @@ def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkp
     whole = torch.cat([short, torch.zeros(2, 1, samples - samples // 2)], dim=-1).repeat(1, 2, 1)
     made = (ours.codec.to_latents(clips, Sound(one, ours.codec.sound_rate)) for one in (short, whole))
     torch.testing.assert_close(*made, **CLOSE)
-    monkeypatch.setattr(ours.pipe, "vocoder", lambda bands: torch.tensor([[[-3.0, 0.5, 3.0]]]))
+    monkeypatch.setattr(ours.pipe.vocoder, "forward", lambda bands: torch.tensor([[[-3.0, 0.5, 3.0]]]))
     assert ours.codec.sound(latents).waves.tolist() == [[[-1.0, 0.5, 1.0]]] * 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.parts import StateParts
 from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Placed, Sound, VideoSpec
 
@@ -138,6 +138,40 @@ class SequenceSplit(Protocol):
         key_counts: list[int] | None = None,
     ) -> Tensor:
         """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where the keys are other tokens than the queries."""
+
+
+@dataclass(frozen=True)
+class StateParts:
+    """Shapes and places of the parts of a state, in order.
+
+    The parts of a clip are denoised together and on one grid, so elementwise operations (noise, kernels, solvers, storage) work on the
+    whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split it.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of one sample's parts, by name."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(math.prod, self.shapes.values()))
+
+    def places(self) -> dict[str, slice]:
+        places, start = {}, 0
+        for name, shape in self.shapes.items():
+            places[name] = slice(start, start := start + math.prod(shape))
+        return places
+
+    def split(self, rows: Tensor) -> dict[str, Tensor]:
+        """The parts of B x size, as views."""
+        return {name: rows[:, place].unflatten(1, self.shapes[name]) for name, place in self.places().items()}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([parts[name].flatten(1) for name in self.shapes], dim=1)
+
+    def check(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.shapes:
+                raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
 
 
 class GuidedPasses(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +15,15 @@ from sage_grpo.models.checkpoints.checkpoint import fingerprint
 from sage_grpo.models.network.decoding import to_floats, to_uint8, wan_latents, wan_pixels
 from sage_grpo.types import Sound
 
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
-
 
 class Codec:
-    """A view of a model, without state of its own. A family replaces `to_vae`, and what else its VAE does otherwise."""
+    """A view of a FamilyModel, without state of its own. A family replaces `to_vae`, and what else its VAE does otherwise."""
 
     sound_rate: int | None = None
     """Samples per second of the sound that `to_latents` takes."""
 
-    def __init__(self, model: FamilyModel) -> None:
-        self.model: Any = model
-        self.pipe: Any = model.pipe
-        self.vae: Any = model.pipe.vae
+    def __init__(self, model: Any) -> None:
+        self.model, self.pipe, self.vae = model, model.pipe, model.pipe.vae
 
     def to_vae(self, latents: Tensor) -> Tensor:
         """Latents as the VAE's decoder expects them: its own scaling, exactly once."""
@@ -114,7 +109,7 @@ class WanCodec(Codec):
 class Start:
     """A start from a clip, for the pipelines that have a strength."""
 
-    def __init__(self, model: FamilyModel, strength: float) -> None:
+    def __init__(self, model: Any, strength: float) -> None:
         self.model, self.strength = model, strength
 
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +15,11 @@ from sage_grpo.models.checkpoints.checkpoint import fingerprint, has_component
 from sage_grpo.models.network.inputs import check_image
 from sage_grpo.types import Conditioning, Placed
 
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
-
 Given = Tensor | Sequence[Placed] | None
 """Pictures of a sample: those of its first (and last) frame, or frames at any place."""
 
 
-def condition(model: FamilyModel, prompt: str, image: Given) -> Conditioning:
+def condition(model: Any, prompt: str, image: Given) -> Conditioning:
     """The conditioning of a prompt; equal prompts with equal images share one object."""
     if image is None or isinstance(image, Tensor):
         check_image(image, model.pictures)
@@ -34,7 +31,7 @@ def condition(model: FamilyModel, prompt: str, image: Given) -> Conditioning:
     return model.conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
 
-def _inputs(model: FamilyModel, prompt: str, image: Given, image_key: str) -> dict[str, Tensor]:
+def _inputs(model: Any, prompt: str, image: Given, image_key: str) -> dict[str, Tensor]:
 
     encode: Callable[..., dict[str, Tensor]] = model._encode  # one family takes placed frames, too
 
@@ -56,7 +53,7 @@ def _inputs(model: FamilyModel, prompt: str, image: Given, image_key: str) -> di
     return inputs
 
 
-def open_cache(model: FamilyModel) -> EncodingCache:
+def open_cache(model: Any) -> EncodingCache:
     """The cache of a model's encodings, keyed by all that they depend on."""
     if model.spec.cache is None:
         return EncodingCache(None, "")

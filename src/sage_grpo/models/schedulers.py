@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.solvers import Solver, Velocity
 from sage_grpo.utils.pretrained import check_config
-
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
 
 SHIFT = {
     "FlowMatchEulerDiscreteScheduler": "shift",
@@ -151,10 +148,10 @@ def start_of(strength: float, levels: Sequence[float]) -> str:
 
 
 class StockSchedule:
-    """A view of a model: its scheduler, as the stock pipeline uses it."""
+    """A view of a FamilyModel: its scheduler, as the stock pipeline uses it."""
 
-    def __init__(self, model: FamilyModel) -> None:
-        self.model: Any = model
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     def shift(self, num_steps: int) -> float:
         """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,12 @@ from sage_grpo.models import lora
 from sage_grpo.models.network.gradients import empty, unread_queries, without_gradient
 from sage_grpo.models.traits import Traits
 
-if TYPE_CHECKING:
-    from sage_grpo.models.family import FamilyModel
-
 
 def blocks_of(transformer: Any, traits: Traits) -> list[nn.Module]:
     return [block for name in traits.blocks for block in getattr(transformer, name)]
 
 
-def unread_parameters(model: FamilyModel, transformer: Any) -> set[str]:
+def unread_parameters(model: Any, transformer: Any) -> set[str]:
     """Parameters of a transformer that never receive a gradient, read off a run of one sample; none where `Traits.inputs` is empty.
 
     Those of optional inputs, such as quoted text, are not counted.
@@ -43,7 +40,7 @@ def unread_parameters(model: FamilyModel, transformer: Any) -> set[str]:
     return traced | unread_queries(transformer, blocks) | model.unused
 
 
-def prepare_training(model: FamilyModel) -> set[str]:
+def prepare_training(model: Any) -> set[str]:
     """Freeze all but the trained parameters, and add the LoRA; returns the parameters of `transformer` that nothing reads."""
     spec, adapts = model.spec, model.spec.train or model.spec.lora is not None
     unread = unread_parameters(model, model.transformer) if adapts else set()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities
+from sage_grpo.models.base import Abilities, StateParts
 from sage_grpo.models.checkpoints.cache import digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
 from sage_grpo.models.codec import Codec
@@ -20,7 +20,6 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan
-from sage_grpo.models.parts import StateParts
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 from sage_grpo.utils.pretrained import from_pretrained
