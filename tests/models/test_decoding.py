@@ -126,7 +126,6 @@ def test_the_norm_is_the_stock_norm(bias: bool, dtype: torch.dtype) -> None:
 
 
 def test_the_vae_computes_in_bfloat16_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU takes hundreds of times longer in it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device, fields, dtype in (
         ("cpu", {"dtype": "bfloat16"}, torch.float32),
@@ -153,7 +152,6 @@ def test_a_library_that_was_turned_off_is_not_used(monkeypatch: pytest.MonkeyPat
 def test_chosen_frames_are_those_of_the_whole_decode_and_nothing_is_computed_after_them(
     kind: str, fresh_model, monkeypatch
 ) -> None:
-    """To the bit. Frame 0 is the first latent frame's, 1 to 4 the second's, 5 to 8 the third's; and the modules are as they were."""
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
     one, made = fresh_model(kind, train=False, frames=9), []
     kind_of, pixels = type(one.codec), type(one.codec).chunks
@@ -180,7 +178,6 @@ def test_chosen_frames_are_those_of_the_whole_decode_and_nothing_is_computed_aft
 def test_chunks_that_run_again_have_the_gradient_of_the_whole_decode_and_keep_little(
     name: str, model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against autograd through the same chunks, of which everything is kept, and through the stock decoder."""
     vae = model(name).pipe.vae
     z = latents(vae, 1, 4).requires_grad_()
     weights = torch.randn(3, 1, 1, 1, generator=torch.Generator().manual_seed(1))

@@ -208,7 +208,6 @@ def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
 
 @pytest.mark.usefixtures("in_double")
 def test_ltx_091_decodes_to_the_same_pixels_in_any_company(model) -> None:
-    """Its decoder adds noise in its layers. A clip's pixels depend on its latents alone, and no generator of the process moves."""
     size = size_of("ltx_091")
     ours, batched = (model("ltx_091", train=False, vae_slicing=alone, **size) for alone in (True, False))
     latents, before = start(ours), torch.random.get_rng_state()
@@ -240,7 +239,6 @@ def test_z_images_padding_is_trained_where_tokens_are_filled_up(fresh_model) -> 
 
 @pytest.mark.parametrize("kind", ["wan_t2v", "sd3", "flux2", *slow("hunyuan15_t2v", "ltx", "hunyuan", "qwen_image")])
 def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) -> None:
-    """What goes to the decoder of the latents is what the encoder gave; clips of another size are refused."""
     ours = ModelSpec(path=str(checkpoint(kind)), cache=None, vae_slicing=False, **size_of(kind)).load("cpu")
     video = ours.video
     shape = (2, video.frames, video.height, video.width, 3)
@@ -260,7 +258,6 @@ def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) ->
 
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "sd3", *slow("ltx", "sana_video", "z_image")])
 def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, checkpoint) -> None:
-    """To the bit, for latents and for velocities; the model itself stays as it was."""
     sizes = size_of(kind)
     swapped = {"height": sizes["width"], "width": sizes["height"]}
     ours, loaded = (

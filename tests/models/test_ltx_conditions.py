@@ -81,7 +81,6 @@ def test_frames_that_are_given_are_the_pipelines(case: str, checkpoint, model) -
 
 
 def test_given_frames_stay_and_the_rest_is_learned(model) -> None:
-    """Whatever explores: the clip ends in what is part of it, and the replay of two prompts in one batch is exact."""
     ours = model(KIND, guidance_scale=1.0, **FORMAT)
     conditions = [ours.abilities.encode_placed("a cat", CASES["several"]), *ours.encode(["a dog"])]
     x, sigma = torch.randn(2, *ours.latent_shape()), ours.sigmas(3)[1]
@@ -102,7 +101,6 @@ def test_given_frames_stay_and_the_rest_is_learned(model) -> None:
 
 
 def test_a_checkpoint_that_names_the_older_pipeline_can_be_run_in_this_one(checkpoint, model, tmp_path) -> None:
-    """0.9.5: its index says LTXPipeline, its users load an LTXConditionPipeline."""
     folder = tiny.variant(checkpoint(KIND), tmp_path / "ltx")
     index = json.loads((folder / "model_index.json").read_text())
     tiny.write(folder / "model_index.json", {**index, "_class_name": "LTXPipeline"})

@@ -80,7 +80,6 @@ def test_the_fastest_kernel_is_taken(times: dict[str, float], best: str, monkeyp
 
 
 def test_a_deterministic_model_has_no_kernel_without_a_fixed_order(monkeypatch) -> None:
-    """Nor does any have one that is fetched, or measured ones where nothing is slow."""
     cuda, shape = torch.device("cuda"), attention.Shape(7, 2, 8)
     assert choose_backend("auto", cuda, torch.float32, shape)[0].value == "native"
     for name in ("flash_hub", "nativ"):

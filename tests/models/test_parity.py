@@ -158,7 +158,6 @@ def test_multistep_grid_is_the_schedulers_own_and_starts_at_pure_noise(checkpoin
 
 
 def test_a_grid_between_two_ends_needs_two_steps() -> None:
-    """The scheduler would answer one step with NaN."""
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift_terminal=0.1)
     assert own_sigmas(scheduler, 2, 3.0, even=True).tolist() == pytest.approx([1.0, 0.1, 0.0])
     with pytest.raises(ModelError, match="at least 2 here, got 1"):

@@ -104,7 +104,6 @@ def test_solver_that_a_model_does_not_bring() -> None:
 
 
 def test_a_hub_id_is_fetched_as_safetensors_or_told_to_be_unreachable(monkeypatch, checkpoint) -> None:
-    """Where it is not in the cache, or the connection is lost, whatever the hub's HTTP client calls that."""
     calls, lost = [], [LocalEntryNotFoundError, HfHubHTTPError.__bases__[0]]
 
     def fetch(name, **options):
