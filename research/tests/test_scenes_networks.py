@@ -123,4 +123,4 @@ def test_our_family_and_the_stock_pipeline_agree_on_the_folder(folder, stock, va
     assert (shown.int() - clip.int()).abs().max() <= 1
     # What the flow calls a latent is what the pipelines decode: the scale is undone once.
     means = torch.randn(1, 4, 5, 16, 16)
-    torch.testing.assert_close(model._to_vae(to_flow(vae, means)), means, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.codec.to_vae(to_flow(vae, means)), means, atol=1e-5, rtol=1e-5)

@@ -358,7 +358,7 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
         for network in (model.network, *model.others):
             blocks = getattr(getattr(network, "transformer", network), next(iter(model.traits.blocks)))
             blocks[0].register_forward_pre_hook(partial(_tokens, seen), with_kwargs=True)
-        image = tiny.image() if model.takes_images else None
+        image = tiny.image() if max(model.pictures) else None
         conditions = model.encode(["a cat"], [image])
         x = keyed_noise((1, *model.latent_shape()), "x")
         high, low = (model.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.95, 0.3))

@@ -16,6 +16,7 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import NoiseLevels, ReplayedStep
@@ -58,6 +59,12 @@ class Causal:
 
     def latent_shape(self) -> tuple[int, ...]:
         return self.shape
+
+    @property
+    def abilities(self) -> Abilities:
+        return Abilities(pixels=self.pixels, decode_frames=self.decode_frames)
+
+    decode_frames = None
 
     def pixels(self, latents: Tensor, frames: list[int] | None = None) -> Tensor:
         self.asked.append(frames)

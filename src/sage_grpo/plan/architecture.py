@@ -114,7 +114,7 @@ class Architecture:
 
     def network_at(self, sigma: float) -> int:
         """The network that runs at sigma."""
-        return 0 if self.model is None else self.model.network_at(sigma)
+        return 0 if self.model is None else self.model.experts.at(sigma)
 
     def branches(self, sigma: float, guidance: float | None = None) -> int:
         """Forward passes of one velocity; `guidance` overrides the model's scale."""
@@ -185,7 +185,7 @@ def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
         channels=grid.channels,
         positions=math.prod(grid.patch),
-        given_tokens=model.given_tokens,
+        given_tokens=model.grid.beside,
         video_products=run.video_products,
         text_products=run.text_products,
         pairs=run.pairs,

@@ -14,7 +14,7 @@ import torch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import SplitsSequence, VelocityModel
+from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.plan import formulas
@@ -417,7 +417,7 @@ def forecast(
     layout = lay_out(config.parallel, gpus)
     if layout.sequence > 1 and found.model is not None:
         heads = found.model.heads[0]
-        if not isinstance(found.model, SplitsSequence):
+        if abilities(found.model).split_sequence is None:
             raise ValueError(f"{found.family} cannot split a clip over ranks: set parallel.sp to 1.")
         if heads % layout.sequence:
             raise ValueError(

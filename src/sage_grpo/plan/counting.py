@@ -135,7 +135,7 @@ _known: dict[Hashable, Any] = {}
 
 def count_blocks(model: FamilyModel, width: int) -> Blocks:
     """Count a network's blocks at the model's own size, with texts of three lengths."""
-    key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
+    key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
     if key not in _known:
         _known[key] = _count_blocks(model, width)
     return _known[key]
@@ -143,7 +143,7 @@ def count_blocks(model: FamilyModel, width: int) -> Blocks:
 
 def _count_blocks(model: FamilyModel, width: int) -> Blocks:
     trial, times = _shortened(model)
-    blocks, tokens = sum(times.values()), model.tokens + model.given_tokens
+    blocks, tokens = sum(times.values()), model.tokens + model.grid.beside
     unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
     passes = []
     for words in (unit, 2 * unit, 3 * unit):
@@ -174,7 +174,7 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
         transformer._modules[name] = nn.ModuleList(found.values())
     transformer = copy.deepcopy(transformer)
     nn.Module.bfloat16(transformer)
-    trial.spec = replace(model.spec, train=False, lora=None, packed=True)
+    trial.spec = replace(model.spec, train=False, lora=None)
     trial.dtype = torch.bfloat16
     trial.transformer, trial.network, trial.others = transformer, model._adapted(transformer), []
     return trial, {block: kinds[_kind(block)] for block in trial.blocks()}
@@ -198,8 +198,9 @@ def _count_decoder(model: FamilyModel) -> Decoder:
     trial.video = replace(model.video, frames=min(model.video.frames, FRAMES))
     trial.pipe = copy.copy(model.pipe)
     trial.pipe.vae = copy.deepcopy(vae).bfloat16()
+    codec = trial.codec
     with torch.no_grad(), FlashAttention(), OperationCounter() as ruler:
-        for chunk in trial._pixels(trial._to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
+        for chunk in codec.chunks(codec.to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
             del chunk
     area = model.video.height * model.video.width
     pixels = trial.video.frames * area
