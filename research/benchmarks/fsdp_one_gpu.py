@@ -207,7 +207,6 @@ def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> 
         lora_width=36 * options.width,
         lora_weights=24 * options.width**2,
         patch=(1, 1, 1),
-        channels=32,
     )
     job = RunShape(
         lora_rank=options.rank if lora else None,
@@ -217,8 +216,6 @@ def formula(options: argparse.Namespace, *, lora: bool, checkpointing: bool) -> 
         text_tokens=96,
         checkpointing=checkpointing,
         anchor=False,
-        clips=1,
-        trained_steps=0,
     )
     return in_gib(memory(network, job))
 

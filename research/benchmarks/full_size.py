@@ -203,8 +203,6 @@ def backward(options: argparse.Namespace, report: dict[str, Any], *, lora: bool,
         width=options.width,
         text_tokens=tokens,
         anchor=False,
-        clips=1,
-        trained_steps=0,
     )
     formula = ruler.in_gib(memory(HUNYUAN15, job))
     key = f"backward_{kind}{'_compiled' if compiled else ''}"
