@@ -30,7 +30,6 @@ from sage_grpo.models.network.inputs import LatentGrid, after_frames, check_imag
 from sage_grpo.models.policy import Policy, integrate, started
 from sage_grpo.models.schedulers import scheduler_shift, start_of
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
-from sage_grpo.plan.configs import random_model
 from sage_grpo.samplers.kernels import Ode, Sage
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.tools.doctor import stock
@@ -592,22 +591,3 @@ def test_what_is_compared_with_the_stock_pipeline(model) -> None:
     tokenizer.unk_token_id = 3
     pipe = SimpleNamespace(tokenizer_2=tokenizer)
     assert stock.token_ids(SimpleNamespace(pipe=pipe), "ab") == {"tokenizer_2": ([False, "a", "b"], 3)}
-
-
-def test_a_model_of_random_weights_from_configs(checkpoint) -> None:
-    """As many blocks as asked for, in the precision of a loaded one; the process's random numbers stay."""
-    folder = checkpoint("wan_t2v")
-    transformer, vae = (json.loads((folder / part / "config.json").read_text()) for part in ("transformer", "vae"))
-    spec = ModelSpec(dtype="bfloat16", train=False, guidance_scale=1.0, cache=None, frames=5, height=32, width=48)
-    state = torch.get_rng_state()
-    ours = random_model("wan", spec, transformer=transformer, vae=vae, text_tokens=7, layers=1, device="cpu")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert len(ours.blocks()) == 1
-    assert ours.latent_shape() == (16, 2, 4, 6)
-    block = ours.blocks()[0]
-    assert [block.attn1.to_q.weight.dtype, block.norm2.weight.dtype] == [torch.bfloat16, torch.float32]
-    assert next(ours.pipe.vae.parameters()).dtype == torch.float32
-    (text,) = ours.encode(["a cat"])[0].tensors.values()
-    assert (tuple(text.shape), text.dtype) == ((7, 16), torch.bfloat16)
-    whole = random_model("wan", spec, transformer=transformer, vae=vae, text_tokens=7, device="cpu")
-    assert len(whole.blocks()) == 2
