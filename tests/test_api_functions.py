@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import runpy
 from types import SimpleNamespace
 
 import pytest
@@ -50,3 +53,22 @@ def test_clips_of_all_batches_come_with_their_sound(monkeypatch: pytest.MonkeyPa
     assert (made.prompts, made.seeds, made.fps) == (["a", "b", "c"], [3, 4, 5], 8.0)
     batches[:] = [(None, torch.zeros(3, 2, 4, 4, 3), None)]
     assert api.generate(["a", "b", "c"]).sound is None
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_the_module_is_the_command_and_a_rank_leaves_without_taking_the_interpreter_down(
+    ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    def leave(status: int) -> None:
+        done.append(status)
+        raise SystemExit(99)
+
+    monkeypatch.setattr("sage_grpo.cli.main.main", lambda: 3)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: done.append("exit functions"))
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setenv("RANK", "0") if ranks else monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("sage_grpo", run_name="__main__")
+    assert (done, ended.value.code) == ((["exit functions", 3], 99) if ranks else ([], 3))

@@ -44,7 +44,7 @@ COUNTED: dict[type[ast.operator], type[ast.operator]] = {
 }
 PAIRS = "min max, minimum maximum, amin amax, any all, mean sum, zeros_like ones_like, sin cos, ceil floor, log1p log, expm1 exp, var std"
 TWINS = {name: twin for pair in PAIRS.split(", ") for name, twin in (pair.split(), reversed(pair.split()))}
-SYMMETRIC = ("isinstance", "getattr", "min", "max", "minimum", "maximum", "equal", "allclose")
+SYMMETRIC = ("isinstance", "getattr", "min", "max", "minimum", "maximum", "equal", "allclose", "transpose")
 """Calls whose arguments are not swapped: they may be, or the first is of another kind."""
 IDENTITIES = ("detach", "abs", "sqrt", "square", "exp", "sorted", "clamp", "cumsum", "round", "floor", "ceil")
 """Functions and methods whose argument is of the same kind as their answer."""
@@ -130,7 +130,7 @@ class Change:
 
 def changes_of(source: str, path: Path) -> list[Change]:
     """All changes of one file: of nodes that are computed with, not of annotations, decorators, texts, what an exception or a warning says,
-    nor the defaults of a configuration, which are choices."""
+    nor the defaults of a configuration and a module's named thresholds and times, which are choices."""
     made, skipped = [], set()
     for number, place in enumerate(places(source)):
         said = place.field in ("annotation", "returns", "decorator_list", "bases") or _is_said(place.node, place.above)
@@ -146,6 +146,8 @@ def _is_said(node: ast.AST, above: ast.AST) -> bool:
     if isinstance(node, ast.AnnAssign):
         kind = ast.unparse(node.annotation)
         return kind == "TypeAlias" or (isinstance(above, ast.ClassDef) and not kind.startswith("ClassVar"))
+    if isinstance(node, ast.Assign) and isinstance(above, ast.Module):
+        return ast.unparse(node.targets[0]).isupper() and isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Call):
         return ast.unparse(node.func) in ("warnings.warn", "TypeVar")
     return isinstance(node, ast.Raise | ast.JoinedStr)
@@ -190,7 +192,7 @@ def _number(node: ast.Constant) -> Iterator[ast.expr]:
         yield ast.Constant(not node.value)
     elif isinstance(node.value, int):
         yield ast.Constant(node.value + 1)
-    elif isinstance(node.value, float):
+    elif isinstance(node.value, float) and not 0 < node.value < 1e-5:  # twice a tolerance is another one
         yield ast.Constant(node.value * 2.0 if node.value else 1.0)
 
 
