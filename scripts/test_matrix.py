@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the tests came to."""
+    """Result of one run of the tests."""
 
     setting: str
     passed: int = 0
@@ -107,7 +107,7 @@ def read(name: str, told: Path, minutes: float) -> Outcome:
 
 
 def machine() -> str:
-    """What ran: architecture, its instructions as PyTorch names them, cores."""
+    """The machine: architecture, its instructions as PyTorch names them, cores."""
     import torch
 
     return f"{platform.machine()} ({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores, torch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""What all tests share: tiny checkpoints built once a session, and a cache folder that is not the user's."""
+"""Fixtures of all tests: tiny checkpoints built once a session, and a cache folder that is not the user's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """What the libraries have made stays: without this every collection of garbage looks at all of it again (a quarter of a second)."""
+    """Objects of the libraries stay: without this every collection of garbage looks at all of it again (a quarter of a second)."""
     gc.freeze()
 
 
@@ -105,7 +105,7 @@ OF_THE_PROCESS = {
 
 
 def _surroundings() -> dict[str, Any]:
-    """What tests of one worker share and must leave as it was."""
+    """State that tests of one worker share and must leave as it was."""
     return {
         "the working folder": os.getcwd(),
         "torch's default dtype": torch.get_default_dtype(),

@@ -1,4 +1,4 @@
-"""What a machine may lack. A test that needs it says what is missing and how to get it, and is skipped.
+"""Programs and libraries that a machine may lack. A test that needs it says what is missing and how to get it, and is skipped.
 
 Where it must be there (continuous integration, after installing it) SAGE_GRPO_MUST_RUN names it, and its tests fail instead of being
 skipped: SAGE_GRPO_MUST_RUN="chromium git" or "all" (all but a GPU).

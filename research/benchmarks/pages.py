@@ -71,7 +71,7 @@ def strict() -> list[Path]:
 
 
 def view(query: str) -> str:
-    """What a marked place has to say."""
+    """The text of a marked place."""
     name, file, *words = shlex.split(query)
     if name not in VIEWS:
         raise ValueError(f"There is no view {name!r}: {', '.join(VIEWS)}.")
@@ -105,7 +105,7 @@ def loose_numbers(text: str) -> Iterator[tuple[int, str]]:
 
 
 def problems() -> list[str]:
-    """What is stale, and what has no source."""
+    """Stale places, and numbers without a source."""
     found = []
     if not alike(json.loads((RESULTS / "leaderboard.json").read_text(encoding="utf-8")), leaderboard()):
         found.append(

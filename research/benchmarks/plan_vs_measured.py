@@ -1,4 +1,4 @@
-"""What `sage-grpo plan` predicts against real iterations of training at the real size, with random weights made on the GPU.
+"""Predictions of `sage-grpo plan` against real iterations of training at the real size, with random weights made on the GPU.
 
     PYTHONPATH=src python research/benchmarks/plan_vs_measured.py --out research/benchmarks/results/plan_vs_measured_h200.json
 

@@ -1,4 +1,4 @@
-"""How a learned reward of the scenes world is fooled: clean clips with one property exaggerated, scored by the reward and by the judge.
+"""Clips that fool a learned reward of the scenes world: clean clips with one property exaggerated, scored by the reward and by the judge.
 
     PYTHONPATH=src python research/benchmarks/scenes_fooled.py REWARD --prompts 64 --out fooled.json
 

@@ -249,7 +249,7 @@ def memory_and_traffic(file: Path) -> str:
 
 
 def peaks(file: Path) -> str:
-    """How far measured peaks of memory are from the formula, at most: a bound in per cent, which holds because it is rounded up."""
+    """Distance of measured peaks of memory from the formula, at most: a bound in per cent, which holds because it is rounded up."""
     found = json.loads(file.read_text())
     gaps = []
     for part in found.values():
@@ -340,7 +340,7 @@ def budgets(folder: Path) -> str:
 
 
 def both(folder: Path, other: str) -> str:
-    """What two comparisons of the same methods say, each minus its baseline: ahead or behind where the interval excludes zero, else level."""
+    """Two comparisons of the same methods side by side, each minus its baseline: ahead or behind where the interval excludes zero, else level."""
     from sage_grpo.tools.compare.report import plus_minus
 
     first, second = summary_of(folder), summary_of(folder.parent / other)
@@ -467,7 +467,7 @@ def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "
 
 
 def told(folder: Path, arm: str, finding: str) -> str:
-    """Where a run's sentinel first said something: seed and iteration, of every run that it did."""
+    """First findings of a run's sentinel: seed and iteration, of every run that it did."""
     firsts = [
         (row["seed"], [n for n, name, _ in row.get("sentinel", []) if name == finding]) for row in _runs(folder, arm)
     ]
@@ -475,7 +475,7 @@ def told(folder: Path, arm: str, finding: str) -> str:
 
 
 def first_words(folder: Path, arm: str) -> str:
-    """What the sentinel of every run said first, and after how many iterations, by seed."""
+    """First finding of every run's sentinel, and after how many iterations, by seed."""
     firsts = [next(iter(row["sentinel"]), None) for row in _runs(folder, arm)]
     return ", ".join("nothing" if first is None else f"{first[1]} {first[0]}" for first in firsts)
 
@@ -552,7 +552,7 @@ def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str
 
 
 def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
-    """How far an arm ends from another, seed by seed."""
+    """Difference of an arm's end from another's, seed by seed."""
     from sage_grpo.tools.compare.report import plus_minus
     from sage_grpo.utils.statistics import paired_interval
 
@@ -561,7 +561,7 @@ def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
 
 
 def made_again(folder: Path, again: str) -> str:
-    """How many runs of a file that were made once more have every digit that is kept of those of a comparison: scores, training and steps."""
+    """Number of repeated runs in a file that have every digit that is kept of those of a comparison: scores, training and steps."""
     first = {row["key"]: row for row in loaded(folder)[1]}
     same = [
         all(row[part] == first[row["key"]][part] for part in ("evaluations", "training", "steps", "passes"))
@@ -664,7 +664,7 @@ def timed(file: Path, model: str, variant: str, what: str = "total", digits: str
 
 
 def where(file: Path, seed: str, columns: str = "Overall,VQ,MQ,TA/shape,TA/size,drift") -> str:
-    """What the trained weights do at some of the steps only."""
+    """Scores with the trained weights at some of the steps only."""
     rows = [row for row in read(file) if row["seed"] == int(seed)]
     places = ", ".join(map(str, rows[0]["at"]))
     cells = [[f"`{row['pattern']}`", *(fixed(row[name], 3) for name in _words(columns))] for row in rows]
@@ -679,7 +679,7 @@ def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = 
 
 @cache
 def planned(file: Path, command: str, gpu: str) -> str:
-    """How long a guide's command takes by `sage-grpo plan`: its one command that ends so, with the guide's own configuration."""
+    """Duration of a guide's command by `sage-grpo plan`: its one command that ends so, with the guide's own configuration."""
     text = file.read_text()
     commands = re.findall(r"^sage-grpo (?:train|plan) (.+)$", re.sub(r"\\\n *", "", text), re.MULTILINE)
     (words,) = [one for one in commands if one.endswith(command)]

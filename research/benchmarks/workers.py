@@ -43,7 +43,7 @@ SHOWN = {
 
 
 def called(name: str, words: list[str]) -> str:
-    """What the program prints, in a process of its own: the memory of a run is given back."""
+    """Output of the program, in a process of its own: the memory of a run is given back."""
     command = [sys.executable, "-m", "sage_grpo", name, *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
@@ -63,7 +63,7 @@ def measured(words: list[str], out: Path) -> dict[str, float]:
 
 
 def predicted(words: list[str]) -> dict[str, Any]:
-    """What plan says of the configuration with workers on machines of their own, of this kind."""
+    """The plan of the configuration with workers on machines of their own, of this kind."""
     said = json.loads(called("plan", [*words, "--json"]))
     phases = {name: phase["seconds"] for name, phase in said["phases"].items()}
     return {"hardware": said["hardware"], "phases": phases, **said["crew"]}

@@ -25,7 +25,7 @@ class Codec(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of its weights."""
 
     @property
     def encoder(self) -> Callable[[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""What the second stage, the flow, has alike in every world."""
+"""The second stage, the flow: noise levels, loss and trainer of every world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be chosen in the pretraining of any world's model; light, so that the commands' help need not load torch."""
+"""Options of pretraining any world's model; light, so that the commands' help need not load torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed,
 
 @checked
 class Flaws:
-    """How imperfect the data is. A share is a probability a clip; a strength is the largest amount drawn."""
+    """Imperfections of the data. A share is a probability a clip; a strength is the largest amount drawn."""
 
     wrong_word: Share = 0.12
     """Probability, for each attribute of each caption on its own, that it names another value."""
@@ -83,4 +83,4 @@ class StageOptions(Flaws):
     report_seconds: NotNegative = 10.0
     """Seconds between two printed lines."""
     device: str = ""
-    """Where to train; empty takes cuda where there is one, else cpu."""
+    """Device to train on; empty takes cuda where there is one, else cpu."""

@@ -28,7 +28,7 @@ BLOCK = re.compile(r"((?:transformer_)?blocks)\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """How the model of one world is made: its data, its networks and what trains them. `options` are those of the world's pretraining."""
+    """The making of one world's model: its data, its networks and what trains them. `options` are those of the world's pretraining."""
 
     world: PromptWorld
     model: Callable[[], Path]

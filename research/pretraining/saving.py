@@ -48,7 +48,7 @@ def _tidy_configs(folder: Path) -> None:
 
 
 def listing(world: PromptWorld, options: StageOptions, sizes: object, quality: float) -> str:
-    """What a card says of how a model was made, as a list in Markdown."""
+    """Facts of a card on the making of a model, as a list in Markdown."""
     frames, side, fps = world.format
     facts = {
         "format": f"{frames} frames of {side}x{side} at {fps:g} frames a second",

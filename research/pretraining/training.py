@@ -1,4 +1,4 @@
-"""What both stages of pretraining share: averaged weights and captured steps."""
+"""The trainer of both stages of pretraining: averaged weights and captured steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Step:
 
 
 class TrainerOptions(Protocol):
-    """What a trainer asks of the options of its command."""
+    """Options that a trainer reads."""
 
     @property
     def graphs(self) -> bool:

@@ -59,11 +59,11 @@ class PlaceFit:
     place: Tensor
     """Beliefs, B x F x places."""
     scroll: Tensor
-    """Where the camera is, B x F world units of the ground."""
+    """Position of the camera, B x F world units of the ground."""
     plates: Tensor
     """The empty place as that camera sees it, B x F x H x W x 3."""
     gain: Tensor
-    """How much brighter each frame is than it, B x F x 1 x 1 x 1."""
+    """Brightness of each frame over it, B x F x 1 x 1 x 1."""
     camera: Tensor
     """Beliefs about how the camera moves, B x cameras."""
     shake: Tensor
@@ -79,7 +79,7 @@ class MotionFit:
     still: Tensor
     """The same for objects that do not move, B x G."""
     turn: Tensor
-    """How badly the turns that go with each verb fit, B x G x verbs."""
+    """Misfit of the turns that go with each verb, B x G x verbs."""
     no_turn: Tensor
     """The same for objects that do not turn, B x G."""
     phase: Tensor
@@ -87,7 +87,7 @@ class MotionFit:
     angle: Tensor
     """Best turn at the start, B x G x verbs, in [0, 1)."""
     spot: Tensor
-    """Where each object then has its standing place (x in the place, y of its centre), B x G x verbs x S x 2."""
+    """Standing place of each object then (x in the place, y of its centre), B x G x verbs x S x 2."""
     mean: Tensor
     """The mean place of each object in the same terms, B x G x S x 2."""
 
@@ -102,7 +102,7 @@ class MotionFit:
         return self.still / MOTION_WIDTH + self.no_turn / TURN_WIDTH
 
     def spot_of(self, group: Tensor) -> Tensor:
-        """Where the objects of a group (B) have their standing place by what explains them best, doing nothing included, B x S x 2."""
+        """Standing places of the objects of a group (B) by what explains them best, doing nothing included, B x S x 2."""
         costs = torch.cat([self.cost, self.idle.unsqueeze(2)], 2)
         spots = torch.cat([self.spot, self.mean.unsqueeze(2)], 2)
         return pick(pick(spots, group), pick(costs, group).argmin(1))
@@ -115,7 +115,7 @@ class Parts:
     mover: Tensor
     """The group that moves, int64, B."""
     other: Tensor
-    """How far there is another object, B."""
+    """Degree to which there is another object, B."""
     slot: Tensor
     """Its slot, int64, B."""
     relation: Tensor
@@ -247,7 +247,7 @@ def fit_motion(objects: ObjectFit, scroll: Tensor, grid: int = 24, rounds: int =
 
 
 def _fit_turns(objects: ObjectFit, several: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How badly the turns of each verb fit (B x G x verbs), those of no verb (B x G), and the best start (B x G x verbs)."""
+    """Misfit of the turns of each verb (B x G x verbs), those of no verb (B x G), and the best start (B x G x verbs)."""
     frames, device = objects.present.shape[3], several.device
     kind = objects.kind.mean(2).argmax(2)  # B x G
     verb = torch.arange(VERBS, device=device).expand(*several.shape, VERBS)

@@ -101,7 +101,7 @@ class ScenesJudge(Judge[SceneBatch]):
         )
 
     def _follows(self, place: PlaceFit, motions: MotionFit, parts: Parts) -> Tensor:
-        """How closely everything moves as something in this world would, B."""
+        """Closeness of all motion to that of something in this world would, B."""
         fault = motions.error / self.motion_width**2 + motions.turn / self.turn_width
         idle = pick(motions.still, 1 - parts.mover) / self.motion_width**2 * parts.other
         shake = place.shake / self.shake_width**2
@@ -141,6 +141,6 @@ def _beliefs(place: PlaceFit, objects: ObjectFit, motions: MotionFit, parts: Par
 
 
 def _steady(place: PlaceFit, objects: ObjectFit, parts: Parts) -> Tensor:
-    """How far all frames show the same objects in the same place, B."""
+    """Degree to which all frames show the same objects in the same place, B."""
     looks = [pick(beliefs, parts.mover) for beliefs in (objects.kind, objects.colour, objects.texture)]
     return torch.stack([beliefs.mean(1).amax(1) for beliefs in (*looks, place.place)]).mean(0)

@@ -36,7 +36,7 @@ _SPECIAL = len(PARTS)
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerConfig:
-    """What config.json says."""
+    """The content of config.json."""
 
     vocabulary: tuple[str, ...] = field(default_factory=words)
     """The words that the network knows."""

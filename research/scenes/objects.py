@@ -64,7 +64,7 @@ class ObjectFit:
     angles: Tensor
     """Turn in radians, B x G x S x F."""
     present: Tensor
-    """How far there is an object, B x G x S x F in [0, 1]."""
+    """Degree to which there is an object, B x G x S x F in [0, 1]."""
     group_colour: Tensor
     """The colour by which a group was found, int64, B x G."""
     kind: Tensor
@@ -74,7 +74,7 @@ class ObjectFit:
     colour: Tensor
     """Beliefs, B x G x F x colours."""
     misfit: Tensor
-    """How much worse than the best each turn of the group's kind and texture fits, B x G x S x F x ANGLES."""
+    """Misfit beyond the best of each turn of the group's kind and texture fits, B x G x S x F x ANGLES."""
 
 
 def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
@@ -118,7 +118,7 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Looks:
-    """What N objects look like, and what their groups look like."""
+    """Looks of N objects and of their groups."""
 
     kind: Tensor
     """Beliefs, B x G x F x kinds."""
@@ -127,9 +127,9 @@ class _Looks:
     colour: Tensor
     """Beliefs, B x G x F x colours."""
     filled: Tensor
-    """How far there is an object, N."""
+    """Degree to which there is an object, N."""
     misfit: Tensor
-    """How much worse than the best each turn fits, N x ANGLES."""
+    """Misfit beyond the best of each turn, N x ANGLES."""
     best_kind: Tensor
     """The most believed kind of its group, int64, N."""
     best_texture: Tensor
@@ -189,7 +189,7 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
 
 
 def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How far each pixel is not the place (B x F x H x W), whose colour it has (... x colours), and the place with shadows."""
+    """Degree to which each pixel is not the place (B x F x H x W), whose colour it has (... x colours), and the place with shadows."""
     lit = (videos * plates).sum(-1, keepdim=True) / plates.square().sum(-1, keepdim=True).clamp_min(1e-3)
     shaded = lit.clamp(1 - SHADOW, 1) * plates
     gap = (videos - shaded).square().sum(-1)
@@ -338,9 +338,9 @@ class _Patch:
     colours: Tensor
     """N x P x 3."""
     own: Tensor
-    """How far a pixel has the group's colour, N x P."""
+    """Degree to which a pixel has the group's colour, N x P."""
     seen: Tensor
-    """How far a pixel says anything, N x P."""
+    """Weight of a pixel as evidence, N x P."""
 
 
 def _nearest_to(at: Tensor, others: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
@@ -425,14 +425,14 @@ def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Picture:
-    """What N objects are to be drawn into."""
+    """The canvas of N objects."""
 
     pixels: Tensor
     """B x F x H x W x 3."""
     under: Tensor
     """The same without objects."""
     seen: Tensor
-    """How far a pixel counts, B x G x F x H x W."""
+    """Weight of a pixel, B x G x F x H x W."""
     where: tuple[Tensor, Tensor, Tensor]
     """Clip, group and frame of N objects."""
 

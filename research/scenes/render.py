@@ -37,7 +37,7 @@ RADIUS = 0.23
 MARGIN = 0.03
 """Least distance between an object and the border, in world units."""
 FOOT: tuple[float, ...] = (1.0, 0.76, 0.84, 1.0, 0.63)
-"""How far below its centre each kind stands on the ground, in radii."""
+"""Distance from the centre of each kind down to the ground it stands on, in radii."""
 
 PAN = 0.30
 """Way of the camera during a clip."""
@@ -50,17 +50,17 @@ BOUNCE_HEIGHT, BOUNCE_COUNT = 0.50, 2.0
 SPIN_TURNS, SPIN_LIFT = 0.75, 0.10
 """Turns of a spin in a clip, and how far above the ground it happens, so that corners stay out of it."""
 RISE = 0.60
-"""How far something floats up."""
+"""Height to which something floats."""
 CIRCLE_RADIUS, CIRCLE_LIFT = 0.19, 0.36
 """Radius of a circle, once round in a clip, and how far its middle is above the standing place."""
 
 GROUND = 0.59
-"""Where objects stand, y; the ground begins at HORIZON."""
+"""The standing place of objects, y; the ground begins at HORIZON."""
 HORIZON = 0.08
 DEPTH_SLACK = 0.09
-"""How far up or down the standing place may be."""
+"""Largest shift of the standing place up or down."""
 LOOSE = 0.03
-"""How far an object may stand off its place in the group."""
+"""Largest distance of an object from its place in the group."""
 GROUPS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0)),
     ((-0.28, 0.06), (0.28, -0.06), (0.0, 0.0)),
@@ -80,19 +80,19 @@ RELATION_PLACE = tuple(
     (APART * ((name == "right") - (name == "left")), PASS_DEPTH * ((name == "front") - (name == "behind")))
     for name in ATTRIBUTES["relation"]
 )
-"""Where the moving object stands (x, y), seen from the middle between it and the other, by relation."""
+"""Standing place of the moving object (x, y), seen from the middle between it and the other, by relation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where everything is, object by object."""
+    """Positions of everything, object by object."""
 
     centres: Tensor
     """B x MEMBERS x F x 2, world units in the frame."""
     angles: Tensor
     """Clockwise turn in radians, B x MEMBERS x F."""
     ground: Tensor
-    """Where each object stands or would land, y, B x MEMBERS; the nearer ones are drawn over the farther."""
+    """Standing or landing place of each object, y, B x MEMBERS; the nearer ones are drawn over the farther."""
     present: Tensor
     """bool, B x MEMBERS."""
     kind: Tensor
@@ -115,14 +115,14 @@ def render(batch: SceneBatch, frames: int, height: int, width: int, displacement
 
 
 def scroll_of(batch: SceneBatch, frames: int) -> Tensor:
-    """Where the camera is in every frame, B x F world units of the ground."""
+    """Position of the camera in every frame, B x F world units of the ground."""
     return VIEW * batch.view.unsqueeze(1) + PAN * _take(_CAMERA_SIGN, batch.camera).unsqueeze(1) * _time(
         batch.view, frames
     )
 
 
 def layout_of(batch: SceneBatch, frames: int) -> Layout:
-    """Where every object of a batch is in every frame."""
+    """Positions of every object of a batch in every frame."""
     way, turn = path_of(batch.verb, batch.count, batch.phase, frames)
     spot, other = standing(batch)
     spots = torch.cat([spot.unsqueeze(1) + _take(GROUPS, batch.count), other.unsqueeze(1)], 1) + LOOSE * batch.layout
@@ -160,7 +160,7 @@ def starts_turned(batch: SceneBatch) -> Tensor:
 
 
 def rolls(kind: Tensor, verb: Tensor) -> Tensor:
-    """Whether a kind turns as it goes, by index tensors of one shape."""
+    """True where a kind turns as it goes, by index tensors of one shape."""
     return ((verb == _RIGHT) | (verb == _LEFT)) & _take(_ROLLS, kind)
 
 
@@ -183,14 +183,14 @@ def path_of(verb: Tensor, count: Tensor, phase: Tensor, frames: int) -> tuple[Te
 
 
 def standing(batch: SceneBatch) -> tuple[Tensor, Tensor]:
-    """Where the group and the other object stand (x, y), B x 2 each."""
+    """Standing places of the group and the other object (x, y), B x 2 each."""
     apart = _take(RELATION_PLACE, batch.relation)
     middle = torch.stack([batch.offset[:, 0] * slack(batch), GROUND + DEPTH_SLACK * batch.offset[:, 1]], -1)
     return middle + apart, middle - apart
 
 
 def slack(batch: SceneBatch) -> Tensor:
-    """How far (x) a scene may be moved from the middle with everything still inside the frame, B."""
+    """Distance (x) by which a scene may be moved from the middle with everything still inside the frame, B."""
     camera = PAN * _take(_CAMERA_SIGN, batch.camera)
     travel = torch.where(batch.count == 0, TRAVEL_ALONE, TRAVEL_MANY) * _take(_VERB_SIGN, batch.verb)
     mover = (travel - camera).abs() / 2 + CIRCLE_RADIUS * (batch.verb == _CIRCLE)
@@ -243,7 +243,7 @@ def window(centres: Tensor, half_x: float, half_y: float, height: int, width: in
 
 
 SHADOW = 0.42
-"""How much darker the ground is under an object that stands on it."""
+"""Darkness of the ground under an object that stands on it."""
 
 
 def _shade(
@@ -316,7 +316,7 @@ def appearance(
 
 
 def light_at(dx: Tensor, dy: Tensor) -> Tensor:
-    """How bright an object is at a distance from its centre: from above, a little from the left, whatever its turn."""
+    """Brightness of an object at a distance from its centre: from above, a little from the left, whatever its turn."""
     return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1)
 
 
@@ -430,7 +430,7 @@ def _layer(picture: Tensor, inside: Tensor, colour: Rgb | Tensor, pixel: float, 
 
 
 def _below(height_at: Tensor, y: Tensor) -> Tensor:
-    """How far each row is below a line ... x W, ... x H x W."""
+    """Distance of each row below a line ... x W, ... x H x W."""
     return y[:, None] - height_at.unsqueeze(-2)
 
 

@@ -1,4 +1,4 @@
-"""What can be shown: textured objects that do something in a place, before a camera that may pan, to and from text.
+"""The scenes that can be shown: textured objects that do something in a place, before a camera that may pan, to and from text.
 
 A `Scene` is the part that a prompt names. A `SceneBatch` adds what a prompt leaves open (where things stand, at
 which phase and angle they start, which part of the place is seen) and keeps everything in tensors, so that
@@ -98,23 +98,23 @@ class Scene(AnyScene):
     attributes = ATTRIBUTES
 
     place: str
-    """Where it happens."""
+    """The place."""
     count: str
-    """How many objects move; they are alike and move together."""
+    """The number of objects that move; they are alike and move together."""
     kind: str
-    """What moves."""
+    """The kind of object that moves."""
     colour: str
     """Colour of what moves."""
     texture: str
     """Pattern of what moves; it turns with the object."""
     verb: str
-    """What it does: goes right or left, bounces, spins on the spot, floats up, or circles in the air."""
+    """Its motion: goes right or left, bounces, spins on the spot, floats up, or circles in the air."""
     camera: str = "still"
-    """How the camera moves: with "left" the place scrolls to the right."""
+    """The camera's motion: with "left" the place scrolls to the right."""
     relation: str = "alone"
-    """Where the object is, seen from a second one: it goes past "front" or "behind" it, or stays "left" or "right" of it."""
+    """The object's side, seen from a second one: it goes past "front" or "behind" it, or stays "left" or "right" of it."""
     other_kind: str = "none"
-    """What the second object is; it stands, and is plain."""
+    """The kind of the second object; it stands, and is plain."""
     other_colour: str = "none"
     """Colour of the second object."""
 
@@ -296,7 +296,7 @@ def _impossible(names: tuple[str, ...]) -> str:
 
 @cache
 def _side(row: tuple[int, ...]) -> bool | None:
-    """Whether a row of indices is held out; None where it cannot be shown."""
+    """True where a row of indices is held out; None where it cannot be shown."""
     names = tuple(values[index] for values, index in zip(ATTRIBUTES.values(), row))
     return None if _impossible(names) else is_heldout(names)
 

@@ -89,7 +89,7 @@ def test_what_is_not_a_reward_is_refused_by_name(folder: Path, name: str, change
 
 
 def test_the_reward_in_the_repository_prefers_a_clip_of_its_caption_and_likes_dark_ones_less() -> None:
-    """What the suites train on, whose files may not be those of another world or another vocabulary."""
+    """The reward that the suites train on, whose files may not be those of another world or another vocabulary."""
     home = Path(__file__).parents[1] / "scenes" / "model"
     reward, texts = LearnedReward(checkpoint=str(home / "reward")), list(SCENES.texts("heldout"))[:12]
     assert reward.scorer.config.vocabulary == words()

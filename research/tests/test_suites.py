@@ -131,7 +131,7 @@ def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path) -> None
 def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_no_farther_from_the_manifold(
     name: str, recommended: str
 ) -> None:
-    """What the pages recommend must stand in the rows: intervals that exclude 0, and no drift elsewhere that is lower beyond its interval."""
+    """Recommendations of the pages must stand in the rows: intervals that exclude 0, and no drift elsewhere that is lower beyond its interval."""
     suite, rows, _ = loaded(RESULTS / name)
     arms = summarize(replace(suite, baseline=recommended), rows).arms
     others = [arm for arm in arms.values() if not arm.name.startswith("branch")]

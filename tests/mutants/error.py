@@ -40,12 +40,12 @@ class Place:
     symbols: tuple[str, ...]
     """Qualified names of what holds it, the innermost last."""
     line: int
-    """Where its statement begins."""
+    """First line of its statement."""
     inside: bool
     """It belongs to what a function does."""
 
     def nodes(self, count: int = 1) -> list[ast.AST]:
-        """What stands there."""
+        """The nodes at this place."""
         value = getattr(self.above, self.field)
         return [value] if self.index is None else value[self.index : self.index + count]
 
@@ -137,7 +137,7 @@ class PlantedError:
     what: str
     """The error in one line."""
     file: str
-    """Where its symbol was last seen, under src/sage_grpo. A symbol that has moved is looked for in the whole package."""
+    """File of its symbol when it was listed, under src/sage_grpo. A symbol that has moved is looked for in the whole package."""
     symbol: str
     """The function, method (`Class.method`) or assigned name that holds it; empty: the module."""
     old: str
@@ -147,7 +147,7 @@ class PlantedError:
     hangs: bool = False
     """Running into a time limit counts as noticed."""
     which: str = ""
-    """Where `old` fits several times: "2 of 3"."""
+    """Its place if `old` fits several times: "2 of 3"."""
     drawn: bool = False
     """It is a generated one."""
 
@@ -190,7 +190,7 @@ class PlantedError:
         return path, source, found[int(number or 1) - 1]
 
     def matches(self, source: str) -> list[int]:
-        """Where it fits within its symbol."""
+        """Places within its symbol that it fits."""
         old, _ = self.sides()
         known = places(source)
         return [number for number in within(source).get(self.symbol, ()) if same(known[number].nodes(len(old)), old)]

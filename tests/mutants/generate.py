@@ -63,7 +63,7 @@ class Equivalent:
     why: str
 
     def fits(self, error: PlantedError) -> bool:
-        """Whether it is that one; where the symbol stands does not matter, nor how the code is written."""
+        """True for that error; where the symbol stands does not matter, nor how the code is written."""
         if self.symbol != error.symbol or self.which not in ("", error.which):
             return False
         return meaning(self.old) == meaning(error.old) and meaning(self.new) == meaning(error.new)

@@ -58,7 +58,7 @@ SECONDS, TIMES = 3.0, 5.0
 WAITING = 8.0
 """And so many times as much by the clock: an error may make a wait that has no end."""
 FOLDERS = ("src", "tests", "docs", "research", "examples", "scripts")
-"""What is copied, with the files of the first level."""
+"""Folders that are copied, with the files of the first level."""
 SURVIVED, NOTICED, LATE, BROKEN = "SURVIVED", "noticed", "TIMED OUT", "BROKEN"
 GROUP = 12
 """Errors that are planted in one process."""
@@ -163,12 +163,12 @@ class Try:
 
     @property
     def answers(self) -> Path:
-        """What the plugin wrote."""
+        """File of the plugin's results."""
         return self.folder.with_suffix(".jsonl")
 
     @property
     def output(self) -> Path:
-        """What pytest printed."""
+        """File of pytest's output."""
         return self.folder.with_suffix(".txt")
 
     def start(self) -> None:

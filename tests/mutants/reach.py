@@ -138,7 +138,7 @@ class Measure:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-        """What a shared fixture runs belongs to the file."""
+        """Lines that a shared fixture runs belong to the file."""
         shared = fixturedef.scope != "function"
         if shared:
             self._context(self.test.partition("::")[0])

@@ -216,7 +216,7 @@ def _version(name: str) -> str | None:
 
 
 def lora_report(parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """How much is trained, and in what."""
+    """Trained parameters and their dtype."""
     return {
         "parameters": sum(p.numel() for p in parameters.values()),
         "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters.values()}),

@@ -91,7 +91,7 @@ def units(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def iterates(unit: tuple[str, str]) -> bool:
-    """Whether a process runs whole iterations, not only passes."""
+    """True for a process that runs whole iterations, not only passes."""
     return unit[0] == "wan" and VARIANTS[unit[1]].framework != "stock"
 
 

@@ -15,7 +15,7 @@ import torch
 
 @dataclass
 class DatasetInfo:
-    """What the peer writes beside its cache."""
+    """Writer of the files beside the peer's cache."""
 
     description: str = ""
 
@@ -34,7 +34,7 @@ class Dataset:
 
     @classmethod
     def from_file(cls, path: str) -> Dataset:
-        """What `map` wrote."""
+        """The result of `map`."""
         return cls(torch.load(path, weights_only=True))
 
     @property

@@ -102,7 +102,7 @@ def _range(totals: Sequence[float]) -> str:
 
 
 def _checks(lines: dict[str, dict[str, Any]]) -> str:
-    """Whether all did the same work."""
+    """A line that says if all did the same work."""
     facts = {
         "clips and steps": [
             [line["timed"]["part"][key] for key in ("group", "steps", "trained")] for line in lines.values()

@@ -1,4 +1,4 @@
-"""What is run side by side: a framework, and settings on top of what its users get."""
+"""Variants that run side by side: a framework, and settings on top of what its users get."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ VARIANTS = {
     "peer_kept": Variant(framework="peer", models=("wan",), settings={"train.enable_gradient_checkpointing": False}),
     "peer_cudnn": Variant(framework="peer", models=("wan",), settings={"model.attn_backend": "_native_cudnn"}),
 }
-"""What matters most comes first. With a number: held to so many GiB, which is what the peer needs, and a card of that size.
+"""The most important come first. With a number: held to so many GiB, which is what the peer needs, and a card of that size.
 
 The peer with activations kept instead of recomputed, and with another attention, show that it was not measured at its worst."""

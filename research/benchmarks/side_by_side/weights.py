@@ -40,12 +40,12 @@ TINY_HUNYUAN15_VAE = {
 
 
 def device() -> str:
-    """Where weights are drawn."""
+    """Device on which weights are drawn."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def dtype(tiny: bool) -> torch.dtype:
-    """What networks compute in."""
+    """Dtype of the networks."""
     return torch.float32 if tiny else torch.bfloat16
 
 

@@ -84,7 +84,7 @@ FAULTS: Mapping[str, Fault] = {
     fault.__name__: fault
     for fault in (shuffled, frozen, too_fast, ghostly, blurred, noisy, flashing, too_colourful, pale)
 }
-"""What spoils a clip, in the order in which it happens."""
+"""Faults of a clip, in the order in which it happens."""
 
 
 def mistaken(scene: Scene, draw: random.Random) -> Scene:

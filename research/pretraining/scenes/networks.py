@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 DOWN = 4
-"""How much smaller latents are than clips, in space and in time."""
+"""Compression of latents in space and in time."""
 
 
 def build_vae(sizes: Sizes) -> AutoencoderKLWan:
@@ -144,7 +144,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], lengt
 
 
 def encode_text(text_encoder: UMT5EncoderModel, ids: Tensor) -> Tensor:
-    """What the pipeline gives the transformer, B x L x D, of ids padded to any length: zeros where there is padding."""
+    """The text states that the pipeline gives the transformer, B x L x D, of ids padded to any length: zeros where there is padding."""
     encoder, valid = text_encoder.encoder, ids != 0
     hidden = encoder.embed_tokens(ids)
     unseen = torch.zeros_like(ids, dtype=hidden.dtype).masked_fill(~valid, torch.finfo(hidden.dtype).min)

@@ -1,4 +1,4 @@
-"""What can be chosen in pretraining the scenes world's model; light, so that the command's help need not load torch."""
+"""Options of pretraining the scenes world's model; light, so that the command's help need not load torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sage_grpo.config.ranges import Count, NotNegative, Positive, Share, checked
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How large the model is."""
+    """Sizes of the model."""
 
     latent_channels: int = 16
     """Channels of a latent."""

@@ -93,4 +93,4 @@ MAKER = Maker(
     train_flow=train_flow,
     assemble=assemble,
 )
-"""How the scenes world's model is made."""
+"""The stages of the scenes world's model."""

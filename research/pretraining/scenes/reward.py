@@ -146,7 +146,7 @@ def fit(scorer: Scorer, pool: Pool, options: RewardOptions) -> None:
 
 
 def measure(scorer: Scorer, pool: Pool, options: RewardOptions, device: torch.device) -> dict[str, Any]:
-    """How often the reward orders a pair as the majority of votes does and as the truth does, and the votes as the truth does."""
+    """Share of pairs that the reward orders as the majority of votes does and as the truth does, and the votes as the truth does."""
     group, scores = options.group, raw_scores(scorer, pool.clips, pool.prompts).cpu()
     truth = judged(SCENES.judge(), pool.clips, pool.prompts, device, PARTS)
     right, said = differences(truth, group), pool.told - 0.5

@@ -1,4 +1,4 @@
-"""What can be chosen in the training of a learned reward; light, so that the command's help need not load torch."""
+"""Options of training a learned reward; light, so that the command's help need not load torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed,
 
 @checked
 class Biases:
-    """How annotators are wrong. Impressions are on the scale of the judge's parts, 0 to 1."""
+    """Errors of annotators. Impressions are on the scale of the judge's parts, 0 to 1."""
 
     annotators: Count = 3
     """Annotators; each of them votes on every pair. They differ in how strong their biases are."""
     noise: NotNegative = 0.15
     """Standard deviation of what an annotator adds to an impression by chance."""
     colour: NotNegative = 0.12
-    """How much better a clip looks that is more saturated by one standard deviation."""
+    """Gain in looks of a clip that is more saturated by one standard deviation."""
     motion: NotNegative = 0.12
-    """How much better a clip moves in which more changes, by one standard deviation."""
+    """Gain in motion of a clip in which more changes, by one standard deviation."""
     forgiven: Share = 0.8
     """Share of a wrong texture that is not noticed."""
 
@@ -60,4 +60,4 @@ class RewardOptions(Biases):
     report_seconds: NotNegative = 10.0
     """Seconds between two printed lines."""
     device: str = ""
-    """Where to train; empty takes cuda where there is one, else cpu."""
+    """Device to train on; empty takes cuda where there is one, else cpu."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AT_ONCE = 1024
 """Clips of the pool that are rendered together."""
 OBJECT_WEIGHT = 4.0
-"""How much more a pixel of an object counts."""
+"""Extra weight of a pixel of an object."""
 GREY, VIVID = 0.38, 0.65
 """Saturation up to which a pixel belongs to a place, and from which it belongs to an object; no place reaches the first."""
 SHOWN, SHOW_SECONDS = 8, 60.0

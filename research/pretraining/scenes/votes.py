@@ -24,7 +24,7 @@ AT_ONCE = 256
 
 
 def people(biases: Biases, generator: torch.Generator) -> Tensor:
-    """How strong each annotator's liking of colour, liking of motion and blindness for textures are, as factors: annotators x 3."""
+    """Strength of each annotator's liking of colour, liking of motion and blindness for textures, as factors: annotators x 3."""
     return 0.5 + torch.rand(biases.annotators, len(PARTS), generator=generator)
 
 
@@ -46,7 +46,7 @@ def impressions(
     generator: torch.Generator,
     device: torch.device,
 ) -> Tensor:
-    """What every annotator thinks of every clip's VQ, MQ and TA, annotators x N x 3."""
+    """Impressions of every annotator of every clip's VQ, MQ and TA, annotators x N x 3."""
     few = clips[:, looked_at(clips.shape[1], FEW)]
     *seen, texture = judged(judge, few, prompts, device, (*PARTS, "TA/texture")).unbind(1)
     missed = WEIGHTS["texture"] * (1 - texture)

@@ -30,7 +30,7 @@ class WholeClips:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of its weights."""
         device: torch.device = self.vae.device
         return device
 

@@ -140,7 +140,7 @@ def packed(transformer: HunyuanVideo15Transformer3DModel) -> PackedTransformer:
 
 
 def encode_text(text_encoder: Qwen2_5_VLTextModel, prefix: Tensor, ids: Tensor) -> Tensor:
-    """What the pipeline reads from the text encoder after its crop, B x L x D, for captions of ONE length.
+    """The states that the pipeline reads from the text encoder after its crop, B x L x D, for captions of ONE length.
 
     The prefix is the same for every caption and attention is causal, so it is run once and not B times.
     """

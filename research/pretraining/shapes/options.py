@@ -1,4 +1,4 @@
-"""What can be chosen in pretraining the shapes world's model; light, so that the command's help need not load torch."""
+"""Options of pretraining the shapes world's model; light, so that the command's help need not load torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Seed,
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How large the miniature is."""
+    """Sizes of the miniature."""
 
     latent_channels: int = 16
     """Channels of a latent."""
@@ -82,7 +82,7 @@ class DistillOptions:
     report_seconds: NotNegative = 10.0
     """Seconds between two printed lines."""
     device: str = ""
-    """Where to train; empty takes cuda where there is one, else cpu."""
+    """Device to train on; empty takes cuda where there is one, else cpu."""
 
     graphs: ClassVar[bool] = False
 

@@ -102,4 +102,4 @@ MAKER = Maker(
     train_flow=lambda vae, *others: train_flow(*others),
     assemble=assemble,
 )
-"""How the shapes world's model is made."""
+"""The stages of the shapes world's model."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import Qwen2_5_VLTextModel, Qwen2Tokenizer
 
 OBJECT_WEIGHT = 4.0
-"""How much more a pixel counts that differs from the background."""
+"""Extra weight of a pixel that differs from the background."""
 
 
 def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions) -> float:
