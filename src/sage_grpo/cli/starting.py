@@ -57,7 +57,6 @@ def extended(kind: type[Options], config: TrainConfig, **more: Any) -> Options:
 
 
 def plain(options: TrainConfig) -> TrainConfig:
-    """The configuration in a command's options."""
     return TrainConfig(**{field.name: getattr(options, field.name) for field in fields(TrainConfig)})
 
 

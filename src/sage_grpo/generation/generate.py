@@ -125,7 +125,6 @@ def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> 
 
 
 def prompts_of(options: GenerateSpec) -> list[Prompt]:
-    """The prompts of the options."""
     from sage_grpo.data.prompts import SETS, Prompt
     from sage_grpo.training.inputs import prompts_from
     from sage_grpo.worlds.world import WORLDS

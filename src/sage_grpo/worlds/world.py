@@ -75,7 +75,6 @@ class PromptWorld:
         return to_uint8(clips)
 
     def judge(self) -> Reward:
-        """The judge that knows the truth."""
         judge: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
         return judge
 
