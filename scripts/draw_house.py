@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the house from its code: the floors of tests/test_house.py, and who imports whom.
 
     python scripts/draw_house.py            # writes docs/images/house.svg

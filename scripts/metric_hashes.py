@@ -1,6 +1,6 @@
 """Hash the metrics of short runs of every method, so that a change which must not change a number can be checked.
 
-    python scripts/metric_hashes.py --out before.json [--only sage] [--ranks 1]
+    python scripts/metric_hashes.py --out before.json [--only sage] [--jobs 2]
     python scripts/metric_hashes.py --compare before.json
 
 Runs three iterations in float32 on the CPU: every method on shapes with one rank and with two, and sage, branch, nft, dpo and draft on
@@ -21,6 +21,9 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +80,25 @@ def digest(folder: Path) -> dict[str, Any]:
     return {"hash": hashlib.sha256(text.encode()).hexdigest()[:16], "rows": rows}
 
 
-def run(name: str, ranks: int, words: list[str], folder: Path) -> dict[str, Any]:
-    """One run in processes of its own pool: each rank is one."""
+def run(folder: Path, job: tuple[str, int, list[str]]) -> dict[str, Any]:
+    """One run, a process for each rank, in a folder of its own."""
+    name, ranks, words = job
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    out = folder / name.replace("/", "-").replace(" ", "-")
-    processes = [CONTEXT.Process(target=_rank, args=(rank, ranks, port, [*words, "--out", str(out)], folder)) for rank in range(ranks)]
+    place = folder / name.replace("/", "-").replace(" ", "-")
+    place.mkdir()
+    processes = [CONTEXT.Process(target=_rank, args=(rank, ranks, port, words, folder, place)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     if any(process.exitcode for process in processes):
         return {"hash": f"failed: exit codes {[process.exitcode for process in processes]}", "rows": []}
-    return digest(out)
+    return digest(place / "run")
 
 
-def _rank(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> None:
+def _rank(rank: int, ranks: int, port: int, words: list[str], folder: Path, place: Path) -> None:
     if ranks > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -101,19 +106,20 @@ def _rank(rank: int, ranks: int, port: int, words: list[str], folder: Path) -> N
 
     torch.set_num_threads(1)
     os.chdir(folder)
-    log = os.open(folder / f"log-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    file = place / f"log-{rank}.txt"
+    log = os.open(file, os.O_WRONLY | os.O_CREAT)
     error = os.dup(2)
     os.dup2(log, 1)
     os.dup2(log, 2)
     from sage_grpo.cli.main import main
 
     try:
-        status = main(["train", *words])
+        status = main(["train", *words, "--out", str(place / "run")])
     except BaseException:  # noqa: BLE001  the run is reported as failed and the next one starts
         traceback.print_exc()
         status = 1
     if status:
-        os.write(error, (folder / f"log-{rank}.txt").read_bytes()[-2000:])
+        os.write(error, file.read_bytes()[-2000:])
     sys.exit(status)
 
 
@@ -134,11 +140,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write hashes and rows to this file")
     parser.add_argument("--compare", type=Path, help="compare with this file")
     parser.add_argument("--only", default="", help="only runs whose name holds this text")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     options = parser.parse_args()
     before = json.loads(options.compare.read_text()) if options.compare else {}
     found, differ = {}, 0
-    with tempfile.TemporaryDirectory(prefix="hashes-") as place:
-        folder = Path(place)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hashes-")))
         (folder / "warm_reward.py").write_text(REWARD)
         (folder / "p.txt").write_text("a cat runs\na red car\na dog sleeps\n")
         sys.path.insert(0, str(ROOT / "tests"))
@@ -146,20 +153,19 @@ def main() -> int:
 
         for kind in FAMILIES.values():
             tiny.build(kind, folder / kind)
-        for name, ranks, words in jobs():
-            if options.only not in name:
-                continue
-            found[name] = run(name, ranks, words, folder)
-            line = f"{name:32} {found[name]['hash']}"
+        chosen = [job for job in jobs() if options.only in job[0]]
+        pool = stack.enter_context(ThreadPoolExecutor(options.jobs))
+        for (name, *_), result in zip(chosen, pool.map(partial(run, folder), chosen)):
+            found[name] = result
+            line = f"{name:32} {result['hash']}"
             if before:
-                same = before["runs"].get(name, {}).get("hash") == found[name]["hash"]
+                known = before["runs"].get(name, {"hash": "", "rows": []})
+                same = known["hash"] == result["hash"]
                 differ += not same
-                why = first_difference(before["runs"].get(name, {}).get("rows", []), found[name]["rows"])
-                line += "  equal" if same else f"  DIFFERS: {why}"
+                line += "  equal" if same else f"  DIFFERS: {first_difference(known['rows'], result['rows'])}"
             print(line, flush=True)
     if options.out:
-        machine = {"machine": platform.machine(), "python": platform.python_version()}
-        options.out.write_text(json.dumps({"machine": machine, "runs": found}, indent=1))
+        options.out.write_text(json.dumps({"machine": platform.platform(), "runs": found}, indent=1))
     print(f"{len(found)} runs" + (f", {differ} differ" if before else ""))
     return 1 if differ else 0
 

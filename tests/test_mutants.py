@@ -6,7 +6,7 @@ The errors themselves are planted by `make mutants`, not here.
 from __future__ import annotations
 
 import ast
-import importlib.util
+import json
 import re
 import textwrap
 from dataclasses import replace
@@ -189,6 +189,7 @@ SURVIVES = PlantedError("does not double", "sums.py", "double", "2 * a", "a", ("
 SLEEPS = replace(ADDS, what="sleeps", new="__import__('time').sleep(600)")
 
 SAID = """\
+2 copies are ready ().
 The tree as it is passes ().
   1/4 noticed  sums.py::add: adds wrongly  [test_sums.py::test_add]
   2/4 SURVIVED  sums.py::double: does not double  [test_sums.py]
@@ -215,13 +216,27 @@ def test_survivors_are_named_and_fail_the_command(
     (root / "tests").mkdir()
     (root / "tests" / "test_sums.py").write_text(TESTS)
     hangs = replace(SLEEPS, what="sleeps as it must", hangs=True)
-    code = plant.main(["--draw", "9", "--seed", "1"], [ADDS, SURVIVES, SLEEPS, hangs], root)
+    reach, answers = tmp_path / "reach.json", tmp_path / "answers.jsonl"
+    options = ["--draw", "9", "--seed", "1", "--reach", str(reach), "--json", str(answers)]
+    code = plant.main(options, [ADDS, SURVIVES, SLEEPS, hangs], root)
     said = capsys.readouterr().out
     assert code == 1, said
     assert _lines(said.partition("\n(first level)")[0]) == _lines(SAID)
     assert "(first level): 3 of 5 drawn errors noticed (60%)" in said
     assert "9 errors planted, 4 not noticed" in said
     assert (root / PACKAGE / "sums.py").read_text() == WORLD  # planted in a copy
+    records = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert sum(not record["noticed"] for record in records) == 4
+    (added,) = (record for record in records if record["error"] == "generated: a + b -> a - b")
+    assert (added["room"], added["test"]) == ("(first level)", "test_sums.py::test_add")
+    # What was kept is read again, and of a changed file every line counts as run by all its tests; after the limit nothing is tried.
+    (root / PACKAGE / "sums.py").write_text(f"# moved\n{WORLD}")
+    kept = ["--unlisted", *options]
+    assert plant.main(kept, root=root) == 1
+    assert "SURVIVED" in (said := capsys.readouterr().out)
+    assert "(first level): 4 of 5 drawn errors noticed" not in said
+    assert plant.main([*kept, "--limit-seconds", "0"], root=root) == 0
+    assert "0 errors planted, 0 not noticed, 5 not tried within --limit-seconds 0" in capsys.readouterr().out
     code = plant.main([], [replace(ADDS, tests=("test_sums.py::test_gone",))], root)
     assert code == 2
     assert "do not pass on the tree as it is" in capsys.readouterr().out
@@ -229,41 +244,5 @@ def test_survivors_are_named_and_fail_the_command(
 
 def _lines(said: str) -> list[str]:
     """Lines without their seconds and numbers, in no order: which of two tries ends first is the machine's."""
-    return sorted(re.sub(r" *\d+(\.\d+)? s\b|^ *\d+/", "", line) for line in said.splitlines())
-
-
-KINDS = """
-import functools
-
-
-class Kind:
-    @property
-    def read(self):
-        return 1 + 1
-
-    @staticmethod
-    def still():
-        return 1 + 1
-
-    @functools.cache
-    def method(self, a=1):
-        return a + 1
-"""
-
-
-@pytest.mark.parametrize("symbol", ["Kind.read", "Kind.still", "Kind.method"])
-def test_a_loaded_function_gets_other_code_whatever_is_around_it(symbol: str, tmp_path: Path) -> None:
-    """No default, decorator or constant: they were read before."""
-    path = _tree(tmp_path, kinds=KINDS) / PACKAGE / "kinds.py"
-    spec = importlib.util.spec_from_file_location("kinds", path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    known = module.Kind()  # was there before
-    one = replace(ADDS, file="kinds.py", symbol=symbol, old="a + 1" if symbol == "Kind.method" else "1 + 1", new="0")
-    assert plant.can_be_swapped(one, tmp_path)
-    plant.swap(tmp_path, one)
-    now = {"Kind.read": known.read, "Kind.still": known.still(), "Kind.method": known.method()}
-    assert now == {name: 0 if name == symbol else 2 for name in now}
-    for old, which in (("1", "1 of 2"), ("functools.cache", "")):
-        assert not plant.can_be_swapped(replace(one, symbol="Kind.method", old=old, which=which), tmp_path)
+    lines = (line for line in said.splitlines() if " parts, " not in line)
+    return sorted(re.sub(r" *\d+(\.\d+)? s\b|^ *\d+/", "", line) for line in lines)

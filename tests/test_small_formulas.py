@@ -3,12 +3,9 @@ the inspector's warnings, parts of the API."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
-import math
 import socket
-from contextlib import nullcontext
 from dataclasses import field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +20,11 @@ from sage_grpo.config.help import kind_in_words, manual
 from sage_grpo.config.metadata import affects
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.config.ranges import Count, Share, check_prompt, checked, faults, ranges
-from sage_grpo.generation.evaluate import EvaluateSpec
-from sage_grpo.models.spec import ModelSpec
-from sage_grpo.samplers.transition import Transition
-from sage_grpo.tools import inspect as inspector
-from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.training.config import TrainConfig
 from sage_grpo.types import Sound
 from sage_grpo.utils import http_server, hub, pretrained
 from sage_grpo.utils import text as printing
 from sage_grpo.utils.json_schema import DocumentError, finite, shown
-from sage_grpo.utils.statistics import crossed_interval
 from sage_grpo.utils.suggest import did_you_mean
 
 
@@ -263,26 +255,6 @@ def test_a_loras_configuration_is_of_known_keys_and_sizes() -> None:
     assert pretrained.lora_config_fault({"r": 10**6}) is None
 
 
-def test_steps_out_of_proportion_and_lists_of_steps() -> None:
-    std, a = torch.tensor([0.0, 1.0, 2.5, 1.0, 0.5, 4.0]), torch.tensor([9.0, 1.0, -3.0, 1.0, 1.0, 1.0])
-    step = Transition(a=a, b=torch.ones(6), std=std)
-    assert inspector.proportions(step) == [(2, "std", 2.5, 1.0), (5, "std", 4.0, 0.5), (2, "a", 3.0, 1.0)]
-    flags = [torch.tensor(one) for one in ([0, 1, 0], [1, 1, 0], [1, 0, 1], [1, 1, 0, 1])]
-    assert [inspector._listed(one) for one in flags] == ["step 1", "steps 0 to 1", "steps 0 and 2", "steps 0, 1 and 3"]
-    assert inspector._span(torch.tensor([2.0, 8.0, 4.0])) == 4.0
-    assert inspector._span(torch.tensor([])) is None
-    # By hand, for point data: x1 = a x0 + std; two steps of half the noise each
-    step = Transition(a=torch.tensor([0.5, 0.0]), b=torch.tensor([0.25, 1.0]), std=torch.tensor([0.5, 0.0]))
-    sigmas = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
-    # gain = a + b / sigma for c = 0: 0.75, so the variance is 0.5625 + 0.25; then 2 squared of it
-    assert inspector._variances(step, sigmas, 0.0) == [0.8125, 3.25]
-    # c = 1 at sigma 1: marginal 1, covariance 1; at 0.5: marginal 0.5, covariance 0
-    assert inspector._variances(step, sigmas, 1.0) == [0.8125, 0.0]
-    part = torch.tensor([0.5, 0.25], dtype=torch.float64)
-    still = Transition(a=torch.ones(1), b=torch.zeros(1), std=torch.zeros(1))
-    assert inspector._variances(still, part, 2.0) == [0.25 * 2 + 0.25]
-
-
 def test_values_for_json_and_for_errors() -> None:
     given = {1: [float("nan"), (2, float("-inf"))], "p": Path("a"), "b": True}
     assert finite(given) == {"1": [None, [2, None]], "p": "a", "b": True}
@@ -304,16 +276,9 @@ def test_values_for_json_and_for_errors() -> None:
     assert affects(TrainConfig, "rewards[0].batch_size") == size != affects(TrainConfig, "rewards.name") == "values"
 
 
-def test_what_an_evaluation_of_the_api_is_of(tmp_path: Path) -> None:
-    spec, own = api._evaluation("evaluate", None, None, None, "starter", {"micro_batch": 3})
-    assert (spec.prompts, spec.micro_batch, spec.rewards, own.prompts) == ("starter", 3, EvaluateSpec().rewards, None)
-    spec, own = api._evaluation("evaluate", None, ModelSpec(shift=3.0, train=False), "video_stats", ["a"] * 40, {})
-    assert (spec.settings.prompts, spec.model.shift, spec.model.train, own.model) == (40, 3.0, False, None)
-    assert [one.name for one in spec.rewards] == ["video_stats"]
-    spec, _ = api._evaluation("evaluate", None, None, None, ["a"], {"settings": EvalConfig(prompts=7)})
-    assert spec.settings.prompts == 7
+def test_the_api_refuses_what_it_cannot_do_and_saves_clips_with_sound(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluate has no option 'micro'; it has .*micro_batch"):
-        api._evaluation("evaluate", None, None, None, None, {"micro": 3})  # type: ignore[typeddict-unknown-key]
+        api.evaluate(micro=3)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="no model object"):
         api.evaluate_pairs(model=object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="train needs a TrainConfig"):
@@ -336,87 +301,6 @@ def test_addresses_and_ports_that_can_be_listened_on() -> None:
     for port in (-1, 65536):
         with pytest.raises(ValueError, match=r"port must be in \[0, 65535\]"):
             http_server.check_port("127.0.0.1", port)
-
-
-class Wire:
-    """A connection of a server that a test plays."""
-
-    def __init__(self) -> None:
-        self.sent, self.over = b"", False
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def close(self) -> None:
-        self.over = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.over
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def pause_reading(self) -> None: ...
-
-    resume_reading = pause_reading
-
-
-def test_a_connection_without_a_request_makes_room_and_ends_by_itself() -> None:
-    async def played() -> list[tuple[bool, bytes]]:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await asyncio.sleep(60)
-
-        config = http_server.guarded_config(app, header_timeout=0.05, max_connections=2, log_level="critical")
-        config.load()
-        from uvicorn.server import ServerState
-
-        wires, state = [Wire() for _ in range(5)], ServerState()
-        kinds = [config.http_protocol_class(config=config, server_state=state, app_state={}) for _ in wires]
-        for kind, wire in zip(kinds[:3], wires):  # the third takes the place of the first
-            kind.connection_made(wire)
-        kinds[1].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        kinds[2].data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        kinds[3].connection_made(wires[3])  # both are being answered: there is no room
-        await asyncio.sleep(0.2)
-        busy = wires[2].over
-        kinds[2].connection_lost(None)
-        kinds[4].connection_made(wires[4])
-        before = wires[4].over
-        await asyncio.sleep(0.2)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        return [(wire.over, wire.sent) for wire in wires] + [(busy, b""), (before, b"")]
-
-    first, second, _, fourth, fifth, busy, early = asyncio.run(played())
-    assert (first, second, busy) == ((True, b""), (False, b""), (False, b""))
-    assert fourth == (True, http_server.BUSY)
-    assert (early[0], fifth[0]) == (False, True)
-
-
-def test_an_interval_over_seeds_and_prompts_by_hand() -> None:
-    """Means of seeds 1.5 and 6.5, of prompts 2.5 and 5.5, a rest of 1 everywhere: the variance is 6.25 + 2.25 + 1."""
-    found = crossed_interval([[1.0, 2.0], [4.0, 9.0]])
-    assert (found.mean, found.count) == (4.0, 2)
-    assert found.half == pytest.approx(12.706204736 * 9.5**0.5)
-    assert found.p == pytest.approx(1 - 2 / math.pi * math.atan(4 / 9.5**0.5))
-    assert math.isnan(crossed_interval([[1.0], [2.0]]).half)
-    assert math.isnan(crossed_interval([]).mean)
-
-
-def test_a_program_prints_the_report_unless_it_is_quiet(tmp_path: Path, monkeypatch, capsys) -> None:
-    world = SimpleNamespace(is_main=True)
-    ended = SimpleNamespace(iteration=3, stopped=True, model=None)
-    monkeypatch.setattr("sage_grpo.run.session.session", lambda *words, **named: nullcontext(world))
-    monkeypatch.setattr("sage_grpo.run.session.run", lambda *words, **named: ended)
-    monkeypatch.setattr("sage_grpo.tools.report.page.leave_report", lambda out: f"Report of {out.name}.")
-    config = TrainConfig(out=str(tmp_path / "mine"))
-    for quiet, main, said in ((False, True, "Report of mine.\n"), (True, True, ""), (False, False, "")):
-        world.is_main = main
-        result = api.train(config, quiet=quiet)
-        assert (result.out, result.iteration, result.stopped, result.metrics) == (tmp_path / "mine", 3, True, [])
-        assert capsys.readouterr().out == said
 
 
 def test_a_server_runs_until_it_ends_and_says_whether_it_could_listen(monkeypatch) -> None:

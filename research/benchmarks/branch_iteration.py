@@ -3,7 +3,7 @@
     PYTHONPATH=src python research/benchmarks/branch_iteration.py research/benchmarks/results/full_size_h200.json
 
 Passes come from the same plan that training executes (4 prompts x 4 clips, 20 steps, recipe hunyuan15_lora/METHOD); seconds from
-`research/benchmarks/full_size.py measure`: a guided forward pass is two of its forward passes, a guided replay is its backward pass, which includes
+the file: a guided forward pass is two of its forward passes, a guided replay is its backward pass, which includes
 the forward ones. Rewards and the optimizer are left out: they are the same for all methods and small beside this.
 """
 

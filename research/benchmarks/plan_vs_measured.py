@@ -14,23 +14,35 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
+from sage_grpo.models.checkpoints.from_configs import assembled, family_class, plain, random_network
+from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.architecture import Architecture, build_architecture, find_architecture
-from sage_grpo.plan.configs import random_model
 from sage_grpo.plan.costs import Forecast, choose_levels, forecast
-from sage_grpo.plan.formulas import GIB
-from sage_grpo.plan.measure import fitted
-from sage_grpo.plan.published import PUBLISHED
+from sage_grpo.plan.formulas import (
+    GIB,
+    NetworkShape,
+    Rates,
+    RunShape,
+    backward_seconds,
+    decode_seconds,
+    forward_seconds,
+)
+from sage_grpo.plan.published import COMPONENTS, PUBLISHED, Configs
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
@@ -101,9 +113,56 @@ def build(options: argparse.Namespace, config: c.TrainConfig, found: Architectur
         spec,
         transformer=found.model.transformer.config,
         vae=found.model.pipe.vae.config,
-        text_tokens=found.text_tokens,
+        text_tokens=found.model.text_tokens,
         device=options.device,
     )
+
+
+def random_model(
+    family: str,
+    spec: ModelSpec,
+    *,
+    transformer: Mapping[str, Any],
+    vae: Mapping[str, Any],
+    text_tokens: int,
+    layers: int | None = None,
+    device: str = "auto",
+) -> FamilyModel:
+    """A model with random weights, built from config.json files; `layers` blocks of each kind instead of all. Prompts encode to random inputs."""
+    place, kind = choose_device(device), family_class(spec, COMPONENTS[family][0])
+    dtypes = load_dtypes(spec, place)
+    fewer = {} if layers is None else dict.fromkeys(kind.traits.blocks.values(), layers)
+
+    def build(name: str, config: Mapping[str, Any]) -> Any:
+        with torch.random.fork_rng(devices=[]), place:
+            return random_network(name, config, dtypes["vae" if name.startswith("Autoencoder") else "transformer"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        Configs(family=family, transformer={**plain(transformer), **fewer}, vae=plain(vae)).write(Path(folder))
+        model = assembled(kind, spec, Path(folder), build, place)
+    shapes = {name: one.shape for name, one in model._trial_inputs(text_tokens).items() if name != "guidance"}
+
+    def encode(prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        return {name: torch.randn(shape).to(place, DTYPES[spec.dtype]) for name, shape in shapes.items()}
+
+    model._encode = encode  # type: ignore[method-assign]
+    model.place("network", place)
+    return model
+
+
+def fitted(
+    network: NetworkShape, job: RunShape, rates: Rates, *, forward: float, backward: float, decode: float
+) -> dict[str, float]:
+    """Ratios of measured to predicted seconds of one block's passes and of a decode."""
+    one, rates = replace(network, blocks=1), replace(rates, launch=0.0, eager=0.0)
+    factor = forward / forward_seconds(one, job, rates)
+    plain = backward_seconds(one, replace(job, checkpointing=False), rates)
+    again = backward_seconds(one, job, rates) - plain
+    return {
+        "forward": factor,
+        "backward": max(0.1, (backward - factor * again) / plain),
+        "decode": decode / decode_seconds(network, job, rates),
+    }
 
 
 def time_passes(model: Any) -> tuple[float, float]:
@@ -194,7 +253,7 @@ def case(
         said = forecast(config, device, architecture=found)
         result = compare(said, iterate(model, config, said))
         clips = config.batch.prompts * config.batch.group_size
-        rates = fitted(
+        result["fit"] = fitted(
             network,
             replace(said.job, guidance=False),
             device.rates,
@@ -203,7 +262,6 @@ def case(
             decode=result["decode"]["seconds"][1] / clips,
         )
         result["pass_seconds"] = {"forward": forward, "forward_and_backward": both}
-        result["fit"] = {name: getattr(rates, name) for name in ("forward", "backward", "decode")}
         name = f"{found.family} {length} {method}"
         report["cases"][name] = result
         show(name, result)
@@ -234,7 +292,7 @@ def main() -> int:
             first = configure(options, family, length, options.methods[0])
             found = find(options, first)
             model = build(options, first, found) if model is None else model
-            model.video = found.video  # the same network makes clips of any length
+            model.video = found.model.video  # the same network makes clips of any length
             model.keep(choose_levels(first, model, World()))
             fine = case(options, report, model, found, device, length) and fine
             report["seconds"] = time.perf_counter() - begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from sage_grpo.distributed.spec import Layout
@@ -21,16 +22,33 @@ class Traffic:
     """Tokens for heads and back (sequence parallelism)."""
 
 
+CLIPS, STEPS, TRAINED, UPDATES = 64, 20, 19, 2
+"""An iteration: clips, their steps, those of them that explore and are trained, and updates."""
+CHANNELS = 32
+"""Latent channels."""
+
+
+def rounds(job: RunShape) -> int:
+    """Micro-batches of a rank."""
+    return math.ceil(CLIPS / job.layout.data / job.micro_batch)
+
+
+def kept_states(network: NetworkShape, job: RunShape) -> float:
+    """Bytes of trajectories: x in bfloat16, v_old, and the reference's velocities of one update."""
+    state = COMPUTE + MASTER + MASTER / UPDATES * job.anchor
+    return state * CHANNELS * tokens(network, job) * TRAINED * rounds(job) * job.micro_batch
+
+
 def traffic(network: NetworkShape, job: RunShape) -> Traffic:
     """Bytes that a GPU receives in one iteration."""
     layout, train = job.layout, trainable(network, job)
     shards, sp = layout.weight_shards, layout.sequence
-    rollout = job.rounds * job.steps * job.branches
-    update = job.rounds * job.trained_steps * job.branches
+    rollout = rounds(job) * STEPS * job.branches
+    update = rounds(job) * TRAINED * job.branches
     anchor = update if job.anchor else 0
     weights = COMPUTE * network.parameters + (0 if job.lora_rank is None else MASTER * train)
     gathers = rollout + anchor + update * (2 if job.reshard else 1)
-    reductions = update if job.sync_every_pass else job.updates * job.branches
+    reductions = update if job.sync_every_pass else UPDATES * job.branches
     across = 2 * (layout.replicate - 1) / layout.replicate / shards
     local = tokens(network, job) / sp * network.width * COMPUTE * job.micro_batch
     attention = rollout + anchor + update * (3 if job.checkpointing else 2)
@@ -51,6 +69,7 @@ def table(network: NetworkShape, job: RunShape) -> str:
     lines = [head, "|" + " ---: |" * 13]
     for gpus, sp in ((gpus, sp) for gpus, several in LAYOUTS.items() for sp in several):
         placed = dataclasses.replace(job, layout=Layout(1, gpus // sp, sp))
+        placed = dataclasses.replace(placed, kept_states=kept_states(network, placed))
         m, t = memory(network, placed), traffic(network, placed)
         sizes = [m.weights, m.gathered, m.gradients, m.optimizer, m.copies, m.activations + m.trajectories]
         cells = [
@@ -59,7 +78,7 @@ def table(network: NetworkShape, job: RunShape) -> str:
             *(f"{size / GIB:.1f}" for size in sizes),
             f"**{m.total / GIB:.0f}**",
         ]
-        cells += [str(placed.rounds), *(f"{size / GIB:,.0f}" for size in (t.gather, t.reduce, t.exchange))]
+        cells += [str(rounds(placed)), *(f"{size / GIB:,.0f}" for size in (t.gather, t.reduce, t.exchange))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

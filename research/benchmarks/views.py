@@ -37,7 +37,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def same_bits(file: Path) -> str:
-    """Runs of research/benchmarks/same_bits.py: how many part from the first of their kind."""
+    """Repeated runs of one seed: how many part from the first of their kind."""
     rows = [
         [
             f"`{row['recipe']}`",
@@ -127,7 +127,7 @@ def _with_interval(one: dict[str, float], digits: int, *, signed: bool = False) 
 
 
 def fsdp(file: Path) -> str:
-    """research/benchmarks/fsdp_one_gpu.py: errors and memory of FSDP on one GPU against none."""
+    """Errors and memory of FSDP on one GPU against none."""
     cells = []
     for found in json.loads(file.read_text())["cases"]:
         case = found["case"]
@@ -147,7 +147,7 @@ def fsdp(file: Path) -> str:
 
 
 def full_size(file: Path) -> str:
-    """research/benchmarks/full_size.py measure: seconds and peaks of passes of HunyuanVideo-1.5, and the formula's memory."""
+    """Seconds and peaks of passes of HunyuanVideo-1.5, and the formula's memory."""
     found = json.loads(file.read_text())
     lora, full = found["backward_lora"], found["backward_full"]
     rows = [
@@ -174,7 +174,7 @@ def full_size(file: Path) -> str:
 
 
 def one_iteration(file: Path) -> str:
-    """research/benchmarks/full_size.py train: phases of an iteration without and with FSDP, in seconds and GiB."""
+    """Phases of an iteration without and with FSDP, in seconds and GiB."""
     runs = json.loads(file.read_text())["runs"]
     cells = [
         [kind, *(fixed(runs[name][key], 1) for name in ("plain", "fsdp") for key in keys)]
@@ -664,7 +664,7 @@ def timed(file: Path, model: str, variant: str, what: str = "total", digits: str
 
 
 def where(file: Path, seed: str, columns: str = "Overall,VQ,MQ,TA/shape,TA/size,drift") -> str:
-    """A run of research/benchmarks/where.py: what the trained weights do at some of the steps only."""
+    """What the trained weights do at some of the steps only."""
     rows = [row for row in read(file) if row["seed"] == int(seed)]
     places = ", ".join(map(str, rows[0]["at"]))
     cells = [[f"`{row['pattern']}`", *(fixed(row[name], 3) for name in _words(columns))] for row in rows]
@@ -693,55 +693,8 @@ def planned(file: Path, command: str, gpu: str) -> str:
 
 
 VIEWS: dict[str, Callable[..., str]] = {
-    function.__name__: function
-    for function in (
-        *(
-            demo_run,
-            same_bits,
-            number,
-            row,
-            probe,
-            ways,
-            fsdp,
-            full_size,
-            one_iteration,
-            plan_vs_measured,
-            whole_iterations,
-            planned,
-            under_limits,
-            crew,
-            memory_and_traffic,
-            peaks,
-            iteration,
-        ),
-        *(
-            scores,
-            differences,
-            value,
-            budgets,
-            both,
-            at_equal,
-            equal_seconds,
-            gap_at_equal,
-            by_seed,
-            seeds_beyond,
-            told,
-            first_words,
-            told_in_time,
-            acted,
-            told_and_went_on,
-            went_back,
-            on_the_way,
-            past_best,
-            ahead_of,
-            between,
-            made_again,
-            steps,
-            made,
-            leaderboard,
-            timed,
-            where,
-            where_value,
-        ),
-    )
+    name: function
+    for name, function in vars().items()
+    if callable(function) and function.__module__ == __name__ and not name.startswith("_")
 }
+"""By name; all of them give Markdown but `read`, `loaded` and `summary_of`, which serve the others."""

@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
                 torch.cuda.empty_cache()
             model, known = build(options, config, found), network
         assert model is not None
-        model.video = found.video
+        model.video = found.model.video
         model.keep(choose_levels(config, model, World()))
         said, begin = forecast(config, device, architecture=found), time.perf_counter()
         row: dict[str, Any] = {

@@ -1,6 +1,5 @@
 """Workers beside the trainer: seconds and megabytes of an iteration with and without them, beside what `sage-grpo plan` says.
 
-    PYTHONPATH=src python research/benchmarks/full_size.py write /tmp/hunyuan15                       # a checkpoint folder of the real size
     PYTHONPATH=src python research/benchmarks/workers.py --out research/benchmarks/results/workers_h200.json \\
         --recipe hunyuan15_lora/branch --model.path /tmp/hunyuan15 --model.frames 17 --model.height 256 --model.width 448 \\
         --data.prompts prompts.txt --rewards '[{name: video_stats, weights: {brightness: 1}}]' --evaluate.prompts 1

@@ -45,7 +45,6 @@ def train_vae(
     latent: tuple[int, ...],
     weigh: Callable[[Tensor], Tensor],
     settle: Callable[[Tensor], None],
-    until: float = math.inf,
 ) -> float:
     """Train in place and leave averaged weights; return the PSNR on clean unseen clips.
 
@@ -86,7 +85,6 @@ def train_vae(
         peak_lr=options.vae_lr,
         weight_decay=0.0,
         average=0.995,
-        until=until,
         compiled=options.compile,
     )
     trainer.run(report)

@@ -29,7 +29,7 @@ def flow_loss(velocity: Callable[[Tensor, Tensor], Tensor], inputs: Inputs) -> I
 
 
 def flow_trainer(options: StageOptions, **given: Any) -> Trainer:
-    """The trainer of the second stage; `given` is what is a world's own: parameters, loss, batches, and until when."""
+    """The trainer of the second stage; `given` is what is a world's own: parameters, loss and batches."""
     return Trainer(
         "flow",
         options,

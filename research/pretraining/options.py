@@ -33,12 +33,6 @@ class StageOptions(Flaws):
 
     out: Path = Path("pretrained")
     """Folder for the results: pipeline/, vae/, pictures, scores.json."""
-    state: Path | None = None
-    """Folder for the states to resume from; by default OUT/state. They are larger than the results."""
-    resume: bool = False
-    """Go on from the saved states; where only a finished VAE is left in OUT, it is used as it is."""
-    call_minutes: NotNegative = 0.0
-    """Minutes after which this call saves its state and ends, wherever it is; the same command with resume goes on. 0 is no limit."""
     vae: Path | None = None
     """An existing VAE folder (or pipeline folder) to use instead of training one."""
     vae_start: Path | None = None
@@ -90,8 +84,3 @@ class StageOptions(Flaws):
     """Seconds between two printed lines."""
     device: str = ""
     """Where to train; empty takes cuda where there is one, else cpu."""
-
-    @property
-    def states(self) -> Path:
-        """Folder of the states to resume from."""
-        return self.state or self.out / "state"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from research.pretraining.autoencoder import Codec, psnr
 from research.pretraining.imperfect import Clips
 from research.pretraining.saving import command, listing, save_pipeline
 from research.pretraining.score import score
-from research.pretraining.training import OutOfTime
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.models.checkpoints.checkpoint import load_component, load_pipeline, read_index
 from sage_grpo.utils.pretrained import from_pretrained
@@ -46,8 +44,8 @@ class Maker:
     """A fresh VAE of these sizes."""
     codec: Callable[[Any], Codec]
     """The VAE as training uses it."""
-    train_vae: Callable[[Any, Any, float], float]
-    """(VAE, options, until): train in place; return the PSNR on clean unseen clips."""
+    train_vae: Callable[[Any, Any], float]
+    """(VAE, options): train in place; return the PSNR on clean unseen clips."""
     tokenizer: Callable[[], Any]
     """The tokenizer of the world's words."""
     networks: Callable[[Any, Any], tuple[Any, Any]]
@@ -55,7 +53,7 @@ class Maker:
     encode_pool: Callable[[Any, Any, Any, torch.Generator], Any]
     """(VAE, tokenizer, options, generator): the flow's data, encoded."""
     train_flow: Callable[..., None]
-    """(VAE, transformer, text encoder, tokenizer, pool, options, until): train both networks in place."""
+    """(VAE, transformer, text encoder, tokenizer, pool, options): train both networks in place."""
     assemble: Callable[..., Any]
     """(VAE, transformer, text encoder, tokenizer, shift): the pipeline."""
 
@@ -82,7 +80,7 @@ class Maker:
         transformer = begun(self.networks(options.sizes(), self.tokenizer())[0], pipe.transformer)
         return transformer, load_component(options.start, read_index(options.start), "text_encoder", torch.float32)
 
-    def make_flow(self, vae: Any, options: Any, folder: Path, until: float, start: tuple[Any, Any] | None) -> None:
+    def make_flow(self, vae: Any, options: Any, folder: Path, start: tuple[Any, Any] | None) -> None:
         """Encode the data, train the flow on it and write the pipeline."""
         tokenizer = self.tokenizer()
         networks = start or self.networks(options.sizes(), tokenizer)
@@ -91,7 +89,7 @@ class Maker:
         pool = self.encode_pool(vae, tokenizer, options, torch.Generator().manual_seed(options.seed + 1))
         millions = sum(parameter.numel() for parameter in transformer.parameters()) / 1e6
         say(started, f"encoded {options.flow_clips} clips; the transformer has {millions:.1f} million parameters")
-        self.train_flow(vae, transformer, text_encoder, tokenizer, pool, options, until)
+        self.train_flow(vae, transformer, text_encoder, tokenizer, pool, options)
         self.save(vae, transformer, text_encoder, tokenizer, folder, options.shift)
 
     def save(self, vae: Any, transformer: Any, text_encoder: Any, tokenizer: Any, folder: Path, shift: float) -> None:
@@ -129,7 +127,7 @@ def begun(fresh: Any, trained: Any) -> Any:
 
 
 def pretrain(options: Any, maker: Maker) -> int:
-    """Run all stages, or as far as the minutes of this call go; return 0."""
+    """Run all stages; return 0."""
     torch.manual_seed(options.seed)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     _single_precision(device, exact=False)
@@ -138,16 +136,11 @@ def pretrain(options: Any, maker: Maker) -> int:
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    until = started + 60 * options.call_minutes if options.call_minutes else math.inf
     folder = options.out / "pipeline"
     start = maker.start(options)  # what does not fit is told before minutes of a VAE
-    try:
-        vae, quality = _vae_stage(options, maker, device, until)
-        say(started, f"the VAE reaches {quality:.2f} dB on unseen clean clips")
-        maker.make_flow(vae, options, folder, until, start)
-    except OutOfTime as stopped:
-        say(started, f"{stopped}: this call's minutes are over. The same command with --pretrain.resume true goes on.")
-        return 0
+    vae, quality = _vae_stage(options, maker, device)
+    say(started, f"the VAE reaches {quality:.2f} dB on unseen clean clips")
+    maker.make_flow(vae, options, folder, start)
     say(started, f"wrote {folder}")
     if options.score_prompts:
         _single_precision(device, exact=True)  # as a CPU would
@@ -170,13 +163,9 @@ def _single_precision(device: torch.device, *, exact: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not exact
 
 
-def _vae_stage(options: Any, maker: Maker, device: torch.device, until: float) -> tuple[Any, float]:
-    own = options.out / "vae"
-    # With a state, a resumed stage trains on for what is left of its (perhaps longer) budget.
-    finished = options.resume and (own / "config.json").is_file() and not (options.states / "vae.safetensors").exists()
-    ready = options.vae or (own if finished else None)
-    if ready is not None:
-        vae = maker.load_vae(ready, device)
+def _vae_stage(options: Any, maker: Maker, device: torch.device) -> tuple[Any, float]:
+    if options.vae is not None:
+        vae = maker.load_vae(options.vae, device)
         generator = torch.Generator().manual_seed(options.seed)
         return vae, psnr(maker.codec(vae), maker.clips.clean(256 if device.type == "cuda" else 8, generator, device))
     vae = (
@@ -185,6 +174,6 @@ def _vae_stage(options: Any, maker: Maker, device: torch.device, until: float) -
         else maker.load_vae(options.vae_start, device)
     )
     vae.requires_grad_(True).train()
-    quality = maker.train_vae(vae, options, until)
-    vae.save_pretrained(own)
+    quality = maker.train_vae(vae, options)
+    vae.save_pretrained(options.out / "vae")
     return vae, quality

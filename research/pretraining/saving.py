@@ -66,7 +66,7 @@ def command(world: PromptWorld, options: StageOptions) -> str:
 
     What the run went on from has no name that others know: EARLIER stands for its folder.
     """
-    left_out = {"out", "state", "resume", "call_minutes", "device", "report_seconds"}
+    left_out = {"out", "device", "report_seconds"}
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     changed = [
         f"--pretrain.{field.name} {'EARLIER' if isinstance(values[field.name], Path) else values[field.name]}"

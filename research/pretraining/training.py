@@ -1,25 +1,17 @@
-"""What both stages of pretraining share: averaged weights, captured steps and resumable state."""
+"""What both stages of pretraining share: averaged weights and captured steps."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.utils.safe_io import replacing
-
 Inputs = dict[str, Tensor]
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-
-
-SAVE_SECONDS = 60.0
-"""Seconds between two saved states."""
 
 
 def learning_rate(peak: float, progress: float, warm_up: float = 0.04) -> float:
@@ -28,10 +20,6 @@ def learning_rate(peak: float, progress: float, warm_up: float = 0.04) -> float:
         return peak * (progress + 1e-3) / (warm_up + 1e-3)
     fall = 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warm_up) / (1 - warm_up))))
     return peak * (0.01 + 0.99 * fall)
-
-
-class OutOfTime(Exception):
-    """The minutes of a call are over; the state is saved."""
 
 
 class Step:
@@ -94,14 +82,6 @@ class TrainerOptions(Protocol):
     """What a trainer asks of the options of its command."""
 
     @property
-    def states(self) -> Path:
-        """Folder of the states to resume from."""
-
-    @property
-    def resume(self) -> bool:
-        """Go on from the saved state."""
-
-    @property
     def graphs(self) -> bool:
         """Capture steps as CUDA graphs."""
 
@@ -111,7 +91,7 @@ class TrainerOptions(Protocol):
 
 
 class Trainer:
-    """AdamW with clipping and averaged weights over named parameters, within a budget, resumable."""
+    """AdamW with clipping and averaged weights over named parameters, within a budget."""
 
     def __init__(
         self,
@@ -126,15 +106,11 @@ class Trainer:
         peak_lr: float,
         weight_decay: float,
         average: float,
-        until: float = math.inf,
         compiled: bool = False,
     ) -> None:
-        """`minutes` of training, those before a resume counted; or `steps`, where they are not 0. `batches` is told the progress in [0, 1].
-
-        `until` is a time of perf_counter at which this process has to save and stop, wherever it is. `compiled` compiles the loss on a GPU.
-        """
+        """`minutes` of training, or `steps` where they are not 0. `batches` gets the progress in [0, 1]; `compiled` compiles the loss on a GPU."""
         self.name, self.parameters = name, dict(parameters)
-        self._options, self._minutes, self._most_steps, self._until = options, minutes, steps, until
+        self._options, self._minutes, self._most_steps = options, minutes, steps
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
         self._weights: list[Tensor] = list(self.parameters.values())
         self._batches, self._average, self._peak_lr = batches, average, peak_lr
@@ -144,10 +120,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=peak_lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=self._weights[0].is_cuda
         )
-        self._file = options.states / f"{name}.safetensors"
-        self.steps, self._spent, self._caution = 0, 0.0, 1.0
-        if options.resume:
-            self.load()
+        self.steps, self._spent = 0, 0.0
 
     @property
     def progress(self) -> float:
@@ -157,11 +130,8 @@ class Trainer:
         return self._spent / max(1e-9, 60 * self._minutes)
 
     def run(self, report: Callable[[], None] = lambda: None) -> None:
-        """Train until the budget is used up, then leave the averaged weights in the network; `report` is called at every report.
-
-        Raises OutOfTime, with the state saved, when the time of this process is over first.
-        """
-        last, reported, saved, reported_steps = (*[time.perf_counter()] * 3, self.steps)
+        """Train until the budget is used up, then leave the averaged weights in the network; `report` is called at every report."""
+        last, reported, reported_steps = time.perf_counter(), time.perf_counter(), self.steps
         while self.progress < 1:
             outputs = self._advance()
             if self.steps % 10 == 0:
@@ -171,25 +141,17 @@ class Trainer:
             if now - reported >= self._options.report_seconds or self.progress >= 1:
                 loss = outputs["loss"].item()
                 if not math.isfinite(loss):
-                    self._recover()
-                    continue
+                    raise FloatingPointError(f"The loss of stage {self.name} is not finite; lower its learning rate.")
                 rate = (self.steps - reported_steps) / (now - reported)
                 extras = " ".join(f"{key} {value.item():.4f}" for key, value in outputs.items())
                 print(f"[{self.name}] step {self.steps} {self.progress:4.0%} {extras} {rate:.1f} it/s", flush=True)
                 report()
                 reported, reported_steps = time.perf_counter(), self.steps
-            if now - saved >= SAVE_SECONDS:
-                self.save()
-                saved = time.perf_counter()
-            if now >= self._until and self.progress < 1:
-                self.save()
-                raise OutOfTime(f"[{self.name}] stopped at step {self.steps}, {self.progress:.0%}")
-        self.save()
         with torch.no_grad():
             torch._foreach_copy_(self._weights, list(self.averaged.values()))
 
     def _advance(self) -> Inputs:
-        rate = self._caution * learning_rate(self._peak_lr, self.progress)
+        rate = learning_rate(self._peak_lr, self.progress)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         outputs = self._step(self._batches(self.progress))
@@ -200,53 +162,3 @@ class Trainer:
         with torch.no_grad():
             torch._foreach_lerp_(list(self.averaged.values()), self._weights, 1 - decay)
         return outputs
-
-    def _recover(self) -> None:
-        if not self._file.exists() or self._caution < 0.1:
-            raise FloatingPointError(f"The loss of stage {self.name} is not finite; lower its learning rate.")
-        steps, spent = self.steps, self._spent
-        self.load(random=False)  # other batches than those that broke it
-        self.steps, self._spent, self._caution = steps, spent, self._caution / 2
-        print(f"[{self.name}] the loss is not finite: back to the saved state, half the rate", flush=True)
-
-    def save(self) -> None:
-        """Write weights, averages, moments, counters and the state of the random numbers in one atomic step."""
-        from safetensors.torch import save_file
-
-        tensors = {f"weight/{key}": value.detach() for key, value in self.parameters.items()}
-        tensors |= {f"average/{key}": value for key, value in self.averaged.items()}
-        for key, parameter in self.parameters.items():
-            for slot, value in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"{slot}/{key}"] = value
-        tensors["random/cpu"] = torch.get_rng_state()
-        if self._weights[0].is_cuda:
-            tensors["random/cuda"] = torch.cuda.get_rng_state(self._weights[0].device)
-        counters = {"steps": self.steps, "spent": self._spent, "caution": self._caution}
-        plain = {key: value.cpu().contiguous() for key, value in tensors.items()}
-        with replacing(self._file) as fresh:
-            save_file(plain, fresh, {"counters": json.dumps(counters)})
-
-    def load(self, *, random: bool = True) -> bool:
-        """Take up a saved state, with its random numbers unless told otherwise; False where there is none."""
-        from safetensors import safe_open
-
-        if not self._file.exists():
-            return False
-        with safe_open(self._file, "pt") as file, torch.no_grad():
-            counters = json.loads(file.metadata()["counters"])
-            names = set(file.keys())
-            for key, parameter in self.parameters.items():
-                parameter.copy_(file.get_tensor(f"weight/{key}"))
-                self.averaged[key].copy_(file.get_tensor(f"average/{key}"))
-                slots = {slot: f"{slot}/{key}" for slot in ("step", "exp_avg", "exp_avg_sq")}
-                if slots["step"] in names:
-                    self._optimizer.state[parameter] = {
-                        slot: file.get_tensor(full).to(parameter.device) for slot, full in slots.items()
-                    }
-            if random and "random/cpu" in names:
-                torch.set_rng_state(file.get_tensor("random/cpu"))
-            if random and "random/cuda" in names and self._weights[0].is_cuda:
-                torch.cuda.set_rng_state(file.get_tensor("random/cuda"), self._weights[0].device)
-        self.steps, self._spent, self._caution = counters["steps"], counters["spent"], counters["caution"]
-        print(f"[{self.name}] resumed at step {self.steps}, {self.progress:.0%}", flush=True)
-        return True

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_benchmarks_find_what_they_import() -> None:
     files = sorted(FOLDER.rglob("*.py"))
-    assert len(files) > 25
+    assert len(files) > 20
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sage_grpo"):

@@ -7,18 +7,16 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
-from research.pretraining.scenes import reward as making
 from research.pretraining.scenes.faults import mistaken
-from research.pretraining.scenes.reward import make_pool, train_reward
+from research.pretraining.scenes.reward import train_reward
 from research.pretraining.scenes.reward_options import Biases, RewardOptions
 from research.pretraining.scenes.votes import agreement, differences, impressions, people, votes
 from research.scenes.judge import WEIGHTS
 from research.scenes.learned import PARTS, LearnedReward
-from research.scenes.scene import from_text, some_scenes
+from research.scenes.scene import some_scenes
 
 CPU = torch.device("cpu")
 HONEST = Biases(annotators=1, noise=0, colour=0, motion=0, forgiven=0)
@@ -63,29 +61,6 @@ def test_honest_annotators_vote_as_the_judge_does() -> None:
     assert torch.equal(shares > 0.5, differences(truth, 4) > 0)
     assert agreement(truth, shares - 0.5, 4) == dict.fromkeys(PARTS, 1.0)
     assert agreement(-truth, shares - 0.5, 4) == dict.fromkeys(PARTS, 0.0)
-
-
-def test_the_same_annotators_vote_on_both_splits_and_on_other_clips(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    class World:
-        @staticmethod
-        def judge() -> Told:
-            return Told(torch.rand(8, 3, generator=drawn(6)))
-
-    def noted(judge: Told, clips: Tensor, texts: list[str], options: RewardOptions, factors: Tensor, *rest: object):
-        seen.append((texts, clips, factors))
-        return impressions(judge, clips, texts, options, factors, *rest)
-
-    monkeypatch.setattr(making, "SCENES", World)
-    monkeypatch.setattr(making, "impressions", noted)
-    options = RewardOptions(group=4)
-    pools = [make_pool(options, 2, split, CPU) for split in ("train", "heldout")]
-    (texts, clips, factors), (other_texts, other_clips, other_factors) = seen
-    assert torch.equal(factors, other_factors)
-    assert not torch.equal(clips, other_clips)
-    assert [from_text(text).heldout for text in (*texts, *other_texts)] == [False] * 8 + [True] * 8
-    assert [len(pool.prompts) for pool in pools] == [8, 8]
 
 
 def test_a_reward_from_the_command_to_its_scores(tmp_path: Path) -> None:

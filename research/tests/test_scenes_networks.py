@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from research.pretraining.scenes import networks, whole_clips
+from research.pretraining.scenes import networks
 from research.pretraining.scenes.networks import FastTransformer, prompt_ids
 from research.pretraining.scenes.options import Sizes
 from research.pretraining.scenes.pretrain import MAKER
@@ -77,21 +77,6 @@ def test_whole_clips_are_what_the_stock_vae_makes_of_them(frames: int, vae) -> N
         torch.testing.assert_close(codec.decoder(z).clamp(-1, 1), vae.decode(z).sample, atol=2e-5, rtol=0)
 
 
-def test_a_norm_is_the_stock_one_in_either_layout(vae) -> None:
-    """A GPU has the channels of a pixel side by side in memory, a CPU those of a plane."""
-    norm = vae.encoder.mid_block.resnets[0].norm1
-    with torch.no_grad():
-        norm.gamma.normal_()
-    y = torch.randn(3, len(norm.gamma), 4, 6)
-    y[0, :, 0, 0] = 0.0
-    for layout in (torch.contiguous_format, torch.channels_last):
-        found = whole_clips._norm(norm, y.contiguous(memory_format=layout))
-        torch.testing.assert_close(found, norm(y[:, :, None])[:, :, 0])
-    rough = y.bfloat16().contiguous(memory_format=torch.channels_last)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert whole_clips._norm(norm, rough).dtype == torch.bfloat16
-
-
 def test_whole_clips_have_gradients_everywhere(vae) -> None:
     """Also where all channels of a position are zero: there the derivative of a norm is not finite."""
     vae = deepcopy(vae)
@@ -138,4 +123,4 @@ def test_our_family_and_the_stock_pipeline_agree_on_the_folder(folder, stock, va
     assert (shown.int() - clip.int()).abs().max() <= 1
     # What the flow calls a latent is what the pipelines decode: the scale is undone once.
     means = torch.randn(1, 4, 5, 16, 16)
-    torch.testing.assert_close(model._to_vae(to_flow(vae, means)), means, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.codec.to_vae(to_flow(vae, means)), means, atol=1e-5, rtol=1e-5)

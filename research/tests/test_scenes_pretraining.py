@@ -1,4 +1,4 @@
-"""Laws of the scenes world's pretraining: data keep their promises, a short run learns and saves a pipeline, and a run in parts is the whole one."""
+"""Laws of the scenes world's pretraining: data keep their promises, a short run learns and saves a pipeline."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from research.pretraining import autoencoder
-from research.pretraining.autoencoder import to_model, vae_loss
-from research.pretraining.flow import flow_loss
 from research.pretraining.imperfect import Clips
 from research.pretraining.pretrain import Maker, pretrain
-from research.pretraining.saving import command
 from research.pretraining.scenes import stages
 from research.pretraining.scenes.imperfect import CLIPS, misnamed
-from research.pretraining.scenes.networks import build_vae
 from research.pretraining.scenes.options import PretrainOptions
 from research.pretraining.scenes.pretrain import MAKER
-from research.pretraining.scenes.stages import object_weight
-from research.scenes.render import backdrop, render, scroll_of
+from research.scenes.render import render
 from research.scenes.scene import ATTRIBUTES, random_scenes
-from research.scenes.world import SCENES
 from sage_grpo.config.parsing import ConfigError
 
 CPU = torch.device("cpu")
@@ -61,111 +54,6 @@ def test_captions_are_wrong_about_as_often_as_asked_and_never_held_out() -> None
     for name, (least, some) in attributes.items():
         wrong = sum(getattr(one, name) != getattr(other, name) for one, other in some) / len(some)
         assert least < wrong < 0.24, name
-
-
-def test_objects_weigh_more_than_places() -> None:
-    scenes = random_scenes(24, torch.Generator().manual_seed(0), split="all")
-    place = backdrop(scenes.place, scroll_of(scenes, 5), 64, 64)
-    clips = render(scenes, 5, 64, 64)
-
-    def weight(pictures: torch.Tensor) -> torch.Tensor:
-        return object_weight(pictures.permute(0, 4, 1, 2, 3) * 2 - 1)[:, 0]
-
-    assert weight(place).max() == 1
-    objects = (clips - place).abs().amax(-1) > 0.3
-    assert weight(clips)[objects].mean() > 3.5
-    assert weight(clips)[~objects].mean() < 1.7
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Clips, channels and frames of every step of the flow's training."""
-    seen: list[tuple[int, ...]] = []
-
-    def loss(velocity: object, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        seen.append(tuple(inputs["x0"].shape[:3]))
-        return flow_loss(velocity, inputs)
-
-    monkeypatch.setattr(stages, "flow_loss", loss)
-    return seen
-
-
-def test_a_start_that_knows_pictures_sees_none_unless_they_are_asked_for(
-    small: Maker, tmp_path: Path, seen: list[tuple[int, ...]]
-) -> None:
-    fresh = replace(TINY, flow_steps=4, picture_share=None)
-    pretrain(replace(fresh, out=tmp_path / "fresh"), small)
-    start = tmp_path / "fresh" / "pipeline"
-    pretrain(replace(fresh, out=tmp_path / "on", vae=start, start=start), small)
-    pretrain(replace(fresh, out=tmp_path / "asked", vae=start, start=start, picture_share=0.5), small)
-    frames = [step[2] for step in seen]
-    assert frames == [*(1, 1, 2, 2), *(2, 2, 2, 2), *(1, 1, 2, 2)]
-
-
-class Pixels:
-    """A codec whose latents are the pixels."""
-
-    device = torch.device("cpu")
-
-    def encoder(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, torch.zeros_like(x)], dim=1)
-
-    def decoder(self, z: torch.Tensor) -> torch.Tensor:
-        self.seen = z
-        return z
-
-
-def test_coarse_latents_shall_decode_to_coarse_clips() -> None:
-    """Means over 2 x 2 pixels of a frame, in the latents as in the clip: the pixels themselves are then decoded without an error."""
-    clips = torch.randint(256, (2, 3, 8, 12, 3), dtype=torch.uint8)
-    codec = Pixels()
-    found = vae_loss(codec, {"clips": clips, "noise": torch.zeros(2, 3, 3, 4, 6)}, torch.ones_like)
-    blocks = to_model(clips).unflatten(-1, (6, 2)).unflatten(-3, (4, 2))
-    assert torch.allclose(codec.seen, blocks.mean((-1, -3)), atol=1e-6)
-    assert found["mse"] == 0
-    shifted = vae_loss(codec, {"clips": clips, "noise": torch.full((2, 3, 3, 4, 6), 0.5)}, torch.ones_like)
-    assert float(shifted["mse"]) == pytest.approx(0.5**2 / 4)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_some_latents_are_coarse(small: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    seen = []
-
-    def loss(codec: object, inputs: dict[str, torch.Tensor], weigh: object) -> dict[str, torch.Tensor]:
-        seen.append(inputs["noise"].shape[-1])
-        return {"loss": sum(one.sum() for one in codec.vae.parameters())}
-
-    monkeypatch.setattr(autoencoder, "vae_loss", loss)
-    monkeypatch.setattr(autoencoder, "psnr", lambda *given: 0.0)
-    monkeypatch.setattr(autoencoder, "show", lambda *given: None)
-    stages.train_vae(build_vae(TINY.sizes()), replace(TINY, out=tmp_path, vae_steps=40, coarse_share=share))
-    assert set(seen) == {0.0: {4}, 0.5: {2, 4}, 1.0: {2}}[share]
-    assert abs(seen.count(2) / len(seen) - share) < 0.25
-
-
-def test_a_run_in_parts_is_the_whole_run(small: Maker, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    pretrain(replace(TINY, out=tmp_path / "whole"), small)
-    parts = replace(TINY, out=tmp_path / "parts", resume=True, call_minutes=1e-9)
-    calls = 0
-    while not (parts.out / "pipeline").exists():
-        pretrain(parts, small)  # every call has time for one step
-        calls += 1
-    assert calls == 3  # a step of the VAE; its second and one of the flow; the last
-    said = capsys.readouterr().out
-    assert "[vae] stopped at step 1, 50%: this call's minutes are over" in said
-    assert "[flow] resumed at step 1, 50%" in said
-    whole = weights(tmp_path / "whole" / "pipeline")
-    found = weights(parts.out / "pipeline")
-    assert whole.keys() == found.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
-
-
-def test_a_card_says_that_a_run_went_on_from_an_earlier_one() -> None:
-    told = command(SCENES, replace(TINY, start=Path("/some/where"), vae_start=Path("/some/where")))
-    assert "--pretrain.start EARLIER" in told
-    assert "--pretrain.vae_start EARLIER" in told
-    assert "where" not in told
-    assert "EARLIER" not in command(SCENES, TINY)
 
 
 def test_the_command_makes_a_pipeline_and_scores_it(tmp_path: Path) -> None:

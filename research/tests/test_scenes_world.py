@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import world_laws as laws
-from research.scenes.grammar import named_in
 from research.scenes.world import FOLDER, MODEL, SCENES
 from sage_grpo.cli import train
 from sage_grpo.cli.starting import from_recipe
@@ -33,11 +32,6 @@ def test_the_prompt_files_are_the_world_s() -> None:
         texts = SCENES.texts(split)
         assert (FOLDER / f"{split}.txt").read_text().splitlines() == texts
         assert len(texts) == count
-
-
-def test_the_longest_phrase_counts() -> None:
-    meanings = {("left",): ("verb", "left"), ("left", "of"): ("relation", "left")}
-    assert list(named_in("left of the left", meanings, ("the",))) == [("relation", "left"), ("verb", "left")]
 
 
 def test_the_package_does_not_know_it() -> None:

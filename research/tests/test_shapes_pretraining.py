@@ -1,12 +1,10 @@
-"""Making the miniature: fast ways equal stock ones, data keep their promises, short runs learn and go on to the bit, the ceiling is measured."""
+"""Making the miniature: fast ways equal stock ones, data keep their promises, short runs learn, the ceiling is measured."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from research.pretraining.pretrain import pretrain
@@ -56,7 +54,7 @@ def test_fast_text_and_velocity_equal_the_pipeline() -> None:
         )
 
 
-def test_a_run_saves_a_pipeline_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_saves_a_pipeline(tmp_path: Path) -> None:
     from diffusers import HunyuanVideo15Pipeline
 
     sizes = {"latent_channels": 4, "vae_channels": "8,8,8,8", "heads": 1, "blocks": 1}
@@ -70,8 +68,6 @@ def test_a_run_saves_a_pipeline_and_goes_on(tmp_path: Path, capsys: pytest.Captu
     assert video.shape == (1, 9, 3, 32, 32)
     assert torch.isfinite(video).all()
     assert "| TA/shape |" in (folder / "README.md").read_text()
-    pretrain(replace(options, resume=True, score_prompts=0), MAKER)
-    assert "[flow] resumed at step 3" in capsys.readouterr().out
 
 
 TEXTS = ["a red ball moves right", "a blue square falls"]

@@ -15,15 +15,12 @@ from views import loaded
 
 from sage_grpo.cli.compare import start
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.recipes import recipe
-from sage_grpo.samplers.kernels import KERNELS
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.prepare import CompareJob, key_of, prepare
 from sage_grpo.tools.compare.report import text
 from sage_grpo.tools.compare.suite_file import Size, load
 from sage_grpo.tools.compare.summary import summarize
-from sage_grpo.tools.inspect import transitions
 from sage_grpo.training.planner import Planner
 from sage_grpo.worlds.world import SHAPES
 
@@ -97,35 +94,6 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
         assert shown in ([(128, 4)] if name == "few_steps" else [(128, 20), (512, 20)])  # at the model's own steps
         (watching,) = [reward for reward in config.rewards if reward.name == "video_stats"]
         assert (watching.counts, "flicker" in watching.weights) == (False, True)
-
-
-def test_table2_has_every_method_with_and_without_the_dual_region() -> None:
-    arms = {job.arm: job.config for job in jobs_of("table2")}
-    for method in ("dance", "flow", "cps", "sage", "sage_exact", "branch"):
-        assert arms[method].trust_region.mode == "none"
-        dual = arms[f"{method} + dual"]
-        assert (dual.trust_region.mode, dual.kl.kind, dual.kl.lambda_max) == ("dual", "two_stage", 1e-5)
-    setting_a = jobs_of("table2_a")[0].config.rewards[0].weights
-    assert setting_a == {"TA": 1.0, "MQ": 1.0, "VQ": 1.0}
-    assert arms["sage"].rewards[0].weights == {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
-
-
-def test_matched_kernels_inject_the_variance_of_sage() -> None:
-    steps = recipe("shapes/sage_paper").rollout.steps
-
-    matched = {
-        job.config.kernel.name: job.config.kernel.eta for job in jobs_of("table2") if job.arm.endswith(" matched")
-    }
-    assert len(matched) == 4
-
-    def injected(name: str, eta: float) -> float:
-        kernel = KERNELS[name](eta=eta)
-        grid = Schedule.shifted(steps, SHIFT).exploring([True] * steps, deterministic_last=kernel.leaves_noise)
-        return float(transitions(kernel, grid).std.square().sum())
-
-    for name, eta in matched.items():
-        assert injected(name, eta) == pytest.approx(injected("sage", 0.5), rel=1e-4), name
-        assert injected(name, 0.5) != pytest.approx(injected("sage", 0.5), rel=1e-2), name
 
 
 @pytest.mark.parametrize(("file", "suite"), [("ceiling", "headline"), ("scenes_ceiling", "scenes_headline")])

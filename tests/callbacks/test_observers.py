@@ -32,17 +32,14 @@ from sage_grpo.callbacks.observers import (
     VideoFolder,
     VideoSaver,
 )
-from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output, plan_table
+from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output
 from sage_grpo.distributed import checkpoint
-from sage_grpo.models.spec import LoraSpec
-from sage_grpo.recipes import recipe
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
 from sage_grpo.training.loss import Diverged
 from sage_grpo.types import Sound
-from sage_grpo.utils.clock import Clock, Recorded, Recorder
-from sage_grpo.utils.text import minutes
+from sage_grpo.utils.clock import Clock, Recorder
 from sage_grpo.utils.video import read_sound
 from trainer_helpers import rows
 
@@ -51,12 +48,13 @@ from trainer_helpers import rows
 def trainer(tmp_path: Path) -> Any:
     """As much of a trainer as observers ask."""
     keep = SimpleNamespace(checkpoint_every=3, checkpoints=2, videos_every=2, videos=1)
+    videos = torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8)
     return SimpleNamespace(
-        config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5, profile=4), clock=Clock(), failures="",
-        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)), captions=["a", "b"],
-        world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool), sound=None,
+        config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5, profile=4), clock=Clock(),
+        state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)),
+        world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool),
         writer=SimpleNamespace(background=True, finish=lambda: None), model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
-        videos=torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8),
+        clips=SimpleNamespace(videos=videos, captions=["a", "b"], sound=None), scores=SimpleNamespace(report=""),
     )  # fmt: skip
 
 
@@ -144,42 +142,6 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     assert [one["text"] for one in read_events(tmp_path)] == ["drift: it drifts", "it drifts"]
 
 
-def test_the_iteration_that_profile_names_is_recorded_and_told(trainer: Any, tmp_path: Path, monkeypatch) -> None:
-    said = Said()
-    profile = ProfileRecorder(trainer, said, tmp_path / "profile")  # type: ignore[arg-type]
-    for number, main in ((3, True), (4, False)):
-        trainer.world.is_main = main
-        with profile.during(number):
-            assert trainer.clock.recorder is None
-    trainer.world.is_main = True
-    profile.after({})
-    with profile.during(4):
-        assert isinstance(trainer.clock.recorder, Recorder)
-        assert trainer.clock.recorder.folder == tmp_path / "profile"
-    assert trainer.clock.recorder is None
-    monkeypatch.setattr(Recorder, "write_table", lambda self, number, row: f"from {number}: {row}")
-    trainer.state.iteration = 5
-    profile.after({"a": 1.0})
-    profile.after({"a": 2.0})
-    assert [text.partition(" (open")[0] for text, _ in said.lines] == [
-        "from 4: {'a': 1.0}", f"Profile of iteration 5: {tmp_path / 'profile'}",
-    ]  # fmt: skip
-
-
-def test_a_profiles_table_is_of_whole_phases(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    recorder.recorded = [Recorded("rollout", 4.0, 8, "matmul"), Recorded("update", 1.0, 0, "")]
-    phases = recorder.write_table(7, {"time/rollout": 6.0, "time/update": 2.0})
-    assert phases.splitlines() == [
-        "Iteration 7 to 8, recording included. A phase's first 8 passes are recorded; kernels are of that part.",
-        "",
-        "phase        seconds   share  recorded  passes",
-        "rollout        6.000     75%     4.000       8",
-        "update         2.000     25%     1.000       0",
-    ]
-    assert (tmp_path / "table.txt").read_text() == f"{phases}\nrollout:\nmatmul\nupdate:\n"
-
-
 def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
     clips = torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8)
     sound = Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000)
@@ -217,45 +179,6 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
                 run_id(tmp_path, resumed=False)
 
 
-def test_the_table_at_the_start_is_read_off_the_plan() -> None:
-    config = recipe("shapes/branch")
-    batch = replace(config.batch, prompts=3, micro_batch=5)
-    window = replace(config.rollout.window, branches=2, at=[2, 3])
-    config = replace(config, batch=batch, iterations=7, rollout=replace(config.rollout, window=window))
-    schedule = SimpleNamespace(num_steps=9, stochastic=(True, True, False))
-    group = SimpleNamespace(trained=[[0], [1, 2]], shared=True, schedule=schedule)
-    plan: Any = SimpleNamespace(shares=[1, 2], groups=[group] * 6, group_size=4, examples=None, updates=2)
-    plan.batches = lambda rank: [0] * (rank + 2)
-    said = {"dims": 2048, "clip": 1e-3, "device": "cpu", "parameters": 12345, "evaluations": "9 passes"}
-
-    def cells(config: Any, **more: Any) -> dict[str, str]:
-        table = plan_table(config, plan, **said, **more)
-        left, right = (list(column.cells) for column in table.columns)
-        return dict(zip(left, map(str, right), strict=True))
-
-    kernel, kl = config.kernel, config.kl.kind
-    assert cells(config, choices={"expert": "high"}) == {
-        "model": "shapes (comes with the package)",
-        "device": f"cpu, computes in {config.model.dtype}",
-        "trains": "12,345 parameters: all weights",
-        "expert": "high",
-        "rollouts": "3 prompts x 2 branches x 4 = 24 clips per iteration",
-        "micro-batches": "24 clips / 2 rank(s) = 3 micro-batch(es) of up to 5 each",
-        "steps": "9 denoising steps, 2 explore, trained 1 + 2, what a group shares runs once",
-        "network": "9 passes",
-        "total": "7 iterations = 14 optimizer updates",
-        "clip range": "1.00e-03 at 2,048 latent dimensions",
-        "kernel": f"{kernel.name}, eta {kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {kl}",
-    }
-    plan.examples, group.shared = [1], False
-    model = replace(config.model, path="mine", lora=LoraSpec(rank=3))
-    rollout = replace(config.rollout, window=replace(window, branches=1, at=[2]))
-    found = cells(replace(config, model=model, rollout=rollout))
-    assert found["given clips"].startswith("3 prompts x 4 = 24 clips")
-    assert found["steps"][-5:] == "1 + 2"
-    assert (found["model"], found["trains"]) == ("mine", "12,345 parameters: a LoRA of rank 3")
-
-
 def test_a_line_of_an_iteration_and_bars_of_a_run(capsys) -> None:
     row = {"loss/policy": 0.25, "gradient/norm": 0.5, "time/total": 2.0, "kl/total": 1e-3, "kl/velocity": 1.0}
     crew = {"crew/workers": 2.0, "crew/idle_s": 0.0, "crew/busy_s": 0.0, "crew/queue": 3.0, "crew/staleness": 0.0}
@@ -281,15 +204,6 @@ def test_an_evaluation_names_its_scores_the_total_first(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "held-out after 3  total 1.500  VQ 0.250\n"
     Terminal(enabled=False, progress=False, total=9).evaluation(3, row)
     assert capsys.readouterr().out == ""
-
-
-def test_what_is_left_is_told_from_the_last_ten_iterations(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal = Terminal(enabled=True, progress=False, total=100)
-    for number in range(1, 21):
-        terminal.iteration(number, {**ROW, "time/total": 1e6 if number <= 10 else 30.0 + number % 2})
-    line, (run, _) = capsys.readouterr().out.splitlines()[-1], terminal._progress.tasks
-    assert (run.completed, run.total, run.fields["note"]) == (20, 100, "reward 1.000")
-    assert line == f"20/100  reward 1.000  kl skipped  grad 2  30.0 s  {minutes(30.5 * 80)} left"
 
 
 def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
@@ -355,28 +269,6 @@ def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(tra
     assert all(file.is_file() for file in clips.files)
     trainer.world.is_main = False
     assert not any(videos.shows(number) for number in range(5))
-
-
-def test_a_row_goes_to_the_journal_and_the_terminal_and_failures_are_told(trainer: Any, tmp_path: Path) -> None:
-    seen: list[Any] = []
-    metrics: Any = SimpleNamespace(write=lambda number, row: seen.append(("written", number, row)))
-    terminal: Any = SimpleNamespace(
-        iteration=lambda number, row: seen.append(("iteration", number, row)),
-        evaluation=lambda number, row: seen.append(("evaluation", number, row)),
-        say=lambda text, style: seen.append(("said", text, style)),
-    )
-    rows = MetricsWriter(trainer, metrics, terminal)
-    rows.after({"a": 1.0})
-    trainer.scores.report = "one reward failed"
-    rows.after({"a": 2.0})
-    result = SimpleNamespace(metrics={"eval/total": 1.0}, report="")
-    rows.evaluated(SimpleNamespace(metrics={"eval/total": 1.0, "time/total": 3.0}, result=result))  # type: ignore[arg-type]
-    assert seen == [
-        ("written", 4, {"a": 1.0}), ("iteration", 4, {"a": 1.0}),
-        ("written", 4, {"a": 2.0}), ("iteration", 4, {"a": 2.0}), ("said", "one reward failed", "yellow"),
-        ("written", 4, {"eval/total": 1.0, "time/total": 3.0}), ("evaluation", 4, {"eval/total": 1.0}),
-    ]  # fmt: skip
-    assert '"failed"' in (tmp_path / "events.jsonl").read_text()
 
 
 def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: Any, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.plan.hardware import find
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import Readiness, RewardSpec
-from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
+from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Suite
 from sage_grpo.tools.compare.store import ROWS, SUITE
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.loss import Diverged
@@ -256,13 +256,9 @@ def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own
     (plain,) = compare.suites_of(Options(recipes=["shapes/sage"]))
     assert (plain.title, plain.arms[0].name, plain.iterations) == ("shapes/sage", "shapes/sage", None)
     assert plain.seeds == tuple(range(FIRST_SEED, FIRST_SEED + 8))
-    more = {"set": ["seed=4"], "seeds": 2, "first_seed": 7, "iterations": 5, "points": [1, 3], "columns": ["TA", "new"]}
+    more = {"set": ["seed=4"], "seeds": 2, "first_seed": 7, "iterations": 5, "points": [1, 3]}
     (changed,) = compare.suites_of(Options(recipes=["shapes/sage"], **more))
     assert (changed.options, changed.seeds, changed.iterations, changed.points) == ({"seed": "4"}, (7, 8), 5, (1, 3))
-    known = {column.key: column for column in plain.columns}
-    key = list(known)[-1]
-    assert compare._columns(plain.columns, [key, "new"]) == (known[key], Column(key="new"))
-    assert [column.key for column in changed.columns] == ["TA", "new"]
     (rules,) = compare.suites_of(Options(recipes=["shapes/sage"], benchmark=True))
     assert (rules.points, bool(rules.passes), bool(rules.clips)) == ((0,), True, True)
     assert rules.options["evaluate.prompts"] > 16
@@ -325,7 +321,7 @@ def test_a_comparison_ends_with_its_tables_and_says_what_is_lacking(lab, tmp_pat
     ways = [(0, 0, 0, ""), (2, 3, 1, "2 run(s) failed; "), (0, 3, 3, "3 run(s) are not done: the budget is spent.")]
     for place, (failed, missing, status, said) in enumerate(ways):
         out, lab["failed"], lab["missing"] = tmp_path / str(place), failed, missing
-        options = Options(recipes=["shapes/sage"], out=str(out), jobs=3, budget=5.0, weights=True, mps=False)
+        options = Options(recipes=["shapes/sage"], out=str(out), jobs=3, budget=5.0, weights=True)
         assert compare.run(options) == status
         told = capsys.readouterr()
         packed = f"tar -czf {place}.tar.gz -C {tmp_path} {place}"
@@ -335,7 +331,7 @@ def test_a_comparison_ends_with_its_tables_and_says_what_is_lacking(lab, tmp_pat
         assert told.err.count("\n") == 1 + bool(failed) + bool(missing)
     (part,) = lab["parts"]
     assert (part.folder, part.jobs, part.arms, lab["out"]) == (out, [part.suite.name], None, out)
-    assert (lab["side_by_side"], lab["budget"], lab["weights"], lab["engine"].share) == (3, 5.0, True, False)
+    assert (lab["side_by_side"], lab["budget"], lab["weights"]) == (3, 5.0, True)
 
 
 def test_suites_have_folders_of_their_names_and_an_interruption_is_told(lab, tmp_path: Path, capsys) -> None:
@@ -346,12 +342,10 @@ def test_suites_have_folders_of_their_names_and_an_interruption_is_told(lab, tmp
     assert compare.run(Options(suite=files, size="smoke", out=str(tmp_path / "out"))) == 130
     told, folders = capsys.readouterr(), [tmp_path / "out" / name for name in ("heat", "noise")]
     assert [part.folder for part in lab["parts"]] == folders
-    assert (lab["side_by_side"], lab["weights"], lab["engine"].share) == (None, False, True)
+    assert (lab["side_by_side"], lab["weights"]) == (None, False)
     heads = [f"Title of {one.name}\n\nTABLE\n\nReport: {one}/report.md\n" for one in folders]
     assert told.out.startswith(f"{heads[0]}{heads[1]}cut off\nData: ")
     assert told.err == "sage-grpo: slow\nInterrupted. The same command continues.\n"
-    with pytest.raises(ConfigError, match="add --on ray"):
-        compare.run(Options(recipes=["shapes/sage"], address="auto"))
 
 
 def test_tables_are_drawn_where_they_are_or_elsewhere_and_over_no_other_rows(lab, tmp_path: Path, capsys) -> None:

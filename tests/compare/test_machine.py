@@ -90,18 +90,10 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "most", "share", "count", "wanted"),
-    [
-        (["0", "1"], None, True, 5, True),
-        (["0", "1"], None, False, 5, False),
-        (["0", "1"], 2, True, 2, True),
-        (["0", "1"], 1, True, 1, False),
-        ([], 3, True, 3, False),
-    ],
+    ("devices", "most", "count", "wanted"),
+    [(["0", "1"], None, 5, True), (["0", "1"], 2, 2, True), (["0", "1"], 1, 1, False), ([], 3, 3, False)],
 )
-def test_a_machine_has_processes_with_its_gpus_in_turn(
-    devices, most, share, count, wanted, tmp_path, monkeypatch
-) -> None:
+def test_workers_have_the_gpus_in_turn(devices, most, count, wanted, tmp_path, monkeypatch) -> None:
     asked: list[bool] = []
 
     @contextmanager
@@ -112,8 +104,8 @@ def test_a_machine_has_processes_with_its_gpus_in_turn(
     monkeypatch.setattr(machine, "mps", mps)
     monkeypatch.setattr(machine, "gpus", lambda configs: devices)
     monkeypatch.setattr(machine, "cores", lambda: 40)
-    monkeypatch.setattr(machine, "Process", lambda *words: words)
-    with machine.Machine(share=share).open([recipe("shapes/sage")] * 5, tmp_path, most) as (workers, where):
+    monkeypatch.setattr(machine, "Worker", lambda *words: words)
+    with machine.opened([recipe("shapes/sage")] * 5, tmp_path, most) as (workers, where):
         own = [machine.environment(devices, number) | {"OWN": "x"} for number in range(count)]
         assert workers == [(tmp_path, number, environment) for number, environment in enumerate(own)]
     assert (asked, where) == ([wanted], f"{'GPU 0, 1' if devices else 'the CPU'}.{' Shared.' * wanted}")

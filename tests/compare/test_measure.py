@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +18,7 @@ import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import measure as lab
+from sage_grpo.tools.compare import surroundings
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
 from sage_grpo.training.config import TrainConfig
@@ -227,7 +230,7 @@ def recording(**budgets: int) -> lab.Recording:
     rewards = [SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
     config: Any = SimpleNamespace(iterations=4, rewards=rewards)
     state = SimpleNamespace(iteration=0, updates=0)
-    trainer: Any = SimpleNamespace(config=config, state=state, done=Planned())
+    trainer: Any = SimpleNamespace(config=config, state=state, plan=Planned())
     trainer.plan.iteration = 0
     record = lab.RunRecord(grid={0: {}})
     return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
@@ -290,10 +293,15 @@ def test_only_untrained_models_are_remembered(monkeypatch: pytest.MonkeyPatch) -
     assert (list(one.bases), one.record.seconds["evaluate"] > 0) == (["base"], True)
 
 
+def saved(trainer: Any, root: Path, made_by: Any = None, notes: list[str] | None = None) -> lab.SavedRun:
+    return lab.SavedRun(trainer, lab.RunRecord(), root, made_by or {}, ([] if notes is None else notes).append)
+
+
 def test_a_run_is_kept_at_its_points_and_where_the_last_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(lab.time, "monotonic", lambda: now[0])
-    kept = lab.SavedRun(SimpleNamespace(), lab.RunRecord(), lab.Unfinished(Path("x"), {}), {2})  # type: ignore[arg-type]
+    kept = saved(SimpleNamespace(), Path("x"))
+    kept.points = {2}
     no, last, stopping = ({"last": last, "stopping": stopping} for last, stopping in ((0, 0), (1, 0), (0, 1)))
     asked = ((1, no), (2, no), (2, last), (2, stopping))
     assert [kept.due(number, **way) for number, way in asked] == [False, True, False, False]
@@ -308,27 +316,24 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
     state = SimpleNamespace(iteration=5, sentinel=SimpleNamespace(good=2))
     writer = SimpleNamespace(finish=lambda: done.append("written"))
     trainer: Any = SimpleNamespace(state=state, writer=writer, save=lambda *words: done.append(words))
+    trainer.config = SimpleNamespace(iterations=6)
     monkeypatch.setattr(lab.checkpoint, "prune", lambda *words, spare: done.append((*words, spare)))
-    place = lab.Unfinished(tmp_path, {"code": "1"}, notes.append)
-    place.keep(trainer, {"cost": 3}, needed=True)
-    saved = (tmp_path, {"made_by": {"code": "1"}}, {"metrics.jsonl": b'{"cost": 3}'})
-    assert done == [saved, "written", (tmp_path, 1, 5, 2)]  # what the sentinel may go back to stays
+    monkeypatch.setattr(lab.RunRecord, "state_dict", lambda self: {"cost": 3})
+    place = saved(trainer, tmp_path, {"code": "1"}, notes)
+    place.save(needed=True)
+    written = (tmp_path, {"made_by": {"code": "1"}}, {"metrics.jsonl": b'{"cost": 3}'})
+    assert done == [written, "written", (tmp_path, 1, 5, 2)]  # what the sentinel may go back to stays
 
     def full(*words: Any) -> None:
         raise lab.checkpoint.SaveFailed("no space left")
 
     trainer.save = full
-    place.keep(trainer, {}, needed=False)
+    place.save(needed=False)
     assert notes == ["iteration 5 could not be kept (no space left). The run goes on."]
     with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
-        place.keep(trainer, {}, needed=True)
-    kept, asked = lab.SavedRun(trainer, lab.RunRecord(), place, ()), list[Any]()
-    trainer.config = SimpleNamespace(iterations=6)
-    place.keep = lambda *words, needed: asked.append(needed)  # type: ignore[method-assign]
-    kept.save(needed=True)
+        place.save(needed=True)
     state.iteration = 6
-    kept.save(needed=True)  # what is over needs no going on
-    assert asked == [True]
+    place.save(needed=True)  # what is over needs no going on
 
 
 def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,19 +352,21 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lab, "checkpoint", checkpoint)
     monkeypatch.setattr(lab.shutil, "rmtree", lambda root: notes.append("gone"))
 
-    def resumed(made_by: dict[str, Any], root: Path = tmp_path) -> Any:
+    def resumed(made_by: dict[str, Any], root: Path = tmp_path) -> int:
         notes.clear()
-        return lab.Unfinished(root, made_by, notes.append).resume(trainer)
+        run = saved(trainer, root, made_by, notes)
+        run.resume()
+        return run.record.cost
 
     def refused(why: str, made_by: dict[str, Any] = made) -> None:
-        assert resumed(made_by) is None
+        assert resumed(made_by) == 0
         assert notes == [f"what was kept of it is not continued ({why}): it is made anew.", "gone"]
 
-    assert resumed(made, tmp_path / "absent") is None
+    assert resumed(made, tmp_path / "absent") == 0
     assert notes == []
     for good in (None, 3):
         meta["sentinel"]["good"] = good
-        assert resumed(made) == {"cost": 3}
+        assert resumed(made) == 3
         assert notes == ["goes on after iteration 5."]
     assert loaded == [kept] * 2
     refused("it was made by another lab, new", {**made, "lab": "3", "new": "4"})
@@ -369,44 +376,34 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
     refused("its checkpoints are damaged")
 
 
-def test_the_commit_says_whether_the_source_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, tuple[int, str]] = {"rev-parse": (0, "abc\n"), "status": (0, "")}
+def test_the_commit_says_whether_the_source_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
 
-    def git(words: list[str], **more: Any) -> SimpleNamespace:
-        orders = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--", "."])
-        assert words in [["git", "-C", str(lab.ROOT), *order] for order in orders]
-        if not said:
-            raise OSError
-        return SimpleNamespace(**dict(zip(("returncode", "stdout"), said[words[3]])))
-
-    monkeypatch.setattr(lab.subprocess, "run", git)
-    found = [lab.commit.__wrapped__()]
-    for order, answer in (("status", (0, " M x")), ("rev-parse", (128, "fatal"))):
-        said[order] = answer
-        found.append(lab.commit.__wrapped__())
-    said.clear()
-    assert [*found, lab.commit.__wrapped__()] == ["abc", "abc+changes", "", ""]
+    monkeypatch.setattr(surroundings, "ROOT", tmp_path)
+    commit = surroundings.commit.__wrapped__
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() == ""
+    (tmp_path / "code").write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    first = commit()
+    assert re.fullmatch("[0-9a-f]{12}", first)
+    (tmp_path / "code").write_text("2")
+    assert commit() == f"{first}+changes"
+    monkeypatch.setenv("PATH", "")
+    assert commit() == ""
 
 
 def test_surroundings_are_those_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(lab, "commit", lambda: "abc")
-
-    def version(name: str) -> str:
-        if name == "transformers":
-            raise lab.PackageNotFoundError
-        return name
-
-    monkeypatch.setattr(lab, "version", version)
-    found = lab.surroundings(config)
-    assert (found["machine"]["device"], found["commit"]) == ("a GPU", "abc")
-    assert list(found["versions"]) == ["sage-grpo", "python", "torch", "diffusers", "peft"]
+    found = surroundings.surroundings(config)
+    assert found["machine"]["device"] == "a GPU"
+    assert list(found["versions"])[:3] == ["sage-grpo", "python", "torch"]
     on_cpu = replace(config, model=replace(config.model, device="cpu"))
-    monkeypatch.setattr(lab.Path, "is_file", lambda self: False)  # no /proc/cpuinfo
-    monkeypatch.setattr(lab.platform, "machine", lambda: "riscv64")
-    for name in ("", "a processor"):
-        monkeypatch.setattr(lab.platform, "processor", lambda name=name: name)
-        found = lab.surroundings(on_cpu)["machine"]
-        assert (found["device"], list(found)) == (name or "riscv64", ["device", "cores", "system"])
+    monkeypatch.setattr(surroundings.Path, "is_file", lambda self: False)  # no /proc/cpuinfo
+    monkeypatch.setattr(surroundings.platform, "processor", lambda: "a processor")
+    assert surroundings.surroundings(on_cpu)["machine"]["device"] == "a processor"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.cli import compare
-from sage_grpo.config.parsing import ConfigError, parse
+from sage_grpo.config.parsing import ConfigError
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
@@ -161,10 +160,3 @@ def test_a_key_goes_by_what_is_computed_and_by_nothing_else() -> None:
     ]
     assert len({key, *others}) == 1 + len(others)
     assert key_of(TrainConfig(), (), "train") == key_of(replace(TrainConfig(), out="x"), (), "train")
-
-
-def test_arms_with_commas_in_their_names_are_named_as_they_stand_in_the_table() -> None:
-    arms = [Arm(name=name, recipe="sage") for name in ("cps", "cps, eta 1", "branch, 3 ab2, 1 before")]
-    _, argv = compare.defaults(["--suite", "heat", "--arms", "cps, eta 1", "cps", "branch, 3 ab2, 1 before"])
-    asked = parse(compare.Options, argv, prog="sage-grpo compare")
-    assert compare.chosen([suite(*arms)], asked.arms) == ["cps, eta 1", "cps", "branch, 3 ab2, 1 before"]

@@ -36,7 +36,7 @@ from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import RolloutTask, WorkerError
-from workers.in_process import InProcess
+from workers.in_process_pool import InProcess
 
 PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")
 
@@ -133,14 +133,14 @@ def counted(trainer: Trainer) -> Iterator[dict[bool, tuple[int, int]]]:
 def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
     """The same run here, with workers of which one lies to rank 1, and with workers that always fail it."""
 
-    def fate(worker: str, job: RolloutTask) -> str:
-        return "lies" if worker == "liar 1" else "fails" if worker == "lazy 1" else ""
+    def outcome(worker: str, task: RolloutTask) -> str:
+        return "wrong" if worker == "wrong 1" else "fails" if worker == "lazy 1" else ""
 
     def run(config: c.TrainConfig, *names: str) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, float]]:
-        def hands(config: c.TrainConfig, studio: Any, rank: int, ranks: int) -> InProcess:
-            return InProcess(config, [f"{name} {rank}" for name in names], fate, ranks)
+        def pool(config: c.TrainConfig, engine: Any, rank: int, ranks: int) -> InProcess:
+            return InProcess(config, [f"{name} {rank}" for name in names], outcome, ranks)
 
-        with mock.patch.object(ray_pool, "RayWorkerPool", hands), mock.patch.object(ray_pool, "find_ray"):
+        with mock.patch.object(ray_pool, "RayWorkerPool", pool), mock.patch.object(ray_pool, "find_ray"):
             trainer = assemble(config, build(config, world), world)
             rows = [trainer.step() for _ in range(config.iterations)]
             trainer.close()
@@ -151,7 +151,7 @@ def train_beside_workers(world: World, config: c.TrainConfig) -> dict[str, Any]:
     ray = dataclasses.replace(stale, on="ray", ray=RaySpec(address="127.0.0.1:1"))
     found = {
         "here": run(dataclasses.replace(config, rollout=stale)),
-        "workers": run(dataclasses.replace(config, rollout=ray), "good", "liar"),
+        "workers": run(dataclasses.replace(config, rollout=ray), "good", "wrong"),
     }
     try:
         run(dataclasses.replace(config, rollout=ray), "lazy")
@@ -358,7 +358,7 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
         for network in (model.network, *model.others):
             blocks = getattr(getattr(network, "transformer", network), next(iter(model.traits.blocks)))
             blocks[0].register_forward_pre_hook(partial(_tokens, seen), with_kwargs=True)
-        image = tiny.image() if model.takes_images else None
+        image = tiny.image() if max(model.pictures) else None
         conditions = model.encode(["a cat"], [image])
         x = keyed_noise((1, *model.latent_shape()), "x")
         high, low = (model.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.95, 0.3))

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -136,45 +131,6 @@ def test_ranks_leave_together() -> None:
     second.stop()
     waiting.join(timeout=30)
     assert not waiting.is_alive()
-
-
-CHILD = """
-import os, signal, sys, time
-from pathlib import Path
-from sage_grpo.distributed.heartbeat import end_with_parent
-
-signal.signal(signal.SIGTERM, lambda number, frame: Path(sys.argv[1], "told").touch())
-end_with_parent(grace=0.3)
-Path(sys.argv[1], "pid").write_text(str(os.getpid()))
-while True:
-    time.sleep(0.1)
-"""
-PARENT = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]]); time.sleep(600)"
-
-
-@pytest.mark.slow
-def test_a_process_is_told_when_its_launcher_was_killed_and_ended_where_it_does_not_leave(tmp_path: Path) -> None:
-    """That it saves and leaves of itself is in test_launch.py."""
-    launcher = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(tmp_path)])
-    wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text())
-    pid = int((tmp_path / "pid").read_text())
-    try:
-        assert condition_of(f"{MACHINE}:{pid}") == ""
-        assert not (tmp_path / "told").exists()
-        launcher.kill()
-        launcher.wait()
-        wait_for(lambda: condition_of(f"{MACHINE}:{pid}") == "dead")
-        assert (tmp_path / "told").exists()
-    finally:
-        if condition_of(f"{MACHINE}:{pid}") != "dead":
-            os.kill(pid, signal.SIGKILL)
-
-
-def wait_for(condition) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen within a minute"
-        time.sleep(0.05)
 
 
 def test_processes_of_one_run_say_the_same_once(monkeypatch, capsys) -> None:

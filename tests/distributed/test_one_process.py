@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from sage_grpo.distributed import context, fsdp, world
 from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.distributed.fsdp import Engine, disagreeing, local, shard
 from sage_grpo.distributed.spec import Layout, ParallelSpec
-from sage_grpo.distributed.world import RankLost, World, join, start
+from sage_grpo.distributed.world import RankLost, World, start
 from sage_grpo.samplers.noise import keyed_noise
 
 
@@ -207,22 +205,6 @@ def test_weights_are_gathered_as_they_are_computed_with_and_gradients_reduced_in
     assert {p.grad.dtype for p in network.parameters()} == {torch.float32}
 
 
-def test_gradients_wait_for_the_end_of_an_update() -> None:
-    class Part:
-        def __init__(self) -> None:
-            self.told: list[bool] = []
-
-        def set_requires_gradient_sync(self, on: bool) -> None:
-            self.told.append(on)
-
-    for every in (False, True):
-        parts = Part(), Part()
-        engine = Engine(networks=parts, sync_every_pass=every)
-        engine.begin()
-        engine.synchronize()
-        assert [part.told for part in parts] == [[every, True]] * 2
-
-
 def test_a_rank_that_differs_is_named(monkeypatch) -> None:
     """Also where values change places with the same sum."""
     rows = {"same": [1.0, 2.0], "other sum": [1.0, 3.0], "other squares": [0.0, 3.0]}
@@ -233,26 +215,3 @@ def test_a_rank_that_differs_is_named(monkeypatch) -> None:
 
     assert disagreeing({"w": torch.tensor([1.0, 2.0])}, Three()) == [1, 2]
     assert fsdp._digest(torch.tensor([0.5, -3.0])) == [-2.5, 9.25]
-
-
-def test_layouts_form_groups_of_neighbours(monkeypatch) -> None:
-    """Ranks of one clip are neighbours; all processes make all groups, in the same order."""
-
-    class Group:
-        made: ClassVar[list[object]] = []
-
-        def get_rank(self) -> int:
-            return 5
-
-        def new_group(self, ranks=None, **options):
-            self.made.append((ranks, options["timeout"].total_seconds(), options.get("backend")))
-            return len(self.made)
-
-    monkeypatch.setattr(world, "dist", Group())
-    monkeypatch.setattr(world.Heartbeat, "start", classmethod(lambda *given, **named: (given[1:], named)))
-    one = join(Layout(replicate=1, shard=4, sequence=2), torch.device("meta"), 3.0)
-    assert Group.made == [(None, 3.0, "gloo")] * 2 + [([n, n + 1], 3.0, None) for n in (0, 2, 4, 6)]
-    assert (one.rank, one.size, one.sequence_rank, one.number) == (2, 4, 1, 5)
-    assert (one.control, one.files, one.sequence_group) == (1, 2, 5)
-    assert one.heartbeat == ((5, 8), {"patience": 3.0})
-    assert "RANK" in os.environ or start(ParallelSpec()) == World()

@@ -75,7 +75,6 @@ def test_ranks_end_with_a_launcher_that_was_killed(tmp_path) -> None:
         launcher.wait()
     wait_for(lambda: not processes_of(tmp_path))
     said = (tmp_path / "log").read_text()
-    assert f"the launcher (process {launcher.pid}) is gone: saving and leaving" in said
     assert re.search(r"Stopped by signal after iteration \d+; saved", said), said
     assert newest_good(tmp_path / "run" / "checkpoints") is not None
     assert not (tmp_path / "run" / ".lock").exists()

@@ -64,26 +64,6 @@ def guarded(
     return HealthGuard(config, run, writer, ROOT, held_out, tell), done  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("action", "brake", "after"),
-    [
-        ("warn", 1.0, [(7, "a", "old", "warn"), (7, "b", "fresh", "warn"), (7, "c", "both", "warn")]),
-        ("stop", 1.0, [(7, "a and c", "a and c: the run stops. sentinel.action is stop.", "stop")]),
-        ("lower_lr", 1.0, [("slow", 0.25), (7, "a and c", "a and c: steps are 0.25 times as long from now on.", "lower_lr")]),
-        ("lower_lr", 2e-3, [("slow", 1e-3), (7, "a and c", "a and c: steps are 0.001 times as long from now on.", "lower_lr")]),
-    ],
-)  # fmt: skip
-def test_findings_are_told_and_then_acted_on_as_was_chosen(action: str, brake: float, after: list[Any]) -> None:
-    guard, done = guarded(action, brake=brake)
-    assert guard.see_row({"x": 1.0}) == {"sentinel/open": 2.0, "sentinel/lr_factor": brake}
-    assert done == [("row", 7, {"x": 1.0})]
-    assert guard.act() is False
-    told = [] if action == "warn" else [(7, "b", "fresh", "warn"), (7, "c", "both", "warn")]
-    assert done[1:] == [*told, *after]
-    assert guard.stops == (action == "stop")
-    assert (guard.act(), len(done)) == (False, 1 + len(told) + len(after)), "each is told once"
-
-
 def test_an_evaluation_is_seen_score_by_score_and_off_says_nothing() -> None:
     guard, done = guarded("off")
     assert guard.see_evaluation([{"scores": {"total": 1.0, "a": 2.0}}, {"scores": {"total": 3.0, "a": None}}]) == {}
@@ -299,17 +279,6 @@ def test_a_witness_parts_where_it_agreed_and_no_longer_does(since: float, told: 
     assert bool(sentinel._parted("judge")) == told
     sentinel.recent = sentinel.recent[1:]
     assert not sentinel._parted("judge"), "too few to say"
-
-
-def test_what_training_did_meanwhile_is_told_with_its_sign() -> None:
-    sentinel = watching()
-    for levels, told in (
-        ([1.0] * 3 + [1.5] * 3, "rose by 0.5"),
-        ([1.5] * 3 + [1.0] * 3, "fell by 0.5"),
-        ([1.0] * 5, ""),
-    ):
-        sentinel.recent = [{"reward/total": level} for level in levels]
-        assert sentinel._training() == (f"; the training reward {told} meanwhile" if told else "")
 
 
 def test_a_part_is_below_its_best_by_five_standard_errors_to_the_side_that_is_worse() -> None:

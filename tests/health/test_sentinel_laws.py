@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_parts import evaluation, judged_by, rows_of, two
+from test_reward_parts import evaluation, judged_by, rows_of, two
 from watching import clips, healthy_row, names, watched
 
 import trainer_toys

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sage_grpo.models.network import attention, blocks
+from sage_grpo.models.network import blocks
 from sage_grpo.models.network.adapted import adapted_linear
 from sage_grpo.models.network.attention import AttentionBackendName, attend
 from sage_grpo.models.network.blocks import WORTH, worth_compiling
@@ -76,7 +76,6 @@ def test_compiled_blocks_are_the_plain_ones(kind: str, compiled, fresh_model) ->
 
 
 def test_a_pass_without_gradients_lets_go_of_every_block(fresh_model, monkeypatch) -> None:
-    """The graphs of a rollout are there only to be equal to the replay's: none may outlive its block."""
     monkeypatch.setattr(blocks.torch, "compile", lambda forward: forward)
     ours = fresh_model("wan_t2v", compile=True, lora=LoraSpec(rank=2), guidance_scale=1.0)
     ours.keep(["attention"] * 2)
@@ -132,7 +131,6 @@ def test_an_adapted_product_is_the_sum_of_both(inputs: int, outputs: int, bias: 
 
 
 def test_what_a_compiled_block_is_given_and_leaves() -> None:
-    """Inputs by name, however they came; values without the graph that made them, which know whether they had one."""
     given = blocks._compiled(lambda **named: named, ("a", "b"), (("b", 0),), 1, b=torch.ones(2))
     assert (given["a"], given["b"].tolist()) == (1, [1.0, 1.0])
     made = torch.ones(1, requires_grad=True) * 2
@@ -145,49 +143,12 @@ def test_what_a_compiled_block_is_given_and_leaves() -> None:
             blocks.keep_activations([torch.nn.Linear(1, 1)], levels)
 
 
-def test_a_kernel_is_timed_by_its_second_pass(monkeypatch) -> None:
-    """Forward and backward, of one clip's tokens; one that does not run has no time."""
-    clock, seen, attend = [0.0], [], attention.attend
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None: ...
-
-        def record(self) -> None:
-            clock[0] = 2 * clock[0] + 1
-            self.at = clock[0]
-
-        def elapsed_time(self, end: Event) -> float:
-            return end.at - self.at
-
-    def spy(query, key, value, backend):
-        seen.append((tuple(query.shape), query.requires_grad, key.requires_grad, value.requires_grad))
-        return attend(query, key, value, backend)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(attention, "attend", spy)
-    place, shape = (torch.device("cpu"), torch.float32), attention.Shape(5, 2, 8)
-    with torch.no_grad():
-        assert attention._milliseconds(AttentionBackendName.NATIVE, *place, shape) == 8.0  # from 7 to 15
-    assert seen == [((1, 5, 2, 8), True, True, True)] * 2
-    monkeypatch.setattr(attention, "attend", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("not here")))
-    assert attention._milliseconds(AttentionBackendName.NATIVE, *place, shape) is None
-
-
 @pytest.mark.parametrize("backend", [None, AttentionBackendName._NATIVE_FLASH], ids=str)
 def test_attention_without_copies_is_attention(backend) -> None:
     query, key, value = (torch.randn(2, tokens, 3, 8) for tokens in (5, 7, 7))
     scores = torch.einsum("bqhc,bkhc->bhqk", query, key) / 8**0.5
     expected = torch.einsum("bhqk,bkhc->bqhc", scores.softmax(-1), value)
     torch.testing.assert_close(attend(query, key, value, backend), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_neighbouring_channels_are_rotated_together() -> None:
-    """The angle of each pair stands in both of its places."""
-    tokens, angles = torch.randn(2, 5, 3, 8), torch.randn(1, 5, 1, 4)
-    turned = torch.view_as_complex(tokens.unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angles), angles)
-    rotary = tuple(part.repeat_interleave(2, dim=-1) for part in (angles.cos(), angles.sin()))
-    torch.testing.assert_close(attention.rotate_pairs(tokens, rotary), torch.view_as_real(turned).flatten(-2))
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,13 @@ def load(folder: Path, cache: Path, **fields: Any) -> Any:
 
 
 def encoded(model: Any) -> dict[str, torch.Tensor]:
-    picture = [tiny.image(1, 48, 40)] if model.takes_images else None
+    picture = [tiny.image(1, 48, 40)] if max(model.pictures) else None
     return dict(model.encode([PROMPT], picture)[0].tensors)
 
 
 def fresh(model: Any) -> dict[str, torch.Tensor]:
-    model._cache = EncodingCache(None, "")
-    model._conditions.clear()
+    model.cache = EncodingCache(None, "")
+    model.conditions.clear()
     return encoded(model)
 
 
@@ -73,7 +73,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_whatever_component_changes_cached_encodings_are_fresh_ones(kind: str, checkpoint, tmp_path: Path) -> None:
     settings, cache = SETTINGS.get(kind, {}), tmp_path / "cache"
     before = load(checkpoint(kind), cache, **settings)
-    base, pictured = encoded(before), before.takes_images
+    base, pictured = encoded(before), max(before.pictures)
     moved = set()
     components = {path.name for path in checkpoint(kind).iterdir() if path.is_dir()} - UNREAD
     for name in sorted(components):
@@ -117,8 +117,8 @@ def test_latents_of_other_components_have_another_key(kind: str, checkpoint, tmp
         model = load(folder, tmp_path / "cache")
         video = model.video
         clip = torch.stack([tiny.image(frame, video.height, video.width) for frame in range(video.frames)])[None]
-        sound = [Sound(torch.sin(torch.arange(1600) / 5)[None, None], model.heard_rate)] if kind == "ltx2" else []
-        made[name] = (model.latents_key(), model.to_latents(clip, *sound))
+        sound = [Sound(torch.sin(torch.arange(1600) / 5)[None, None], model.codec.sound_rate)] if kind == "ltx2" else []
+        made[name] = (model.codec.key(), model.codec.to_latents(clip, *sound))
     key, latents = made.pop("")
     moved = {name for name, (_, other) in made.items() if not torch.equal(other, latents)}
     assert {"vae"} | ({"audio_vae"} if kind == "ltx2" else set()) == moved

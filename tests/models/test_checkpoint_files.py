@@ -48,7 +48,6 @@ def copy(checkpoint, tmp_path):
     ],
 )
 def test_weights_that_a_component_lacks_are_never_random(kind: str, component: str, name: str, copy) -> None:
-    """Nor those that it holds in another shape, and a network holds no others."""
     folder = copy(kind)
     (file,) = (folder / component).glob("*.safetensors")
     kept, encoder = load_file(file)[name], "encoder" in component
@@ -130,7 +129,6 @@ def test_checkpoints_that_are_made_for_other_clips(kind: str, says, known: dict[
 
 
 def test_a_file_of_the_wrong_length_is_told_by_its_header(tmp_path: Path) -> None:
-    """One byte too few is enough."""
     file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     file.parent.mkdir()
     save_file({"a": torch.zeros(2, 3), "b": torch.zeros(5)}, file, {"format": "pt"})
@@ -143,7 +141,6 @@ def test_a_file_of_the_wrong_length_is_told_by_its_header(tmp_path: Path) -> Non
 
 
 def test_every_file_that_is_read_must_be_whole(tmp_path: Path) -> None:
-    """Of all components, also shards that an index names; what nobody reads may be anything."""
     parts = [tmp_path / name for name in ("text_encoder_2", "transformer", "vae")]
     for part in parts:
         part.mkdir()

@@ -33,7 +33,6 @@ def test_every_tensor_goes_there_and_back(weights) -> None:
 
 
 def test_known_tensors_are_where_the_authors_have_them(weights) -> None:
-    """Facts of the published checkpoint: names, the order q, k, v, and shift before scale in the last modulation."""
     original, refiner = to_original(weights), "context_embedder.token_refiner.refiner_blocks.0"
     fused = torch.cat([weights[f"{refiner}.attn.to_{part}.weight"] for part in "qkv"])
     assert torch.equal(original["txt_in.individual_token_refiner.blocks.0.self_attn_qkv.weight"], fused)
@@ -72,7 +71,6 @@ def test_names_that_training_wraps_are_understood_and_others_refused(weights) ->
 
 
 def test_a_dtype_is_the_one_that_is_asked_for_or_that_of_most_numbers(checkpoint, tmp_path: Path, weights) -> None:
-    """Both ways; most numbers are in few matrices, and most tensors are vectors."""
     base, mixed = str(checkpoint(KIND)), tmp_path / "mixed"
     mixed.mkdir()
     original = {name: tensor.bfloat16() if tensor.ndim > 1 else tensor for name, tensor in to_original(weights).items()}

@@ -84,16 +84,20 @@ def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, mon
         for options in ({}, {"decode_chunk": 1})
     )
     z = torch.randn(1, *one.latent_shape())
-    (whole,) = one._pixels(z)
-    assert [part.shape[2] for part in told._pixels(z)] == [1, 4, 4]  # for cards on which the usual chunk is too much
+    (whole,) = one.codec.chunks(z)
+    assert [part.shape[2] for part in told.codec.chunks(z)] == [
+        1,
+        4,
+        4,
+    ]  # for cards on which the usual chunk is too much
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 8 * 32 * 48)  # two latent frames
-    parts = list(one._pixels(z))
+    parts = list(one.codec.chunks(z))
     assert [part.shape[2] for part in parts] == [5, 4]
-    assert [part.shape[2] for part in one._pixels(z.expand(2, *z.shape[1:]))] == [1, 4, 4]
+    assert [part.shape[2] for part in one.codec.chunks(z.expand(2, *z.shape[1:]))] == [1, 4, 4]
     assert_same(torch.cat(parts, dim=2), whole)
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
-    assert len(list(one._pixels(z))) == 3
-    decoded, expected = one.decode(z), to_uint8(one._pixels(one._to_vae(z)))
+    assert len(list(one.codec.chunks(z))) == 3
+    decoded, expected = one.decode(z), to_uint8(one.codec.chunks(one.codec.to_vae(z)))
     assert (decoded.int() - expected.int()).abs().max() <= 1  # other places in memory may round another way
 
 
@@ -122,7 +126,6 @@ def test_the_norm_is_the_stock_norm(bias: bool, dtype: torch.dtype) -> None:
 
 
 def test_the_vae_computes_in_bfloat16_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU takes hundreds of times longer in it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device, fields, dtype in (
         ("cpu", {"dtype": "bfloat16"}, torch.float32),
@@ -149,24 +152,23 @@ def test_a_library_that_was_turned_off_is_not_used(monkeypatch: pytest.MonkeyPat
 def test_chosen_frames_are_those_of_the_whole_decode_and_nothing_is_computed_after_them(
     kind: str, fresh_model, monkeypatch
 ) -> None:
-    """To the bit. Frame 0 is the first latent frame's, 1 to 4 the second's, 5 to 8 the third's; and the modules are as they were."""
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
     one, made = fresh_model(kind, train=False, frames=9), []
-    pixels = one._pixels
+    kind_of, pixels = type(one.codec), type(one.codec).chunks
 
-    def counted(z: torch.Tensor) -> Any:
-        for chunk in pixels(z):
+    def counted(codec: Any, z: torch.Tensor) -> Any:
+        for chunk in pixels(codec, z):
             made.append(chunk.shape[2])
             yield chunk
 
-    monkeypatch.setattr(one, "_pixels", counted)
+    monkeypatch.setattr(kind_of, "chunks", counted)
     latents = torch.randn(1, *one.latent_shape())
     whole = one.decode(latents)
     for frames, chunks in (([0], [1]), ([1], [1, 4]), ([0, 4], [1, 4]), ([5, 6], [1, 4, 4]), ([0, 1, 8], [1, 4, 4])):
         made.clear()
-        assert torch.equal(one.decode_frames(latents, frames), whole[:, frames])
+        assert torch.equal(one.codec.decode(latents, frames), whole[:, frames])
         assert made == chunks, frames
-    one.decode_frames(latents, [1])
+    one.codec.decode(latents, [1])
     assert not any("forward" in vars(module) for module in one.pipe.vae.modules())
     if kind == "wan_t2v":
         assert not any(isinstance(kept, torch.Tensor) for kept in one.pipe.vae._feat_map), "the past of a clip given up"
@@ -176,7 +178,6 @@ def test_chosen_frames_are_those_of_the_whole_decode_and_nothing_is_computed_aft
 def test_chunks_that_run_again_have_the_gradient_of_the_whole_decode_and_keep_little(
     name: str, model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against autograd through the same chunks, of which everything is kept, and through the stock decoder."""
     vae = model(name).pipe.vae
     z = latents(vae, 1, 4).requires_grad_()
     weights = torch.randn(3, 1, 1, 1, generator=torch.Generator().manual_seed(1))
@@ -209,18 +210,18 @@ def test_pixels_are_what_decode_rounds_and_have_its_slope(kind: str, model) -> N
     ours, draw = model(kind), torch.Generator().manual_seed(0)
     z = torch.randn(1, *ours.latent_shape(), generator=draw)
     latents = z.clone().requires_grad_()
-    clip, decoded = ours.pixels(latents), ours.decode(z)
+    clip, decoded = ours.codec.pixels(latents), ours.decode(z)
     assert clip.shape == decoded.shape
     assert (clip.detach() - decoded.float()).abs().max() <= 0.51
     weight = torch.randn(clip.shape, generator=draw)
     (gradient,) = torch.autograd.grad((weight * clip).sum(), latents)
     direction = gradient / gradient.norm()
     with torch.no_grad():
-        ends = [float((weight * ours.pixels(z + step * direction)).double().sum()) for step in (-0.0005, 0.0005)]
+        ends = [float((weight * ours.codec.pixels(z + step * direction)).double().sum()) for step in (-0.0005, 0.0005)]
     assert float(gradient.norm()) > 0
     assert (ends[1] - ends[0]) / 0.001 == pytest.approx(float(gradient.norm()), rel=0.05)
     for frames in ([0, 3], [2], [0]) if kind == "wan_t2v" else ():
-        some = ours.pixels(latents, frames).detach()  # the others are black
+        some = ours.codec.pixels(latents, frames).detach()  # the others are black
         for index in range(decoded.shape[1]):
             assert torch.equal(some[:, index].round(), decoded[:, index].float() * (index in frames))
 

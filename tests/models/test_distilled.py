@@ -130,7 +130,6 @@ def test_loading_warns_where_guidance_is_left_on(checkpoint, tmp_path) -> None:
 
 
 def test_an_evaluation_takes_the_checkpoints_own_steps_unless_told() -> None:
-    """Its stated grid, or what its name or an adapter's says, else 40; a number that is given wins."""
     grid = ModelSpec(path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", sigmas=[1.0, 0.9, 0.5])
     turbo = AdapterSpec(path="loras/turbo", file="wan_4step_distill.safetensors")
     expected = [

@@ -30,7 +30,6 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_card_says_which_components_are_left_out(model, tmp_path) -> None:
-    """diffusers loads a checkpoint without them only when told so: the card's own lines load the export."""
     model("sd3_two", guidance_scale=1.0, train=False).save(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     lines, names = card.split("```python\n")[1].split("```")[0], {}
@@ -54,7 +53,6 @@ def base(checkpoint, tmp_path) -> Path:
 
 
 def test_an_export_holds_the_checkpoint_alone_and_shares_nothing_with_it(base: Path, tmp_path) -> None:
-    """Nothing that lies beside it: a run inside the base's own folder does not copy itself."""
     ours, before = ModelSpec(path=str(base), cache=None).load("cpu"), files_of(base)
     for folder in (base / "runs" / "final", tmp_path / "out"):
         ours.save(folder)
@@ -169,7 +167,6 @@ def test_a_lora_is_exported_without_the_weights_of_its_base(kind, expert, checkp
 
 @pytest.mark.parametrize(("scale", "kept"), [(1e-6, False), (2e-3, False), (1.0, True)])
 def test_a_merge_says_how_much_of_the_update_is_in_it(scale, kept, fresh_model, tmp_path, recwarn) -> None:
-    """By the part of the change along the update: at the second scale the norm of the change is whole, and a third of the update is lost."""
     ours = fresh_model("wan_t2v", dtype="bfloat16", lora=LORA)
     weights = {name: tensor * (scale if "lora_B" in name else 0.1) for name, tensor in drawn(ours).items()}
     before = merged_weights(ours.transformer, {}, Merge())

@@ -32,7 +32,7 @@ LEARN = (
 
 def conditions_of(ours, count: int) -> list:
     """Of prompts of two lengths, with pictures of two shapes where a model needs them."""
-    pictures = [tiny.image(row, 40, 80 - 16 * row) for row in range(count)] if ours.image_to_video else None
+    pictures = [tiny.image(row, 40, 80 - 16 * row) for row in range(count)] if 0 not in ours.pictures else None
     return ours.encode([*SHORT, SHORT[0]][:count], pictures)
 
 
@@ -86,7 +86,7 @@ def test_a_changed_picture_is_the_pipelines(checkpoint, model, monkeypatch) -> N
     ).images
     monkeypatch.undo()
     square = ours.encode(prompts[:1], [tiny.image(5, 64, 64)])[0].tensors["condition"]
-    assert ours.given_tokens == square.shape[-1] * square.shape[-2] // 4
+    assert ours.grid.beside == square.shape[-1] * square.shape[-2] // 4
     latents = pipe._unpack_latents(images, 32, 48, pipe.vae_scale_factor)
     torch.testing.assert_close(ours.sigmas(3), pipe.scheduler.sigmas.float(), rtol=0, atol=1e-6)
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
@@ -208,7 +208,6 @@ def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
 
 @pytest.mark.usefixtures("in_double")
 def test_ltx_091_decodes_to_the_same_pixels_in_any_company(model) -> None:
-    """Its decoder adds noise in its layers. A clip's pixels depend on its latents alone, and no generator of the process moves."""
     size = size_of("ltx_091")
     ours, batched = (model("ltx_091", train=False, vae_slicing=alone, **size) for alone in (True, False))
     latents, before = start(ours), torch.random.get_rng_state()
@@ -218,7 +217,7 @@ def test_ltx_091_decodes_to_the_same_pixels_in_any_company(model) -> None:
     assert torch.equal(clips, ours.decode(latents))
     assert torch.equal(clips[1:], ours.decode(latents[1:]))
     assert_same_pixels(clips, batched.decode(latents).permute(0, 1, 4, 2, 3) / 255)
-    stock = [ours.pipe.vae.decode(ours._to_vae(latents), torch.zeros(2)).sample.detach() for _ in range(2)]
+    stock = [ours.pipe.vae.decode(ours.codec.to_vae(latents), torch.zeros(2)).sample.detach() for _ in range(2)]
     assert (stock[0] - stock[1]).abs().mean() > 1e-2  # left to itself it draws other noise each time
 
 
@@ -228,7 +227,7 @@ def test_ltx_mixes_noise_into_latents_as_the_pipeline_given_the_same_generator(c
     ours = model("ltx_091", guidance_scale=1.0, train=False, options=options, **size_of("ltx_091"))
     given = {"generator": torch.Generator().manual_seed(ltx.MIXED), "negative_prompt": None, **options}
     run = stock(checkpoint("ltx_091"), "ltx_091", start(ours)[:1], 1.0, SHORT[:1], steps=2, **given)
-    torch.testing.assert_close(ours._decoder_inputs(ours._to_vae(run.latents))[0], run.z, **CLOSE)
+    torch.testing.assert_close(ours.codec._decoder_inputs(ours.codec.to_vae(run.latents))[0], run.z, **CLOSE)
     assert_same_pixels(ours.decode(run.latents), run.video)
 
 
@@ -240,43 +239,41 @@ def test_z_images_padding_is_trained_where_tokens_are_filled_up(fresh_model) -> 
 
 @pytest.mark.parametrize("kind", ["wan_t2v", "sd3", "flux2", *slow("hunyuan15_t2v", "ltx", "hunyuan", "qwen_image")])
 def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) -> None:
-    """What goes to the decoder of the latents is what the encoder gave; clips of another size are refused."""
     ours = ModelSpec(path=str(checkpoint(kind)), cache=None, vae_slicing=False, **size_of(kind)).load("cpu")
     video = ours.video
     shape = (2, video.frames, video.height, video.width, 3)
     clips = torch.randint(0, 256, shape, generator=seeded(), dtype=torch.uint8)
-    latents = ours.to_latents(clips)
+    latents = ours.codec.to_latents(clips)
     assert tuple(latents.shape) == (2, *ours.latent_shape())
     pixels = (clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1).split(1)
     with torch.no_grad():
         still = kind in tiny.IMAGES and kind != "qwen_image"
         own = [ours.pipe.vae.encode(one[:, :, 0] if still else one).latent_dist.mode() for one in pixels]
     z = torch.cat(own)[:, :, None] if still else torch.cat(own)
-    torch.testing.assert_close(ours._to_vae(latents), z, atol=1e-5, rtol=1e-4)
-    assert ours.latents_key() == ours.latents_key()
+    torch.testing.assert_close(ours.codec.to_vae(latents), z, atol=1e-5, rtol=1e-4)
+    assert ours.codec.key() == ours.codec.key()
     with pytest.raises(ModelError, match="Clips have shape"):
-        ours.to_latents(clips[:, :, :16])
+        ours.codec.to_latents(clips[:, :, :16])
 
 
 @pytest.mark.parametrize("kind", ["hunyuan15_t2v", "sd3", *slow("ltx", "sana_video", "z_image")])
 def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, checkpoint) -> None:
-    """To the bit, for latents and for velocities; the model itself stays as it was."""
     sizes = size_of(kind)
     swapped = {"height": sizes["width"], "width": sizes["height"]}
     ours, loaded = (
         ModelSpec(path=str(checkpoint(kind)), cache=None, guidance_scale=1.0, **size).load("cpu")
         for size in (sizes, swapped)
     )
-    own, other = ours.latent_shape(), ours.in_format(loaded.video)
+    own, other = ours.latent_shape(), ours.abilities.in_format(loaded.video)
     assert (other.latent_shape(), ours.latent_shape()) == (loaded.latent_shape(), own)
     clips = torch.zeros(1, loaded.video.frames, *swapped.values(), 3, dtype=torch.uint8)
     clips += torch.arange(swapped["height"], dtype=torch.uint8)[:, None, None]
-    latents = loaded.to_latents(clips)
-    assert torch.equal(other.to_latents(clips), latents)
-    if not ours.image_to_video:
+    latents = loaded.codec.to_latents(clips)
+    assert torch.equal(other.codec.to_latents(clips), latents)
+    if 0 in ours.pictures:
         conditions = ours.encode(SHORT[:1])
         with torch.no_grad():
             found, expected = (one.velocity(latents, torch.tensor(0.5), conditions) for one in (other, loaded))
         assert torch.equal(found, expected)
     with pytest.raises(ModelError, match=r"model\.height must be a multiple"):
-        ours.in_format(replace(loaded.video, height=33))
+        ours.abilities.in_format(replace(loaded.video, height=33))

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.models import family
-from sage_grpo.models.guidance import TOGETHER, runs_together
+from sage_grpo.models import guidance
 from sage_grpo.models.lora import match_targets
-from sage_grpo.models.network.gradients import one_after_another, without_gradient
+from sage_grpo.models.network.gradients import one_after_another
+from sage_grpo.models.trained import unread_parameters
 
 SIGMA = torch.tensor(0.9)
 
@@ -41,11 +41,6 @@ def test_branches_one_after_another_give_the_same_gradient() -> None:
     assert len(arrivals) == 2  # the first branch's gradient is in its place before the second's begins
 
 
-def test_small_batches_on_a_gpu_run_together() -> None:
-    asked = [(place, tokens) for place in ("cuda", "cpu") for tokens in (TOGETHER, TOGETHER + 1)]
-    assert [runs_together(torch.device(place), tokens) for place, tokens in asked] == [True, False, False, False]
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -58,12 +53,12 @@ def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> N
     """Also those whose gradient is exactly zero: the last block may compute what nothing reads. And no other is left out."""
     ours = fresh_model(kind, guidance_scale=1.0)
     ours.transformer.requires_grad_(True)
-    images = [tiny.image()] if ours.image_to_video else None
+    images = [tiny.image()] if 0 not in ours.pictures else None
     v = ours.velocity(torch.randn(1, *ours.latent_shape()), SIGMA, ours.encode(["a dog runs"], images))
     v.backward(torch.randn_like(v))
     silent = {name for name, p in ours.transformer.named_parameters() if p.grad is None or not p.grad.any()}
     targets = match_targets(ours.transformer, ours.traits.lora_targets, ours.traits.blocks)
-    unread, adapted = ours._unread(ours.transformer), {f"{name}.weight" for name in targets}
+    unread, adapted = unread_parameters(ours, ours.transformer), {f"{name}.weight" for name in targets}
     assert unread & adapted == silent & adapted
     assert unread <= silent
 
@@ -82,33 +77,10 @@ class _Tower(nn.Module):
         return cls(config["depth"], config["spare"])
 
 
-def test_what_was_traced_is_kept_for_equal_networks_and_inputs_only() -> None:
-    runs: list[str] = []
-
-    def dead(depth: int, spare: bool, *, read: bool, name: str | None) -> set[str]:
-        def run(network: Any) -> torch.Tensor:
-            runs.append(str(name))
-            first = network.layers[0](torch.ones(1, device="meta"))
-            return network.extra(first) if read and not spare else first
-
-        return without_gradient(_Tower(depth, spare), {"layers": "depth"}, run, inputs=name)
-
-    last_two = {"layers.2.weight", "extra.weight"}
-    assert dead(3, True, read=True, name="a") == dead(3, True, read=True, name="a") == last_two
-    assert runs == ["a"]  # traced once
-    assert dead(2, True, read=True, name="a") == {"layers.1.weight", "extra.weight"}  # another depth
-    assert dead(3, False, read=True, name="a") == {"layers.2.weight"}  # another configuration
-    assert dead(3, False, read=False, name="b") == last_two  # other inputs
-    assert runs == ["a", "a", "a", "b"]
-    for read in (True, False):  # without a name nothing is kept
-        assert ("extra.weight" in dead(3, False, read=read, name=None)) != read
-
-
 @pytest.mark.parametrize(("kind", "together"), [("hunyuan15_t2v", False), ("wan_t2v", True)])
 def test_without_the_negatives_gradient_it_is_a_constant(kind: str, together: bool, model, monkeypatch) -> None:
-    """The same velocity to the bit, with and without a graph; the gradient is that of autograd with the negative velocity detached."""
     asked = []
-    monkeypatch.setattr(family, "runs_together", lambda device, tokens: asked.append(tokens) or together)
+    monkeypatch.setattr(guidance, "runs_together", lambda device, tokens: asked.append(tokens) or together)
     ours, scale, probe = model(kind, guidance_scale=3.0, negative_prompt="a dog"), 3.0, None
     x, conditions = torch.randn(2, *ours.latent_shape()), ours.encode(["a cat", "a bat"])
     whole = ours.velocity(x, SIGMA, conditions).detach()

@@ -121,7 +121,6 @@ def test_weights_of_another_model_are_refused_by_name(tensors: dict[str, Tensor]
     ],
 )
 def test_a_configuration_that_the_weights_do_not_have_is_refused(config: str, tmp_path) -> None:
-    """A rank is memory, and other keys are modules to import, layers to copy and weights to keep: none is believed."""
     refused("configuration", saved(tmp_path, lora(), **{CONFIG: config}))
 
 
@@ -145,7 +144,6 @@ def test_memory_that_runs_out_is_no_fault_of_the_file_and_what_libraries_stumble
 
 @pytest.mark.parametrize(("name", "flag"), [("lora_magnitude_vector", "use_dora"), ("lora_B.bias", "lora_bias")])
 def test_dora_and_biases_are_refused_beside_a_configuration(name: str, flag: str, tmp_path) -> None:
-    """Whether it names them or not: the library would leave their weights out."""
     weights = {**lora(), f"transformer.blocks.0.{name}": torch.ones(4)}
     refused("not supported", saved(tmp_path, weights, **{CONFIG: "{}"}))
     refused(

@@ -56,7 +56,7 @@ def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, get, mo
     ours = moved(get(kind, lora=LORA, expert=expert))
     sigma = HIGH if expert == "high" else LOW
     ours.save(tmp_path)
-    stock = get(kind, packed=False, expert=expert, train=False)
+    stock = get(kind, expert=expert, train=False)
     if kind.startswith("hunyuan15"):
         load_lora(stock.pipe, tmp_path)
     else:
@@ -128,7 +128,6 @@ def test_each_expert_gets_the_gradient_of_its_own_levels(lora, get) -> None:
 
 
 def test_a_lora_of_both_loads_in_the_stock_pipeline_and_continues(get, model, tmp_path) -> None:
-    """As the card says: the first expert's from the folder, the second's by the name of its file, which the hub knows as well."""
     kind = "wan22_t2v"
     ours = moved(get(kind, lora=LORA, expert="both"))
     ours.save(tmp_path)

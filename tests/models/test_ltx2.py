@@ -17,8 +17,8 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 
 import tiny
 from sage_grpo.models import ModelError
+from sage_grpo.models.base import StateParts, abilities
 from sage_grpo.models.families.ltx2 import Ltx2, mel_bands
-from sage_grpo.models.parts import HasParts, Sounds, StateParts
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import Ode
@@ -77,17 +77,17 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, che
     sigmas, z, video, audio = stock(checkpoint(kind), ours, x, scale, options)
     torch.testing.assert_close(ours.sigmas(2), sigmas.float(), rtol=0, atol=1e-6)
     y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(2))), x, ours.encode(PROMPTS))
-    torch.testing.assert_close(ours._to_vae(y), z, **CLOSE)
+    torch.testing.assert_close(ours.codec.to_vae(y), z, **CLOSE)
     assert_same_pixels(ours.decode(y), video)
-    torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
-    assert ours.sound(y).std() > 1e-3
+    torch.testing.assert_close(ours.codec.sound(y).waves, audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
+    assert ours.codec.sound(y).waves.std() > 1e-3
     if options == ALL:
-        assert isinstance(ours, HasParts)
-        assert isinstance(ours, Sounds)
+        sound = abilities(ours).sound(y)
+        assert abilities(ours).parts == ours.parts
         with pytest.raises(ModelError, match="Latents have shape"):
-            ours.sound(x[:, 1:])
+            ours.codec.sound(x[:, 1:])
         assert (ours.branches(0.5), ours.branches(0.5, guidance=1.0)) == (4, 1)
-        assert abs(ours.sound(y).shape[-1] / ours.sound_rate - ours.video.frames / ours.video.fps) < 0.1
+        assert abs(sound.waves.shape[-1] / sound.rate - ours.video.frames / ours.video.fps) < 0.1
 
 
 @pytest.mark.parametrize("name", ["LTX2Pipeline", "LTX2ImageToVideoPipeline"])
@@ -118,8 +118,8 @@ def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, 
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
     conditions = ours.encode(PROMPTS[:1], [picture])
     y = integrate(policy, x, conditions)
-    torch.testing.assert_close(ours._to_vae(y), z, **CLOSE)
-    torch.testing.assert_close(ours.sound(y), audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours.codec.to_vae(y), z, **CLOSE)
+    torch.testing.assert_close(ours.codec.sound(y).waves, audio.float().clamp(-1, 1), rtol=0, atol=1e-4)
     frame = conditions[0].tensors["condition"].to(y)
     torch.testing.assert_close(ours.parts.split(y)["video"][0, :, :1], frame, **CLOSE)
     changed = ours.parts.split(integrate(policy, x, ours.encode(PROMPTS[:1], [other])) - y)
@@ -161,31 +161,31 @@ def test_bands_of_a_sound_are_those_of_another_library() -> None:
 def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkpoint, monkeypatch) -> None:
     ours, pipe = model(kind, train=False, **SIZE), tiny.shared_pipeline(checkpoint(kind))
     clips = torch.stack([torch.stack([tiny.image(10 * row + frame, 32, 64) for frame in range(5)]) for row in range(2)])
-    waves = torch.cat([tone(1.0, ours.heard_rate, pitch) for pitch in (100.0, 300.0)])  # longer than the clip
-    latents = ours.to_latents(clips, Sound(waves, ours.heard_rate))
+    waves = torch.cat([tone(1.0, ours.codec.sound_rate, pitch) for pitch in (100.0, 300.0)])  # longer than the clip
+    latents = ours.codec.to_latents(clips, Sound(waves, ours.codec.sound_rate))
     parts, vae, audio_vae = ours.parts.split(latents), pipe.vae, pipe.audio_vae
     pixels = (clips.to(torch.float32) / 127.5 - 1).permute(0, 4, 1, 2, 3)
     z = pipe._denormalize_latents(parts["video"], vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
     with torch.no_grad():
         torch.testing.assert_close(z, vae.encode(pixels).latent_dist.mode(), **CLOSE)
-        samples = round(5 / ours.video.fps * ours.heard_rate)
+        samples = round(5 / ours.video.fps * ours.codec.sound_rate)
         config = audio_vae.config
-        bands = mel_bands(waves[..., :samples], ours.heard_rate, config.mel_hop_length, config.mel_bins)
+        bands = mel_bands(waves[..., :samples], ours.codec.sound_rate, config.mel_hop_length, config.mel_bins)
         wanted = audio_vae.encode(bands).latent_dist.mode()
     packed = pipe._pack_audio_latents(parts["audio"])
     packed = pipe._denormalize_audio_latents(packed, audio_vae.latents_mean, audio_vae.latents_std)
     heard = pipe._unpack_audio_latents(packed, parts["audio"].shape[2], num_mel_bins=parts["audio"].shape[3])
     torch.testing.assert_close(heard, wanted[:, :, : heard.shape[2]], **CLOSE)
     assert wanted.shape[2] - heard.shape[2] in (0, 1)
-    silent = ours.parts.split(ours.to_latents(clips))
+    silent = ours.parts.split(ours.codec.to_latents(clips))
     assert torch.equal(silent["video"], parts["video"])
     assert (silent["audio"] - parts["audio"]).abs().max() > 1e-3
     short = waves[:, :1, : samples // 2]  # of one channel, and too short: silence follows
     whole = torch.cat([short, torch.zeros(2, 1, samples - samples // 2)], dim=-1).repeat(1, 2, 1)
-    made = (ours.to_latents(clips, Sound(one, ours.heard_rate)) for one in (short, whole))
+    made = (ours.codec.to_latents(clips, Sound(one, ours.codec.sound_rate)) for one in (short, whole))
     torch.testing.assert_close(*made, **CLOSE)
-    monkeypatch.setattr(ours.pipe, "vocoder", lambda bands: torch.tensor([[[-3.0, 0.5, 3.0]]]))
-    assert ours.sound(latents).tolist() == [[[-1.0, 0.5, 1.0]]] * 2
+    monkeypatch.setattr(ours.pipe.vocoder, "forward", lambda bands: torch.tensor([[[-3.0, 0.5, 3.0]]]))
+    assert ours.codec.sound(latents).waves.tolist() == [[[-1.0, 0.5, 1.0]]] * 2
 
 
 @pytest.mark.slow
@@ -206,11 +206,11 @@ def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
         replace(spec, train=True).load("cpu")
     ours = spec.load("cpu")
     x = torch.randn(2, *ours.latent_shape())
-    assert ours._upsampler in ours._modules("vae")
-    pipe = diffusers.LTX2LatentUpsamplePipeline(ours.pipe.vae, ours._upsampler.double())
+    assert ours.upsampler in ours.modules("vae")
+    pipe = diffusers.LTX2LatentUpsamplePipeline(ours.pipe.vae, ours.upsampler.double())
     latents = ours.parts.split(x)["video"]
     frames = pipe(latents=latents, latents_normalized=True, num_frames=5, output_type="pt", **SIZE).frames
     clips = ours.decode(x)
     assert clips.shape == (2, 5, 64, 128, 3)
     assert (clips.double() / 255 - frames.permute(0, 1, 3, 4, 2)).abs().max() <= 0.5 / 255 + 1e-9
-    assert ours.sound(x).shape == replace(spec, options={}).load("cpu").sound(x).shape
+    assert ours.codec.sound(x).waves.shape == replace(spec, options={}).load("cpu").codec.sound(x).waves.shape

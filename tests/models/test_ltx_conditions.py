@@ -13,7 +13,6 @@ from stock_run import CLOSE, PROMPTS
 
 import tiny
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import TakesPlaced
 from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan.architecture import find_architecture
@@ -71,20 +70,19 @@ def stock(folder, ours, x: torch.Tensor, given) -> torch.Tensor:
 def test_frames_that_are_given_are_the_pipelines(case: str, checkpoint, model) -> None:
     ours = model(KIND, guidance_scale=4.0, negative_prompt="blurry", train=False, **FORMAT)
     x, given = torch.randn(2, *ours.latent_shape()), CASES[case]
-    conditions = [ours.encode_placed(prompt, given) for prompt in PROMPTS]
+    conditions = [ours.abilities.encode_placed(prompt, given) for prompt in PROMPTS]
     y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(2))), x, conditions)
     torch.testing.assert_close(y, stock(checkpoint(KIND), ours, x, given), **CLOSE)
     moved = [replace(one, at=one.at + 8) for one in given[:1]]
-    others = (ours.encode(PROMPTS), [ours.encode_placed(prompt, moved) for prompt in PROMPTS])
+    others = (ours.encode(PROMPTS), [ours.abilities.encode_placed(prompt, moved) for prompt in PROMPTS])
     with torch.no_grad():
         v, *changed = (ours.velocity(x, ours.sigmas(2)[1], one) for one in (conditions, *others))
     assert all((v - other).abs().max() > 1e-3 for other in changed)
 
 
 def test_given_frames_stay_and_the_rest_is_learned(model) -> None:
-    """Whatever explores: the clip ends in what is part of it, and the replay of two prompts in one batch is exact."""
     ours = model(KIND, guidance_scale=1.0, **FORMAT)
-    conditions = [ours.encode_placed("a cat", CASES["several"]), *ours.encode(["a dog"])]
+    conditions = [ours.abilities.encode_placed("a cat", CASES["several"]), *ours.encode(["a dog"])]
     x, sigma = torch.randn(2, *ours.latent_shape()), ours.sigmas(3)[1]
     with torch.no_grad():
         before = ours.velocity(x, sigma, conditions)
@@ -103,7 +101,6 @@ def test_given_frames_stay_and_the_rest_is_learned(model) -> None:
 
 
 def test_a_checkpoint_that_names_the_older_pipeline_can_be_run_in_this_one(checkpoint, model, tmp_path) -> None:
-    """0.9.5: its index says LTXPipeline, its users load an LTXConditionPipeline."""
     folder = tiny.variant(checkpoint(KIND), tmp_path / "ltx")
     index = json.loads((folder / "model_index.json").read_text())
     tiny.write(folder / "model_index.json", {**index, "_class_name": "LTXPipeline"})
@@ -130,9 +127,8 @@ def test_what_does_not_fit_is_refused(model) -> None:
         (Placed(frames(20), 32), "and has 1: give a picture"),
     ):
         with pytest.raises(ModelError, match=message):
-            ours.encode_placed("a cat", [given])
-    assert isinstance(ours, TakesPlaced)
-    assert not any(isinstance(model(kind, train=False), TakesPlaced) for kind in ("ltx", "wan_t2v"))
+            ours.abilities.encode_placed("a cat", [given])
+    assert not any(model(kind, train=False).abilities.encode_placed for kind in ("ltx", "wan_t2v"))
     with pytest.raises(ModelError, match="leave last_image out"):
         ours.encode(["a cat"], [torch.stack([tiny.image()] * 2)])
     with pytest.raises(ModelError, match="guidance_rescale is for clips from text"):

@@ -17,8 +17,9 @@ SIGMA = torch.tensor(0.7)
 
 
 @pytest.mark.parametrize("kind", ["hunyuan15_i2v", pytest.param("hunyuan15_t2v", marks=pytest.mark.slow)])
-def test_dropped_padding_is_masked_padding(kind: str, fresh_model) -> None:
-    packed, stock = (fresh_model(kind, guidance_scale=1.0, packed=flag) for flag in (True, False))
+def test_dropped_padding_is_masked_padding(kind: str, fresh_model, benchmark_module) -> None:
+    packed, stock = (fresh_model(kind, guidance_scale=1.0) for _ in range(2))
+    stock.network = benchmark_module("full_size").StockForward(stock)
     # Less padding than the 1,985 tokens of the real thing.
     for name, count in (
         ("tokenizer_max_length", 60),
@@ -79,7 +80,6 @@ def test_the_fastest_kernel_is_taken(times: dict[str, float], best: str, monkeyp
 
 
 def test_a_deterministic_model_has_no_kernel_without_a_fixed_order(monkeypatch) -> None:
-    """Nor does any have one that is fetched, or measured ones where nothing is slow."""
     cuda, shape = torch.device("cuda"), attention.Shape(7, 2, 8)
     assert choose_backend("auto", cuda, torch.float32, shape)[0].value == "native"
     for name in ("flash_hub", "nativ"):

@@ -70,7 +70,7 @@ def test_ode_rollout_is_the_pipeline(kind: str, checkpoint, model) -> None:
     assert (v - unguided).abs().max() > (1e-3 if scale != 1 else -1)
 
     # The VAE gets the pipeline's own numbers, scaled once.
-    torch.testing.assert_close(ours._to_vae(run.latents).reshape(run.z.shape), run.z, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours.codec.to_vae(run.latents).reshape(run.z.shape), run.z, rtol=0, atol=1e-6)
     assert_same_pixels(ours.decode(run.latents), run.video)
 
 
@@ -158,7 +158,6 @@ def test_multistep_grid_is_the_schedulers_own_and_starts_at_pure_noise(checkpoin
 
 
 def test_a_grid_between_two_ends_needs_two_steps() -> None:
-    """The scheduler would answer one step with NaN."""
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift_terminal=0.1)
     assert own_sigmas(scheduler, 2, 3.0, even=True).tolist() == pytest.approx([1.0, 0.1, 0.0])
     with pytest.raises(ModelError, match="at least 2 here, got 1"):

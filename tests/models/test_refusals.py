@@ -80,7 +80,6 @@ ASKED = [
     ("ltx", {"options": {"decode_timestp": 0.1}}, "no option .decode_timestp.. Did you mean .decode_timestep."),
     ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
     ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
-    ("hunyuan15_t2v", {"options": {"pad_text": 8}, "packed": False}, r"pad_text is for model\.packed"),
     ("wan22_t2v", {"options": {"strength": 0.5}}, "two networks"),
     ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
     ("wan22_5b_t2v", {"options": {"strength": 0.5}}, "the VAE of 2.2"),
@@ -105,7 +104,6 @@ def test_solver_that_a_model_does_not_bring() -> None:
 
 
 def test_a_hub_id_is_fetched_as_safetensors_or_told_to_be_unreachable(monkeypatch, checkpoint) -> None:
-    """Where it is not in the cache, or the connection is lost, whatever the hub's HTTP client calls that."""
     calls, lost = [], [LocalEntryNotFoundError, HfHubHTTPError.__bases__[0]]
 
     def fetch(name, **options):

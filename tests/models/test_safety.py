@@ -51,7 +51,6 @@ CODE = "never code that a checkpoint names"
     ],
 )
 def test_a_component_is_a_part_and_no_pipeline(copy, name, entry, says, tmp_path, monkeypatch) -> None:
-    """Of two libraries. A pipeline would follow the index in its folder, which may name any module."""
     mark = tmp_path / "mark"
     (tmp_path / "evil_component.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Scheduler: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -118,7 +117,6 @@ def test_a_configuration_that_is_none_is_refused(copy, file) -> None:
     ],
 )
 def test_a_network_is_no_larger_than_its_weights(copy, component, entry) -> None:
-    """Refused while it is built, where a tensor has no memory yet."""
     change(copy / component / "config.json", **entry)
     with pytest.raises(ModelError, match=r"larger network than its weights|networks have at most"):
         load(copy).encode(["a cat"])

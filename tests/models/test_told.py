@@ -40,7 +40,6 @@ def test_an_empty_negative_prompt_is_the_pipelines(kind: str, checkpoint, fresh_
 
 
 def test_no_text_at_all_is_refused_by_name(fresh_model, monkeypatch) -> None:
-    """Zero tokens would reach the network, and say nothing."""
     ours = fresh_model("qwen_image", guidance_scale=4.0, train=False)
     with monkeypatch.context() as patch:
         patch.setattr(ours.pipe, "prompt_template_encode_start_idx", 10_000)
@@ -54,7 +53,6 @@ def test_no_text_at_all_is_refused_by_name(fresh_model, monkeypatch) -> None:
 
 
 def test_sanas_score_of_motion_is_written_after_the_prompt(model) -> None:
-    """As its published examples do themselves; a prompt that has one keeps its own, and negative prompts have none."""
     plain, scored = (
         model("sana_video", guidance_scale=4.0, options=options, train=False, **SIZES)
         for options in ({}, {"motion_score": 30})

@@ -39,14 +39,16 @@ def test_a_sample_is_the_pipelines(solver: str, checkpoint, fresh_model) -> None
     """With the grid of FlowMatchEuler, and with the multistep solver of the published checkpoints."""
     kind, steps = "wan_t2v" if solver == "euler" else "wan_unipc_t2v", int(STEPS * STRENGTH)
     ours, folder = fresh_model(kind, **fields_of(kind, 4.0), options={"strength": STRENGTH}), checkpoint(kind)
-    conditions = [replace(one, source=ours.source("clip", lambda: CLIP)) for one in ours.encode(PROMPTS)]
+    conditions = [
+        replace(one, source=ours.abilities.start.source("clip", lambda: CLIP)) for one in ours.encode(PROMPTS)
+    ]
     noise = torch.randn(2, *ours.latent_shape(), generator=seeded(), dtype=torch.float32)
     x = started(noise, ours.sigmas(steps)[0], conditions)
     y = solve(ours, build_solver(ours, solver, steps), x, conditions)
     torch.testing.assert_close(y, stock(folder, strength=STRENGTH), **CLOSE)
     grid = ours.sigmas(steps)
     assert len(grid) == steps + 1
-    assert torch.equal(grid, ours.stock_sigmas(STEPS)[-len(grid) :])
+    assert torch.equal(grid, ours.schedule.sigmas(STEPS)[-len(grid) :])
     assert 0.5 < grid[0] < 1
     if solver == "euler":
         assert torch.equal(y, integrate(Policy(ours, Ode(), Schedule(grid)), x, conditions))

@@ -1,11 +1,14 @@
 """Plant errors, those of the tables and generated ones that are drawn by a seed, one at a time, and run the tests that should see it.
 
-    python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--draw 10] [--seed 7] [--rooms models] [--unlisted] [--list]
+    python tests/mutants/plant.py [--jobs 2] [--only WORDS] [--draw 10] [--seed 7] [--rooms models] [--unlisted]
+    python tests/mutants/plant.py --unlisted --reach build/reach.json                    # measure which tests run which lines
+    python tests/mutants/plant.py --unlisted --reach build/reach.json --draw 100 --jobs 16 --limit-seconds 540 --json errors.jsonl
 
-Errors are planted in temporary copies of the tree, never in the tree itself. Libraries are imported once, in this process, and every
-try is a fork of it that imports the package anew. Generated errors within functions are planted in groups: each is a fork of a process that has
-the package and the tests already, in which one function has other code. First the tests run on the tree as it is: where a test of a listed error
-fails, nothing is planted. That run also says which tests are quick: those of an error run quickest first, up to the first that fails.
+Errors are planted in temporary copies of the tree, one for each job, never in the tree itself. Libraries are imported once, in this process, and
+every try is a fork of it that imports the package anew. Generated errors within functions are planted in groups: each is a fork of a process that
+has the package and the tests already, in which one function has other code. First the tests run on the tree as it is: where a test of a listed
+error fails, nothing is planted. That run also measures seconds: tests of an error run quickest first, up to the first that fails, so that this is
+the cheapest test that notices it.
 Exit status: 0 when every error was noticed, 1 when one survived, 2 when the tool could not do its work.
 """
 
@@ -19,6 +22,7 @@ import gc
 import importlib
 import itertools
 import json
+import math
 import os
 import py_compile
 import random
@@ -28,6 +32,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,18 +55,10 @@ PATIENCE = 4800.0
 """Seconds that the tests may take on the tree as it is."""
 SECONDS, TIMES = 3.0, 5.0
 """With a drawn error a test has so many seconds of a core, and so many times as long as without an error."""
-COPIED = [
-    "src",
-    "tests",
-    "docs",
-    "research",
-    "examples",
-    "pyproject.toml",
-    "README.md",
-    "CHANGELOG.md",
-    "Makefile",
-    "constraints.txt",
-]
+WAITING = 8.0
+"""And so many times as much by the clock: an error may make a wait that has no end."""
+FOLDERS = ("src", "tests", "docs", "research", "examples", "scripts")
+"""What is copied, with the files of the first level."""
 SURVIVED, NOTICED, LATE, BROKEN = "SURVIVED", "noticed", "TIMED OUT", "BROKEN"
 GROUP = 12
 """Errors that are planted in one process."""
@@ -75,11 +72,14 @@ class Trials:
     def __init__(self, group: Sequence[PlantedError], seconds: Mapping[str, float], folder: Path, output: Path) -> None:
         """Lines of JSON go to `output`: the error's number, the test that failed and the seconds of a core."""
         self.group, self.seconds, self.folder, self.output = group, seconds, folder, output
+        self.now = output.with_suffix(".now")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Fork for each error; of one that could not be planted there is no line."""
+        """Fork for each error; of one that could not be planted, or with which a file of tests cannot be imported, there is no line."""
+        if session.testsfailed and len(self.group) == 1:
+            return True
         for number, error in enumerate(self.group):
-            self._now.write_text("")
+            self.now.write_text("")
             pid = os.fork()
             if pid == 0:
                 code = 3
@@ -94,25 +94,21 @@ class Trials:
                     os._exit(code)
             _, status, used = os.wait4(pid, 0)
             if os.waitstatus_to_exitcode(status) != 3:
-                failed = self._now.read_text() if status else ""
+                failed = self.now.read_text() if status else ""
                 with self.output.open("a") as stream:
                     print(json.dumps([number, failed, used.ru_utime + used.ru_stime]), file=stream)
         return True
-
-    @property
-    def _now(self) -> Path:
-        return self.output.with_suffix(".now")
 
     def _run(self, error: PlantedError, items: Sequence[pytest.Item]) -> int:
         own = [item for item in items if any(_is_of(item.nodeid, f"tests/{test}") for test in error.tests)]
         own.sort(key=lambda item: self.seconds.get(item.nodeid, 0.0))
         for item, later in itertools.pairwise([*own, None]):
             assert item is not None
-            self._now.write_text(item.nodeid.removeprefix("tests/"))
-            if (
-                error.drawn
-            ):  # after so many seconds of a core the process ends: an error may make a loop that has no end
-                signal.setitimer(signal.ITIMER_PROF, SECONDS + TIMES * self.seconds.get(item.nodeid, 0.0))
+            self.now.write_text(item.nodeid.removeprefix("tests/"))
+            if error.drawn:  # the process ends at the limit: an error may make a loop that has no end
+                limit = SECONDS + TIMES * self.seconds.get(item.nodeid, 0.0)
+                signal.setitimer(signal.ITIMER_PROF, limit)
+                signal.setitimer(signal.ITIMER_REAL, limit * WAITING)
             if any(report.failed for report in runtestprotocol(item, log=False, nextitem=later)):
                 return 1
         return 0
@@ -250,7 +246,7 @@ def run_tests(folder: Path, tests: Sequence[str], plugin: Trials | Measure) -> i
     phases, slow = (Phase.explicit, Phase.generate), [HealthCheck.too_slow]
     settings.register_profile("planted", phases=phases, derandomize=True, deadline=None, suppress_health_check=slow)
     settings.load_profile("planted")
-    options = ["-q", "--no-header", "--tb=line", "--disable-warnings", "-p", "no:cacheprovider"]
+    options = ["-q", "--tb=line", "--disable-warnings", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     scratch = f"--basetemp={folder.with_suffix('.tmp') / 'pytest'}"
     return int(pytest.main([*options, scratch, *(f"tests/{test}" for test in tests)], plugins=[plugin]))
 
@@ -285,11 +281,11 @@ def copies(root: Path, jobs: int) -> Iterator[list[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         folders = [Path(place) / f"copy{number}" for number in range(jobs)]
         folders[0].mkdir()
-        for name in COPIED:
-            if (root / name).is_dir():
-                shutil.copytree(root / name, folders[0] / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-            elif (root / name).exists():
-                shutil.copy2(root / name, folders[0] / name)
+        for path in root.iterdir():
+            if path.name in FOLDERS:
+                shutil.copytree(path, folders[0] / path.name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            elif path.is_file():
+                shutil.copy2(path, folders[0])
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(folders[0], quiet=2, invalidation_mode=mode)
         for folder in folders[1:]:
@@ -297,14 +293,16 @@ def copies(root: Path, jobs: int) -> Iterator[list[Path]]:
         yield folders
 
 
-def finished(waiting: Iterator[Try], free: list[Path]) -> Iterator[tuple[Try, int]]:
-    """Run tries, one per free copy at a time; yields each with its exit code."""
+def finished(waiting: deque[Try], free: list[Path], deadline: float = math.inf) -> Iterator[tuple[Try, int]]:
+    """Run tries, one per free copy at a time; yields each with its exit code. At the deadline those that run end, and none begins."""
     running: list[Try] = []
     free = list(free)
     try:
-        while True:
-            while free and (one := next(waiting, None)) is not None:
+        while running or waiting:
+            while free and waiting and time.monotonic() < deadline:
+                one = waiting.popleft()
                 one.folder, one.started = free.pop(), time.monotonic()
+                one.limit = min(one.limit, deadline - one.started)
                 one.start()
                 running.append(one)
             if not running:
@@ -321,63 +319,93 @@ def finished(waiting: Iterator[Try], free: list[Path]) -> Iterator[tuple[Try, in
             one.kill()
 
 
-def measured(tests: Sequence[str], folders: list[Path], parts: int, *, lines: bool, slow: bool) -> tuple[Reach, str]:
+def measured(
+    tests: Sequence[str], folders: list[Path], parts: int, *, lines: bool, slow: bool, deadline: float = math.inf
+) -> tuple[Reach, str]:
     """The seconds of tests on the tree as it is, with `lines` also which lines they run; and what failed."""
-    reach, failed = Reach(), []
+    reach, failed, start = Reach(), [], time.monotonic()
 
     def plugin(folder: Path, output: Path) -> Measure:
         return Measure(folder, output, lines=lines, slow=slow)
 
-    for one, code in finished((Try(tests[n::parts], plugin) for n in range(min(parts, len(tests)))), folders):
+    waiting = deque(Try(tests[n::parts], plugin) for n in range(min(parts, len(tests))))
+    count = len(waiting)
+    for number, (one, code) in enumerate(finished(waiting, folders, deadline), 1):
         if one.answers.exists():
             reach.add(one.answers)
         if code not in (0, 5):  # 5: all are slow
             failed.append(f"pytest ended with {code}: {one.said()}")
+        print(f"measured {number}/{count} parts, {time.monotonic() - start:.0f} s", flush=True)
     return reach, "\n".join(failed)
 
 
+def grouped(errors: Sequence[PlantedError], folders: list[Path], reach: Reach) -> list[list[PlantedError]]:
+    """Errors that are planted in one process, of one room; the rooms take turns, so that a time limit cuts none of them off."""
+    size = max(2, min(GROUP, len(errors) // (3 * len(folders))))
+    rooms: dict[str, list[list[PlantedError]]] = {}
+    unfilled: dict[str, list[PlantedError]] = {}
+    for error in errors:
+        name = room(error.file)
+        group = unfilled.get(name)
+        if error.drawn and can_be_swapped(error, folders[0]) and "" not in reach.of(error, folders[0]):
+            if group is None or len(group) == size:
+                group = unfilled[name] = []
+                rooms.setdefault(name, []).append(group)
+            group.append(error)
+        else:
+            rooms.setdefault(name, []).append([error])
+    return [group for turn in itertools.zip_longest(*rooms.values()) for group in turn if group]
+
+
 def outcomes(
-    errors: Sequence[PlantedError], folders: list[Path], reach: Reach
+    errors: Sequence[PlantedError], folders: list[Path], reach: Reach, deadline: float = math.inf
 ) -> Iterator[tuple[PlantedError, str, str, float]]:
-    """Every error with what became of it, the test that failed (or those that did not), and seconds of a core."""
-    yield from ((error, SURVIVED, "no test runs it", 0.0) for error in errors if not error.tests)
-    alone = [error for error in errors if error.tests]
-    quick = [
-        one for one in alone if one.drawn and can_be_swapped(one, folders[0]) and "" not in reach.of(one, folders[0])
-    ]
-    groups = [quick[n : n + GROUP] for n in range(0, len(quick), GROUP)]
-    alone = [error for error in alone if error not in quick]
+    """Every error that was tried before the deadline with its outcome, the test that failed (or those that did not), and seconds of a core."""
 
     def trying(group: Sequence[PlantedError]) -> Try:
         tests = sorted({test for error in group for test in error.tests})
         limit = LIMIT * len(group)
         return Try(tests, lambda folder, output: Trials(group, reach.seconds, folder, output), group, limit)
 
-    def results(groups: Sequence[Sequence[PlantedError]]) -> Iterator[tuple[PlantedError, str, str, float]]:
-        for one, code in finished(map(trying, groups), folders):
-            lines = one.answers.read_text().splitlines() if one.answers.exists() else []
-            answers = {number: rest for number, *rest in map(json.loads, lines)}
-            for number, error in enumerate(one.group):
-                few = f"{error.tests[0]} and {len(error.tests) - 1} others" if len(error.tests) > 1 else error.tests[0]
-                if number in answers:
-                    failed, seconds = answers[number]
-                    yield error, NOTICED if failed else SURVIVED, failed or few, seconds
-                elif len(one.group) > 1:
-                    alone.append(error)  # tried again with the package imported anew
-                elif code == -1:
-                    yield error, LATE, few, LIMIT
-                else:
-                    yield error, NOTICED if error.drawn else BROKEN, f"the import: {one.said()[-300:]!r}", 0.0
+    place, last = {id(error): number for number, error in enumerate(errors)}, dict[str, int]()
+    waiting = deque(map(trying, grouped([error for error in errors if error.tests], folders, reach)))
+    for one, code in finished(waiting, folders, deadline):
+        lines = one.answers.read_text().splitlines() if one.answers.exists() else []
+        answers = {number: rest for number, *rest in map(json.loads, lines)}
+        for number, error in enumerate(one.group):
+            few = f"{error.tests[0]} and {len(error.tests) - 1} others" if len(error.tests) > 1 else error.tests[0]
+            if number not in answers and time.monotonic() >= deadline:
+                continue  # not tried
+            last[room(error.file)] = max(place[id(error)], last.get(room(error.file), 0))
+            if number in answers:
+                failed, seconds = answers[number]
+                yield error, NOTICED if failed else SURVIVED, failed or few, seconds
+            elif len(one.group) > 1:
+                waiting.append(trying([error]))  # again with the package imported anew
+            elif code == -1:
+                yield error, LATE, few, LIMIT
+            else:
+                yield error, NOTICED if error.drawn else BROKEN, f"the import: {one.said()[-300:]!r}", 0.0
+    # As many of them as there was time for others of their room, so that the share of noticed ones is that of all.
+    late = time.monotonic() >= deadline
+    for error in errors:
+        if not error.tests and (not late or place[id(error)] < last.get(room(error.file), 0)):
+            yield error, SURVIVED, "no test runs it", 0.0
 
-    yield from results([group for group in groups if len(group) > 1])
-    alone += [group[0] for group in groups if len(group) == 1]
-    yield from results([[error] for error in alone])
 
+def plant(
+    errors: Sequence[PlantedError],
+    folders: list[Path],
+    reach: Reach,
+    deadline: float = math.inf,
+    kept: Path | None = None,
+) -> tuple[int, list[str]]:
+    """Plant each error and print its outcome; returns how many were tried, and the lines of those that were not noticed.
 
-def plant(errors: Sequence[PlantedError], folders: list[Path], reach: Reach) -> list[str]:
-    """Plant each error and print what became of it; returns the lines of those that were not noticed."""
-    bad, rooms = [], {}
-    for number, (error, word, test, seconds) in enumerate(outcomes(errors, folders, reach), 1):
+    A line of JSON for each goes to the file `kept`.
+    """
+    bad, rooms, number = [], {}, 0
+    for number, (error, word, test, seconds) in enumerate(outcomes(errors, folders, reach, deadline), 1):
         line = f"{word:9} {seconds:5.1f} s  {error.place}: {error.what}  [{test}]"
         print(f"{number:3}/{len(errors)} {line}", flush=True)
         noticed = word == NOTICED or (word == LATE and error.hangs)
@@ -386,9 +414,15 @@ def plant(errors: Sequence[PlantedError], folders: list[Path], reach: Reach) -> 
             counts = rooms.setdefault(room(error.file), [0, 0])
             counts[0] += noticed
             counts[1] += 1
+        if kept is not None:
+            record = {"error": error.what, "place": error.place, "room": room(error.file), "drawn": error.drawn}
+            record |= {"noticed": noticed, "outcome": word, "test": test, "seconds": round(seconds, 2)}
+            record["test_seconds"] = reach.seconds.get(f"tests/{test}")
+            with kept.open("a", encoding="utf-8") as stream:
+                print(json.dumps(record), file=stream)
     for name, (noticed, count) in sorted(rooms.items()):
         print(f"{name}: {noticed} of {count} drawn errors noticed ({noticed / count:.0%})")
-    return bad
+    return number, bad
 
 
 def main(
@@ -402,58 +436,70 @@ def main(
     add("--draw", type=int, default=0, help="how many generated errors of every room are drawn")
     add("--seed", type=int, help="by which they are drawn; a random one is printed")
     add("--rooms", default="", help="draw only in rooms (folders of the package) whose name holds this text")
-    add("--tests", choices=["quick", "all"], default="quick", help="which tests shall notice the drawn ones")
-    add("--reach", type=Path, help="keep what the tests run in this file, and read it where it is there")
+    add("--reach", type=Path, help="keep which tests run which lines in this file, and read it where it is there")
+    add("--limit-seconds", type=float, default=math.inf, help="after so many seconds no error is tried any more")
+    add("--json", type=Path, help="write the outcomes to this file, a line of JSON for each error")
     add("--unlisted", action="store_true", help="leave the listed errors out")
-    add("--list", action="store_true", help="only list the errors")
     options = parser.parse_args(arguments)
+    start, bad, tried = time.monotonic(), [], 0
+    deadline = start + options.limit_seconds
     listed = [] if options.unlisted else list(errors_.listed() if errors is None else errors)
     listed = [error for error in listed if options.only.lower() in f"{error.place}: {error.what}".lower()]
     seed = random.randrange(10**6) if options.seed is None else options.seed
     sample = drawn(root, seed, options.draw, options.rooms) if options.draw else []
     stale = [fault for error in listed if (fault := error.fault(root))]
-    if stale or not (listed or sample):
+    if stale or not (listed or sample or options.reach):
         print("\n".join(["The tables do not fit the source any more:", *stale] if stale else ["No such error."]))
         return 2
-    if options.list:
-        print("\n".join(f"{error.place}: {error.what}" for error in [*listed, *sample]))
-        return 0
-    start, bad = time.monotonic(), []
     import_libraries(root)
+    if options.json:
+        options.json.write_text("")
     with copies(root, max(1, options.jobs)) as folders:
+        print(f"{len(folders)} copies are ready ({time.monotonic() - start:.0f} s).", flush=True)
         if listed:
             tests = sorted({test for error in listed for test in error.tests})
-            reach, wrong = measured(tests, folders, len(folders), lines=False, slow=True)
+            reach, wrong = measured(tests, folders, len(folders), lines=False, slow=True, deadline=deadline)
             if wrong:
                 print(f"The tests do not pass on the tree as it is, so they would say nothing about errors:\n{wrong}")
                 return 2
             print(f"The tree as it is passes ({time.monotonic() - start:.0f} s).", flush=True)
-            bad += plant(listed, folders, reach)
-        if sample:
-            print(f"Drawn by --seed {seed} --draw {options.draw}:", flush=True)
-            reach = _reached(root, folders, options.reach, slow=options.tests == "all")
+            tried, bad = plant(listed, folders, reach, deadline, options.json)
+        if sample or not listed:
+            reach = _reached(root, folders, options.reach, deadline)
             print(f"{len(reach.seconds)} tests measured ({time.monotonic() - start:.0f} s).", flush=True)
-            bad += plant([replace(error, tests=reach.tests(error, root)) for error in sample], folders, reach)
-    print(f"{len(listed) + len(sample)} errors planted, {len(bad)} not noticed, {time.monotonic() - start:.0f} s.")
+            print(f"Drawn by --seed {seed} --draw {options.draw}:", flush=True)
+            sample = [replace(error, tests=reach.tests(error, root)) for error in sample]
+            count, more = plant(sample, folders, reach, deadline, options.json)
+            tried, bad = tried + count, bad + more
+    missing = len(listed) + len(sample) - tried
+    late = f", {missing} not tried within --limit-seconds {options.limit_seconds:.0f}" if missing else ""
+    print(f"{tried} errors planted, {len(bad)} not noticed{late}, {time.monotonic() - start:.0f} s.")
     print(*bad, sep="\n", end="\n" if bad else "")
     return 1 if bad else 0
 
 
-def _reached(root: Path, folders: list[Path], kept: Path | None, *, slow: bool) -> Reach:
-    """The tests that run each line; what was kept is taken as it is."""
-    reach = Reach()
-    if kept is not None and kept.exists():
-        reach.add(kept)
-        return reach
-    files = [path.relative_to(root / "tests").as_posix() for path in sorted((root / "tests").rglob("test_*.py"))]
-    files = [file for file in files if file.partition("/")[0] not in OTHERS]
-    reach, failed = measured(files, folders, PARTS * len(folders), lines=True, slow=slow)
+def _reached(root: Path, folders: list[Path], kept: Path | None, deadline: float) -> Reach:
+    """The tests that run each line. Lines that were kept are not measured again, but the tests must pass here, too."""
+    files = [
+        path for path in (root / "tests").rglob("test_*.py") if path.relative_to(root / "tests").parts[0] not in OTHERS
+    ]
+    files.sort(key=lambda path: -path.stat().st_size)  # the longest first
+    names = [path.relative_to(root / "tests").as_posix() for path in files]
+    known = kept is not None and kept.exists()
+    reach, failed = measured(names, folders, PARTS * len(folders), lines=not known, slow=False, deadline=deadline)
     if failed:
         print(f"Some tests fail on the tree as it is and are not used: {failed}", flush=True)
-    if kept is not None:
+    if known:
+        seconds = reach.seconds
+        reach = Reach()
+        reach.add(kept)
+        reach.keep(seconds)
+    elif kept is not None and time.monotonic() < deadline:
         reach.write(kept)
     return reach
 
 
 if __name__ == "__main__":
+    # A thread for each job, and no accelerator, which forks cannot share: torch reads these when it is imported.
+    os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     sys.exit(main())

@@ -6,6 +6,7 @@ test of that file. Code that runs on import belongs to every test that runs any 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ class Reach:
     """The tests that pass, and how long each takes."""
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     """File under the package -> line -> tests; the empty name is the import."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """File -> a hash of its text. In a file that has changed since, every line counts as run by all tests of the file."""
 
     def write(self, path: Path) -> None:
         """Write it as JSON, each name of a test once."""
@@ -42,16 +45,24 @@ class Reach:
             file: {line: sorted(number[name] for name in names if name in number) for line, names in rows.items()}
             for file, rows in self.lines.items()
         }
-        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines, "sources": self.sources}))
 
     def add(self, path: Path) -> None:
         """Take in what another process has written."""
         stored = json.loads(path.read_text())
         names = ["", *stored["seconds"]]
         self.seconds |= stored["seconds"]
+        self.sources |= stored["sources"]
         for file, rows in stored["lines"].items():
             for line, tests in rows.items():
                 self.lines.setdefault(file, {}).setdefault(int(line), set()).update(names[test] for test in tests)
+
+    def keep(self, seconds: dict[str, float]) -> None:
+        """Only these tests, with these seconds."""
+        self.seconds = {name: seconds[name] for name in self.seconds if name in seconds}
+        for rows in self.lines.values():
+            for line, names in rows.items():
+                rows[line] = {name for name in names if not name or name in self.seconds}
 
     def tests(self, error: PlantedError, root: Path) -> tuple[str, ...]:
         """The tests for a generated error, the quickest first, as many as the budget allows; on import those of its room come first."""
@@ -73,8 +84,15 @@ class Reach:
         """The tests of all lines of its statement, up to the end of what changes."""
         _, source, number = error.located(root)
         place, rows = places(source)[number], self.lines.get(error.file, {})
+        if digest(source) != self.sources.get(error.file):
+            return set().union(*rows.values()) - {""}
         last = getattr(place.node, "end_lineno", place.line)
         return set().union(*(rows.get(line, ()) for line in range(place.line, last + 1)))
+
+
+def digest(source: str) -> str:
+    """A hash of a text."""
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 class Measure:
@@ -145,7 +163,9 @@ class Measure:
             self.coverage.stop()
             data = self.coverage.get_data()
             for file in data.measured_files():
-                reach.lines[Path(file).relative_to(self.package).as_posix()] = {
+                name = Path(file).relative_to(self.package).as_posix()
+                reach.sources[name] = digest(Path(file).read_text(encoding="utf-8"))
+                reach.lines[name] = {
                     line: {name for one in contexts for name in files.get(one, [one]) if not name or name in seconds}
                     for line, contexts in data.contexts_by_lineno(file).items()
                 }

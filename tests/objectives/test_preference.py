@@ -72,6 +72,7 @@ ROW = [0.1, 0.9, 0.5, 0.3]
         (best, ROW, [True, False, True, True], 1, [2]),
         (best, [0.5, 0.5, 0.5], [True] * 3, 1, []),  # the best are better than the worst
         (best, [0.5, 0.5, 0.7], [True] * 3, 2, [2]),
+        (best, [0.5, 0.5], [True] * 2, 2, []),
         (best, [1.0], [True], 1, [0]),
         (best_and_worst, [9.0, -9.0, 0.0, 1.0, 2.0, 3.0], [False] * 2 + ALL, 2, [2, 5]),
         (best_and_worst, [9.0, -9.0, 0.0, 1.0, 2.0, 3.0], [False] * 2 + ALL, 6, [2, 3, 4, 5]),

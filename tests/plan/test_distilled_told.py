@@ -45,7 +45,7 @@ def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list
     assert bool(text) == bool(wanted)
     assert all(part in text for part in wanted)
     assert (text in show.short(said)) == bool(wanted)
-    assert show.document(said, [], [])["model"].get("distilled", "") == text
+    assert show.document(said, [], [], said)["model"].get("distilled", "") == text
     finding = distilled(config.model.load("cpu"), steps, steps)
     assert (finding and finding.status) == (None if name == "Wan2.2" else "warn" if wanted else "pass")
     assert finding is None or name in finding.value

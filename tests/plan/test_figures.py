@@ -23,10 +23,9 @@ from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.architecture import find_architecture
-from sage_grpo.plan.budgets import outcome, over_memory
-from sage_grpo.plan.changes import _edits, _typed, changes, way_to_fit
+from sage_grpo.plan.changes import _edits, _typed, changes, outcome, over_memory, way_to_fit
 from sage_grpo.plan.costs import Forecast, forecast
-from sage_grpo.plan.workers import crew_of
+from sage_grpo.plan.workers import worker_costs
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 
@@ -101,13 +100,13 @@ def figures(said: Forecast) -> dict[str, Any]:
     def short(*numbers: float) -> list[float]:
         return [float(f"{number:.7g}") for number in numbers]
 
-    crew, idle = crew_of(said, base("branching")), show.arithmetic(said).get("idle", "")
+    crew, idle = worker_costs(said, base("branching")), show.arithmetic(said).get("idle", "")
     return {
         **{one.name: short(one.seconds, *(size / 2**20 for size in dataclasses.astuple(one.memory))) for one in said.phases},
         "run": [*short(said.iteration_seconds, said.evaluation_seconds, said.gpu_hours, said.room / 2**30), said.fits],
         "evaluation": [[one.velocities, one.forwards, one.clips] for one in said.evaluation[:1]],
         "passes": [[[one.velocities, one.forwards, one.clips] for one in row.values()] for row in said.passes[:: said.layout.data]],
-        **({} if crew is None else {"crew": [*short(*dataclasses.astuple(crew)), crew.bottleneck.split(":")[0]]}),
+        **({} if crew is None else {"crew": [value if isinstance(value, str) else short(value)[0] for value in crew.values()]}),
         **({"idle": idle} if idle else {}),
     }  # fmt: skip
 
@@ -129,7 +128,7 @@ def printed(name: str, option: str) -> dict[str, Any]:
     """What people read of it, and programs, and which changes are tried."""
     said = changed(name, option) if option else base(name)
     workers = (
-        replace(base("branching"), config=said.config, plans=said.plans) if option.startswith("rollout.ray") else None
+        replace(base("branching"), config=said.config, plans=said.plans) if option.startswith("rollout.ray") else said
     )
     found, way, page = changes(said), way_to_fit(said, 2), io.StringIO()
     show.show(said, found, way, Console(width=200, file=page), workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +13,8 @@ import torch
 
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.plan.architecture import latent_elements
-from sage_grpo.plan.costs import forecast
+from sage_grpo.plan.architecture import Architecture
+from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.hardware import find
 from sage_grpo.plan.passes import PHASES, Guiding, PassCount, count, evaluations, kinds
 from sage_grpo.recipes import recipe
@@ -21,11 +22,19 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.plan import Plan, ScheduledReplay
+from sage_grpo.training.lockstep import Lockstep, ScheduledReplay
+from sage_grpo.training.plan import Plan
 from sage_grpo.worlds.world import WORLDS
+from trainer_zoo.guided import GuidedToy
 
 GUIDED = ModelSpec(family="trainer_zoo.guided", guidance_scale=4.0)
+
+
+def foretold(config: TrainConfig, ranks: int, held_out: int | None = None) -> Forecast:
+    """The forecast of a run; a toy's is of the toy itself."""
+    toy = config.model.family is not None
+    found = Architecture(family="toy", source="", model=GuidedToy(config.model)) if toy else None
+    return forecast(config, find("cpu"), gpus=ranks, architecture=found, held_out=held_out)
 
 
 def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
@@ -49,7 +58,7 @@ def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
     networks = (trainer.model.network, *trainer.model.others)
     handles = [network.register_forward_pre_hook(note, with_kwargs=True) for network in networks]
     trainer.sample = during("rollout", trainer.sample)
-    trainer.update = during("reference", trainer.update)
+    trainer.updater.run = during("reference", trainer.updater.run)
     trainer.evaluate = during("evaluation", trainer.evaluate)
     trainer.step()
     if evaluate:
@@ -60,7 +69,7 @@ def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
 
 
 def check(config, trainer, *, rank: int = 0, ranks: int = 1, evaluate: bool = False) -> None:
-    said = forecast(config, find("cpu"), gpus=ranks, held_out=len(trainer.held_out))
+    said = foretold(config, ranks, len(trainer.held_out))
     row, seen = said.passes[rank], counted(trainer, evaluate=evaluate)
     sampled = row["shared"] + row["sampling"] + row["idle"]
     expected = {"rollout": sampled, "reference": row["reference"] + row["gauge"], "replay": row["replay"]}
@@ -204,7 +213,7 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     config = METHODS[case["method"]](config) if "method" in case else config
     updates = {"updates_per_rollout": 1 if window.kind == "drawn" else 2, "deal": case.get("deal", "steps")}
     config = sized(replace(config, model=GUIDED), case, case.get("micro_batch", 1), **updates)
-    said = forecast(config, find("cpu"), gpus=ranks)
+    said = foretold(config, ranks)
     # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
     guiding = Guiding(lambda sigma: 2 if sigma > 0.6 else 1, together=1)
     for whole in said.plans:
@@ -232,7 +241,8 @@ def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, chec
             states, rows = said._stored(said.plan, rank)
             clips = sum(len(batch.members) for batch in said.plan.batches(rank))
             anchors = 4 * max(rows) * config.trust_region.uses_anchor
-            assert said._kept(rank) == latent_elements(said.architecture) * (states + anchors + 4 * clips)
+            element = math.prod(said.architecture.model.latent_shape())
+            assert said._kept(rank) == element * (states + anchors + 4 * clips)
 
 
 def test_evaluations_of_a_run(make_config) -> None:

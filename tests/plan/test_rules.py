@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.plan import budgets, changes, hardware, measure, show
-from sage_grpo.plan.architecture import Architecture, latent_elements, sigmas
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.plan import changes, hardware, show
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.plan.passes import Guiding, PassCount, evaluation
-from sage_grpo.plan.workers import WorkerCosts
+from sage_grpo.plan.workers import _bottleneck
 from sage_grpo.recipes import recipe
 from sage_grpo.training import memory
 
@@ -52,64 +51,11 @@ def test_the_device_of_this_machine(monkeypatch) -> None:
     assert (rates.attention, rates.products, rates.bandwidth, rates.launch) == (2e11, 2.6e11, 4e11, 5e-5)
 
 
-def test_the_quickest_call_counts(monkeypatch) -> None:
-    done: list[str] = []
-    for repeat, clock, best in ((3, [0, 9, 10, 13, 20, 22, 30, 35], 2), (1, [0, 9, 10, 14], 4)):
-        left = iter(clock)
-        monkeypatch.setattr(measure.time, "perf_counter", lambda left=left: next(left))
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
-        assert measure._seconds(lambda: done.append("ran"), torch.device("cpu"), repeat) == best
-        assert done == ["ran"] * (repeat + 1)
-        left = iter(clock)
-        monkeypatch.setattr(measure.time, "perf_counter", lambda left=left: next(left))
-        done.clear()
-        assert measure._seconds(lambda: done.append("ran"), torch.device("cuda"), repeat) == best
-        assert done == ["waited", "ran", "waited"] * (repeat + 1)
-        done.clear()
-    assert (measure._block(1.0, 7.0), measure._block(1.0, 1.2)) == (3.0, pytest.approx(0.1))
-    assert measure._block(1.0, 1.05) == pytest.approx(1.05 / 30), "noise hides them: a tenth of their share"
-
-
-def test_a_pass_is_timed_forward_and_both_ways(monkeypatch) -> None:
-    calls: list[Any] = []
-    weight = torch.nn.Parameter(torch.ones(()))
-
-    def velocity(x: torch.Tensor, sigma: torch.Tensor, conditions: object) -> torch.Tensor:
-        calls.append((x.shape, float(sigma), conditions, torch.is_grad_enabled()))
-        return x * weight
-
-    model = SimpleNamespace(
-        device=torch.device("cpu"), latent_shape=lambda: (2, 3), encode=lambda texts: texts, velocity=velocity,
-        network=SimpleNamespace(zero_grad=lambda set_to_none: calls.append((weight.grad is not None, set_to_none))),
-        spec=SimpleNamespace(deterministic=True), decode=lambda latents: calls.append(latents.shape),
-    )  # fmt: skip
-    monkeypatch.setattr(measure, "_seconds", lambda run, device, repeat=3: (run(), repeat)[1])
-    assert measure._block_times(model) == (3, 3)  # type: ignore[arg-type]
-    asked = ((1, 2, 3), pytest.approx(0.7), ["a prompt"])
-    assert calls == [(*asked, False), (*asked, True), (True, True)]
-    assert measure._decode_time(model) == 1  # type: ignore[arg-type]
-    assert calls[3:] == [(1, 2, 3)]
-
-    def full(latents: torch.Tensor) -> None:
-        raise torch.OutOfMemoryError
-
-    model.decode = full
-    assert measure._decode_time(model) is None  # type: ignore[arg-type]
-
-
-def crew(**figures: float) -> WorkerCosts:
-    usual = {"workers": 4, "tasks": 4, "rounds": 1, "sampling_seconds": 2.0, "updating_seconds": 1.0, "gib": 5.0}
-    return WorkerCosts(
-        **{**usual, "iteration_seconds": 3.0, "weights_megabytes": 1.0, "task_megabytes": 1.0, "room": 5.0, **figures}
-    )  # type: ignore[arg-type]
-
-
 def test_who_is_waited_for() -> None:
-    sampling = "workers: more of them shorten an iteration"
-    assert crew().bottleneck == crew(tasks=5).bottleneck == sampling
-    assert crew(sampling_seconds=1.0).bottleneck == "the trainer's updates: more workers do not help"
-    assert crew(tasks=3).bottleneck.startswith("1 of 4 workers have nothing to do")
-    assert crew(gib=5.1).bottleneck == "a worker does not fit: it needs 5.1 GiB of 5 that can be used"
+    assert _bottleneck(0, True, 5.0, 5.0) == "workers: more of them shorten an iteration"
+    assert _bottleneck(0, False, 5.0, 5.0) == "the trainer's updates: more workers do not help"
+    assert _bottleneck(1, True, 5.0, 5.0).startswith("tasks: 1 workers have nothing to do")
+    assert _bottleneck(0, True, 5.1, 5.0) == "a worker does not fit: it needs 5.1 GiB of 5 that can be used"
 
 
 def test_passes_add_up_and_small_clips_are_guided_together() -> None:
@@ -143,7 +89,7 @@ def forecast_of(peak: float, seconds: float, fits: bool = True, hours: float = 1
 def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
     now = forecast_of(100.0, 100.0)
     moved = [(100.0, 100.0), (101.5, 100.0), (98.5, 100.0), (100.5, 99.5), (100.0, 101.5), (100.0, 98.5)]
-    assert [changes._buys(now, forecast_of(*one)) for one in moved] == [False, True, True, False, True, True]
+    assert [changes._matters(now, forecast_of(*one)) for one in moved] == [False, True, True, False, True, True]
     ways = [
         changes.Change(name, run, forecast_of(peak, 1.0, fits, hours))
         for name, run, peak, fits, hours in (
@@ -161,23 +107,10 @@ def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
 def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
     phases = [SimpleNamespace(name=name, memory=SimpleNamespace(total=gib * GIB)) for name, gib in (("a", 5), ("b", 7))]
     one: Any = SimpleNamespace(fits=False, phases=phases, room=6 * GIB, levels=["all", "all", "input"])
-    assert budgets.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
+    assert changes.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
     one.fits = True
-    assert budgets.outcome(one) == "all 2, input 1"
+    assert changes.outcome(one) == "everything (2 of 3), their input only (1 of 3)"
     assert memory.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
     asked = [(True, True), (False, True), ("attention", False), ("auto", True), ("auto", False)]
     found = [memory.levels(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
     assert found == [[level] * 2 for level in ("input", "all", "attention", "attention", "all")]
-
-
-def test_a_family_of_your_own_is_known_by_its_configuration() -> None:
-    spec = ModelSpec(family="somewhere", guidance_scale=3.0, shift=2.0)
-    own = Architecture(family="somewhere", source="", spec=spec)
-    assert (own.guidance_scale, own.shift, own.text_tokens, own.estimated) == (3.0, 2.0, 0, False)
-    assert (own.network, own.video, latent_elements(own)) == (None, None, 0)
-    assert (own.network_at(0.5), own.trains(0.5)) == (0, True)
-    assert (own.branches(0.5), own.branches(0.5, 1.0), own.branches(0.5, 2.0)) == (2, 1, 2)
-    plain = Architecture(family="somewhere", source="", spec=ModelSpec(family="somewhere"))
-    assert (plain.guidance_scale, plain.shift, plain.branches(0.5)) == (1.0, 1.0, 1)
-    assert sigmas(plain.grid(4)) == [1.0, 0.75, 0.5, 0.25]
-    assert sigmas(own.grid(2)) == sigmas(plain.grid(2, 2.0)) == [1.0, pytest.approx(2 / 3)]

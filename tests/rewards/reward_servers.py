@@ -15,10 +15,11 @@ import uvicorn
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import PartScores
+from sage_grpo.rewards.serving import ServerLimits
 from sage_grpo.rewards.serving.remote import RemoteReward
-from sage_grpo.rewards.serving.server import ServerLimits, composite_scorer, create_app
+from sage_grpo.rewards.serving.server import composite_scorer, create_app
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.utils.http_server import guarded_config
+from sage_grpo.utils.http_server import server_config
 
 
 def content(videos, texts, fps) -> PartScores:
@@ -60,7 +61,7 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
     app = create_app(score, token=token, limits=limits)
     limits = limits or ServerLimits()
     guard = {"header_timeout": limits.header_timeout_s, "max_connections": limits.max_connections}
-    server = uvicorn.Server(guarded_config(app, **guard, port=0, log_level="error"))
+    server = uvicorn.Server(server_config(app, **guard, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in import pretrained
+from sage_grpo.rewards.built_in.hpsv3 import Hpsv3
 from sage_grpo.rewards.built_in.ocr import OcrReward
 from sage_grpo.rewards.frames import resize_as_pillow, resize_uint8
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
@@ -143,8 +144,8 @@ def test_a_score_belongs_to_its_own_clip_and_prompt_in_every_batch(name, loaded,
     turned = total(videos, prompts[::-1])
     blind = name in ("aesthetic", "subject_consistency", "background_consistency")
     assert torch.allclose(turned, whole, atol=1e-5) == blind
-    for module in ("imagereward", "hpsv3", "consistency"):
-        monkeypatch.setattr(f"sage_grpo.rewards.built_in.{module}.FRAMES_A_PASS", 2)
+    for kind in (pretrained.NetworkReward, Hpsv3):
+        monkeypatch.setattr(kind, "frames_a_pass", 2)
     torch.testing.assert_close(total(videos, prompts), whole, atol=2e-4, rtol=1e-4)
 
 

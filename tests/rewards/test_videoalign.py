@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny_reward_checkpoints import NORMS, TEMPLATE, naive_patches, read_by_qwen, reference_model, write_videoalign
 
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.built_in.qwen import patchify, read_template, renamed
+from sage_grpo.rewards.built_in.qwen import patchify, read_template, transformers_names
 from sage_grpo.rewards.built_in.qwen import target_size as qwen_size
 from sage_grpo.rewards.built_in.videoalign import (
     MIN_PIXELS,
@@ -102,7 +102,7 @@ def test_the_authors_names_become_those_of_transformers_5():
         "model.visual.blocks.0.norm1.weight": "visual.blocks.0.norm1.weight",
     }
     given = {name: torch.tensor(float(number)) for number, name in enumerate(ours)}
-    found = renamed({**given, "base_model.model.model.embed_tokens.original_module.weight": torch.zeros(1)})
+    found = transformers_names({**given, "base_model.model.model.embed_tokens.original_module.weight": torch.zeros(1)})
     assert found == {ours[name]: value for name, value in given.items()}
 
 

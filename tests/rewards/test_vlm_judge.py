@@ -19,6 +19,7 @@ from PIL import Image
 
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.http_client import Connections
 from sage_grpo.rewards.judge.endpoint import Endpoint, EndpointFailure, Limits, Meter, RetryOptions, Usage, retry_after
 from sage_grpo.rewards.judge.vlm import Unreadable, VlmJudge, read_answer
 from sage_grpo.rewards.spec import RewardSpec
@@ -135,10 +136,11 @@ def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked_for(headers, le
     meter = Meter(Limits(), clock=lambda: now[0])
     endpoint = Endpoint("https://host/v1", "", RetryOptions(backoff=1.0, max_wait=3.0, retries=5), meter)
     monkeypatch.setattr("sage_grpo.rewards.judge.endpoint.post", lambda *_, **__: (503, headers, b""))
-    stop = Patience()
+    connections = Connections()
+    connections.stop = Patience()
     with pytest.raises(EndpointFailure, match="answered 503"):
-        endpoint.ask(b"{}", Usage(), stop)
-    pauses = stop.waits[1::2]
+        endpoint.ask(b"{}", Usage(), connections)
+    pauses = connections.stop.waits[1::2]
     assert all(low <= pause <= max(low, high) for low, pause, high in zip(least, pauses, [1.0, 2.0, 3.0, 3.0, 3.0]))
     assert len(pauses) == 5
     # the clock stands: everybody else is to wait as well

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.callbacks import journal
 from sage_grpo.callbacks.journal import Journal, read_events, read_rows, reopen
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.checkpoint import CheckpointError, continuing, read_meta
@@ -62,7 +62,7 @@ def test_every_kind_of_damage_is_repaired_named_and_kept(kind: str, tmp_path: Pa
     file.unlink() if bad is None else file.write_bytes(bad)
     _, notice = reopen(file, good)
     assert file.read_bytes() == good
-    assert "metrics.jsonl was damaged" in notice
+    assert re.search(r"metrics.jsonl was damaged \((it is missing|line [1-4] of 4 is not)", notice)
     assert [file.read_bytes() for file in tmp_path.glob("metrics.damaged-*.jsonl")] == [bad] * bool(bad)
 
 
@@ -78,16 +78,6 @@ def test_rows_after_the_checkpoint_are_no_damage(tmp_path: Path) -> None:
     assert notice == ""
     again.write(3, {"a": 3.0})
     assert [row["a"] for row in read_rows(file)] == [1.0, 1.0, 1.0, 3.0]
-
-
-def test_damage_is_described() -> None:
-    good = b"".join(json.dumps({"iteration": n, "a": 0.25 * n + 0.125}).encode() + b"\n" for n in range(4))
-    for kind, told in (
-        ("row in the middle lost", "1 of 4 rows missing or changed; from line 2 on"),
-        ("row twice", "1 rows more than once; from line 3 on"),
-        ("rows swapped", "rows out of order; from line 1 on"),
-    ):
-        assert told in journal.describe_damage(DAMAGE[kind](good) or b"", good)
 
 
 def test_a_journal_with_rows_is_never_emptied(make_config, capsys: pytest.CaptureFixture[str]) -> None:

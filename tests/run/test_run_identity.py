@@ -82,23 +82,23 @@ def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
     assert tried | {"format"} == {one.name for one in dataclasses.fields(Prompt)}  # data.formats is a setting
 
 
-def test_the_file_of_a_model_of_ones_own_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_config) -> None:
-    """As the file of a reward does: both are code that the run computes with."""
-    for name in ("own_family_of_mine", "own_rewards_of_mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("")
-        (tmp_path / name / "code.py").write_text("one = 1\n")
+@pytest.mark.parametrize("option", ["model", "rewards", "kernel", "objective"])
+def test_the_file_of_own_code_counts(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_config) -> None:
+    (tmp_path / f"my_{option}").mkdir()
+    file = tmp_path / f"my_{option}" / "code.py"
+    file.write_text("one = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = make_config()
-    model = replace(config.model, family="own_family_of_mine.code")
-    config = replace(config, model=model, rewards=[RewardSpec(name="own_rewards_of_mine.code:score")])
-    prints = [identity._of_plugins(config, Overrides())]
-    for name in ("own_family_of_mine", "own_rewards_of_mine"):
-        (tmp_path / name / "code.py").write_text("one = 2\n")
-        prints.append(identity._of_plugins(config, Overrides()))
-    prints.append(identity._of_plugins(replace(config, model=replace(model, family=None)), Overrides()))
-    prints.append(identity._of_plugins(replace(config, rewards=make_config().rewards), Overrides()))
-    assert len(set(prints)) == 5
+    own = {
+        "model": replace(config.model, family="my_model.code"),
+        "rewards": [*config.rewards, RewardSpec(name="my_rewards.code:score")],
+        "kernel": replace(config.kernel, name="my_kernel.code:Mine"),
+        "objective": replace(config.objective, kind="my_objective.code:Mine"),
+    }[option]
+    changed = replace(config, **{option: own})
+    prints = [identity._of_plugins(one, Overrides()) for one in (config, changed)]
+    file.write_text("one = 2\n")
+    assert len({*prints, identity._of_plugins(changed, Overrides())}) == 3
 
 
 def test_where_the_files_of_ones_own_family_lie_counts(make_config) -> None:
@@ -157,7 +157,7 @@ def test_both_experts_of_a_model_object_count(checkpoint) -> None:
 FREE_TO_CHANGE = {
     "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
-    "rollout.offload", "rollout.on", "rollout.ray", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic", "model.packed",
+    "rollout.offload", "rollout.on", "rollout.ray", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic",
     "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.clips", "data.eval_prompts", "data.encode_ahead",
 }  # fmt: skip
 """Where, how long, how fast, what is logged, and paths whose content has a fingerprint; said once more, because a field that slips into

@@ -120,10 +120,14 @@ def test_what_a_strangers_configuration_names_is_told() -> None:
         RewardSpec(name="mine:one"), RewardSpec(name="object:x"), RewardSpec(name="clip"),
     ]  # fmt: skip
     model = replace(config.model, family="own.family")
-    odd = replace(config, rewards=named, model=model, kernel=replace(config.kernel, name="own:Kernel"))
+    objective = replace(config.objective, kind="own:Objective")
+    odd = replace(
+        config, rewards=named, model=model, kernel=replace(config.kernel, name="own:Kernel"), objective=objective
+    )
     code = [
         "the code own.family (model.family)",
         "the code own:Kernel (kernel.name)",
+        "the code own:Objective (objective.kind)",
     ]
     assert saved._foreign(odd, rewards=False) == code
     assert saved._foreign(odd, rewards=True) == [
@@ -132,6 +136,25 @@ def test_what_a_strangers_configuration_names_is_told() -> None:
     for family in (None, "wan", "object:M"):
         plain = replace(model, family=family)
         assert saved._foreign(replace(config, model=plain), rewards=True) == []
+
+
+HOSTILE = {
+    "model": "  family: hostile",
+    "kernel": "  name: hostile:A",
+    "objective": "  kind: hostile:A",
+    "rewards": "- name: hostile:a",
+}
+
+
+@pytest.mark.parametrize("clips", ["", "data: {clips: pairs.jsonl}\n"])
+@pytest.mark.parametrize("section", HOSTILE)
+def test_code_of_a_strangers_configuration_is_not_imported(section, clips, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rewards = "" if section == "rewards" else "rewards: [{name: clip}]\n"
+    (tmp_path / "config.yaml").write_text(f"{clips}{rewards}{section}:\n{HOSTILE[section]}\n")
+    with pytest.raises(ValueError, match=r"hostile.*--trust_run true|data.clips gives clips"):
+        saved.read_config(tmp_path)
 
 
 def test_what_the_main_process_refuses_all_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,15 +225,7 @@ def test_an_object_is_its_code_its_constants_and_what_is_bound_to_it(monkeypatch
     assert identity.stable({"b": (1, 2.0), "a": {3, 1}, None: b"x"}) == "{'b': [1, 2.0], 'a': {1, 3}, None: b'x'}"
 
 
-def test_changes_are_told_by_their_keys_and_what_is_allowed_covers_what_lies_below() -> None:
-    old = {"a": {"b": 1, "c": [1]}, "gone": 1, "rewards": [{"name": "x", "batch_size": 1}]}
-    new = {"a": {"b": 2, "c": [1]}, "new": 1, "rewards": [{"name": "x", "batch_size": 2}]}
-    assert identity.differences(old, new) == {"a.b": (1, 2)}
-    assert identity._covers(["model", "seed"], "model.lora")
-    assert identity._covers(["seed"], "seed")
-    assert not identity._covers(["mode", "see"], "model.lora")
-    assert (identity._short("x" * 200), len(identity._short("x" * 201))) == ("x" * 200, 203)
-    assert identity.plain({"a": ((1, 2), [{"b": (3,)}])}) == {"a": [[1, 2], [{"b": [3]}]]}
+def test_names_of_allowed_changes_are_known() -> None:
     identity.check_names(["optimizer", "optimizer.lr", "code"])
     with pytest.raises(ConfigError, match=r"there is no 'optimzer'\. .*Did you mean 'optimizer"):
         identity.check_names(["optimzer"])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
-from sage_grpo.callbacks.journal import read_events
 from sage_grpo.callbacks.terminal import iteration_line
 from sage_grpo.cli.train import run
 from sage_grpo.data.prompts import Condition, Prompt
@@ -25,13 +21,11 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import session
-from sage_grpo.run.identity import FoundRun
 from sage_grpo.run.preflight import (
     check_code,
     check_files,
     check_model,
     check_plan,
-    idle_workers,
     needs,
     preflight,
     prompt_remarks,
@@ -91,105 +85,15 @@ def trainer(tmp_path: Path) -> Any:
     )  # fmt: skip
 
 
-def test_a_run_says_why_it_stops_and_where_it_stands(trainer: Any, tmp_path: Path) -> None:
-    said: Any = Said()
-    for number, sentinel, signal in ((4, True, True), (4, False, True), (0, False, False)):
-        trainer.state.iteration = number
-        session._say_why(trainer, said, by_sentinel=sentinel, by_signal=signal)
-    ways = ["by the sentinel after iteration 4; saved", "by signal after iteration 4; saved"]
-    ways.append("as asked before the first iteration")
-    assert said.lines == [(f"Stopped {way}. The same command continues from here.", None) for way in ways]
-    assert [(one["kind"], one["text"]) for one in read_events(tmp_path)] == [
-        ("stop", "by the sentinel"), ("stop", "by signal"), ("stop", "as asked"),
-    ]  # fmt: skip
-
-
-def test_a_run_ends_with_its_weights_and_says_what_is_doubted(trainer: Any, tmp_path: Path) -> None:
+def test_a_run_is_finished_only_with_its_weights(trainer: Any, tmp_path: Path) -> None:
     said: Any = Said()
     session._finish(trainer, said)
     assert (tmp_path / ".finished").read_text() == "4\n"
-    assert len(said.lines) == 1
     assert said.lines[0][0].startswith(f"Done. Weights: {tmp_path / 'final'}   metrics: {tmp_path / 'metrics.jsonl'}")
-    (tmp_path / "final").rmdir()
-    trainer.state.sentinel.doubts, trainer.state.best = ["hacking", "drift"], {"iteration": 3}
-    session._finish(trainer, said)
-    doubt, style = said.lines[2]
-    assert doubt.endswith("this run ends with (hacking, drift): best/ has those after iteration 3.")
-    assert style == "yellow"
-    assert [one["text"] for one in read_events(tmp_path)] == ["", doubt]
-    trainer.state.best = {"iteration": 0}
-    assert session._doubt(trainer).endswith("look at their clips before you use them.")
     (tmp_path / ".finished").unlink()
     with pytest.raises(SaveFailed, match=r"final: FileExistsError: .*Checkpoint 4 has them"):
         session._finish(trainer, said)
     assert not (tmp_path / ".finished").exists()
-    trainer.world.is_main = False
-    (tmp_path / "final").rmdir()
-    session._finish(trainer, said)
-    assert not (tmp_path / ".finished").exists()
-
-
-def test_a_resumed_run_tells_where_it_stands_and_what_has_changed(trainer: Any, tmp_path: Path, monkeypatch) -> None:
-    loaded: list[Any] = []
-    trainer.state.load = lambda *words: loaded.append(words)
-    trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
-    trainer.planner = SimpleNamespace(plan=lambda number, prompts: (number, len(prompts)))
-    trainer.dims, trainer.clip, trainer.model = 8, 0.1, SimpleNamespace(device="cpu")
-    shown: dict[str, Any] = {}
-    monkeypatch.setattr(session, "foresee", lambda config, plan: plan)
-    monkeypatch.setattr(session, "evaluations_of", lambda config, plan, branches: f"{branches(0.5)} branch")
-    monkeypatch.setattr(session, "plan_table", lambda config, plan, **named: shown.update(named, plan=plan))
-    fresh = FoundRun("", {}, [], [], None)
-    said: Any = Said()
-    assert session._resume(trainer, tmp_path, fresh, said) is None
-    assert (loaded, said.lines) == ([], [])
-    assert shown == {
-        "dims": 8, "clip": 0.1, "device": "cpu", "parameters": 9, "evaluations": "1 branch", "choices": None,
-        "plan": (0, trainer.config.batch.prompts),
-    }  # fmt: skip
-    folder = tmp_path / "checkpoints" / "000004"
-    for profile, changed, lines in ((None, [], 0), (4, [], 0), (3, ["out", "seed"], 2)):
-        trainer.config, said.lines[:] = replace(trainer.config, profile=profile), []
-        assert session._resume(trainer, tmp_path, replace(fresh, checkpoint="000004", changed=changed), said) == 4
-        assert said.lines[0] == (f"Resumed from {folder} at iteration 4.", None)
-        assert len(said.lines) == 1 + lines
-    assert said.lines[1:] == [
-        ("profile 3: that iteration is over, so nothing is recorded. Use 4 or more.", "yellow"),
-        ("The run differs from the checkpoint's in: out, seed.", "yellow"),
-    ]
-    assert loaded[-1] == (folder, trainer.world)
-    trainer.model = SimpleNamespace(branches=lambda sigma, guided: (sigma, guided))
-    monkeypatch.setattr(import_module("sage_grpo.run.session"), "RunsCheaply", SimpleNamespace)
-    assert session._branches(trainer, 0.5) == (0.5, trainer.config.model.training_guidance)
-
-
-def test_the_files_of_a_run_are_written_when_it_begins(trainer: Any, tmp_path: Path, monkeypatch) -> None:
-    asked: list[Any] = []
-    group = SimpleNamespace(noise=lambda: {"sigmas": [1.0, 0.0]})
-    trainer.state.stream = SimpleNamespace(peek=lambda count: ["a"] * count)
-    trainer.inputs = SimpleNamespace(examples=None)
-    trainer.planner = SimpleNamespace(plan=lambda number, prompts: SimpleNamespace(groups=[group]))
-    trainer.inputs.examples = None
-    monkeypatch.setattr(session.Metrics, "open", lambda *words, **named: asked.append((words, named)) or "open")
-    said: Any = Said()
-    fresh = FoundRun("", {}, [], ["a note"], None)
-    assert session._open_metrics(trainer, fresh, said, None) == "open"
-    assert json.loads((tmp_path / "schedule.json").read_text()) == {"sigmas": [1.0, 0.0]}
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["out"] == str(tmp_path)
-    (words, named) = asked[0]
-    assert (*words[:2], words[2]["out"]) == (tmp_path, trainer.config.log, str(tmp_path))
-    assert named["resumed_at"] is None
-    copy = tmp_path / "checkpoints" / "000004"
-    copy.mkdir(parents=True)
-    (copy / "metrics.jsonl").write_text('{"iteration": 1}\n')
-    session._open_metrics(trainer, replace(fresh, checkpoint="000004", changed=["out", "seed"]), said, 4)
-    assert (bytes(asked[1][1]["journal"].rows), asked[1][1]["resumed_at"]) == (b'{"iteration": 1}\n', 4)
-    ((damaged, style),) = said.lines
-    assert ("was damaged" in damaged, style) == (True, "yellow")
-    events = [(one["kind"], one["text"]) for one in read_events(tmp_path)]
-    assert events == [("start", "a note"), ("resume", f"{damaged} a note changed: out, seed")]
-    trainer.world.is_main = False
-    assert session._open_metrics(trainer, fresh, said, None).journal is None
 
 
 ROW = {
@@ -313,23 +217,6 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             check_code(odd, Overrides())
-
-
-def test_workers_that_have_nothing_to_do_are_counted() -> None:
-    config = recipe("hunyuan15_lora/branch")
-    batch = replace(config.batch, prompts=2, group_size=4, micro_batch=4)
-    config = replace(config, batch=batch)
-
-    def told(workers: int) -> str:
-        ray = replace(config.rollout.ray, workers=workers)
-        changed = replace(config, rollout=replace(config.rollout, on="ray", ray=ray))
-        return idle_workers(changed, check_plan(changed))
-
-    tasks = len(check_plan(config).plan(0, [Prompt("")] * 2).tasks(0))
-    assert told(tasks) == idle_workers(config, check_plan(config)) == ""
-    assert told(tasks + 3).startswith(
-        f"rollout.ray.workers is {tasks + 3}, but an iteration has {tasks} task(s), so that 3 of them"
-    )
 
 
 def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() -> None:

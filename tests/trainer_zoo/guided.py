@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.types import Conditioning
@@ -41,6 +43,10 @@ class GuidedToy(ToyModel):
         v_negative = super().velocity(x, sigma, negatives)
         v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
         return v + (scale - 1) * (v - v_negative), v
+
+    @property
+    def abilities(self) -> Abilities:
+        return replace(super().abilities, guided=self)
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         return 1 if (self.guidance_scale if guidance is None else guidance) == 1 else 2

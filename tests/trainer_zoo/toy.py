@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.types import Conditioning, VideoSpec
+from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 SHAPE = (3, 2, 4, 4)
 SIZE = 96
@@ -75,11 +76,17 @@ class ToyModel:
         pixels = (torch.sigmoid(latents) * 255).permute(0, 2, 3, 4, 1)
         return pixels.repeat_interleave(2, 2).repeat_interleave(2, 3)
 
-    def to_latents(self, clips: Tensor) -> Tensor:
+    @property
+    def abilities(self) -> Abilities:
+        return Abilities(pixels=self.pixels, encoder=self)
+
+    sound_rate: int | None = None
+
+    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
         pixels = clips[:, :, ::2, ::2].permute(0, 4, 1, 2, 3).to(torch.float32)
         return torch.logit(pixels / 255, eps=1e-3)
 
-    def latents_key(self) -> str:
+    def key(self) -> str:
         return "toy"
 
     def blocks(self) -> list[nn.Module]:

@@ -110,3 +110,9 @@ def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config,
         assert max(replay.rows for replay in plan.replays(0, 0)) == (1 if micro == 1 else 2)
         runs.append(watch(trainer, 2))
     assert_same_run(*runs)
+
+
+def test_the_sentinel_counts_the_clips_of_all_branches(make_config, make_trainer) -> None:
+    config = branching(make_config, share=True, window=Window(kind="drawn", at=[1, 2], branches=2))
+    trainer = make_trainer(config)
+    assert trainer.state.sentinel.clips == 2 * 2 * 4

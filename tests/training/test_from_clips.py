@@ -12,12 +12,13 @@ from PIL import Image
 import tiny
 from sage_grpo.data.prompts import load_prompts
 from sage_grpo.generation.generate import GenerateSpec, clips_of, sample
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.path import interpolate
 from sage_grpo.training import evaluate as evaluation
 from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.inputs import conditions_of
-from sage_grpo.types import Conditioning, Placed
+from sage_grpo.types import Conditioning
 from sage_grpo.utils.video import write_mp4
 from trainer_helpers import of_method, plan_of, same, weights_of
 from trainer_zoo.toy import ToyModel
@@ -54,7 +55,7 @@ def test_rollouts_start_from_the_noised_clips_on_the_tail_of_the_grid(config, ma
     plan, model = plan_of(trainer), trainer.model
     sampler = trainer.engine.sampler(plan)
     rollout = sampler.run()
-    grid = model.stock_sigmas(7)[-STEPS - 1 :]  # int(7 x 0.6) = 4
+    grid = model.schedule.sigmas(7)[-STEPS - 1 :]  # int(7 x 0.6) = 4
     assert torch.equal(trainer.planner.grid.sigmas, grid)
     assert grid[0] < 0.97
     assert plan.rollout_passes(0).total() == 2 * STEPS
@@ -105,8 +106,9 @@ def test_an_evaluation_shows_what_generate_makes(config, make_trainer) -> None:
 class Placing(ToyModel):
     """A toy that takes pictures at places."""
 
-    def encode_placed(self, prompt: str, given: list[Placed]) -> Conditioning:
-        return Conditioning({"at": torch.tensor([one.at for one in given])})
+    abilities = Abilities(
+        encode_placed=lambda prompt, given: Conditioning({"at": torch.tensor([one.at for one in given])})
+    )
 
 
 def test_only_prompts_with_conditions_are_encoded_with_them(tmp_path) -> None:

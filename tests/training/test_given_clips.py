@@ -20,6 +20,7 @@ from sage_grpo.data.formats import CARD, fitted, frames_at, usable
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import ParallelSpec
 from sage_grpo.models import ModelError
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.run.session import assemble
 from sage_grpo.run.session import run as train
@@ -162,10 +163,10 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
 class Hearing(ToyModel):
     """A toy that is told how clips sound."""
 
-    heard_rate = 16000
+    sound_rate = 16000
 
     def to_latents(self, clips, sound=None):
-        self.sound = sound
+        self.heard = sound
         return super().to_latents(clips)
 
 
@@ -175,8 +176,8 @@ def test_a_sound_reaches_the_model_at_its_rate(tmp_path) -> None:
     write_mp4(tmp_path / "tone.mp4", clip(90, frames=16), 8.0, sound=Sound(tone[None], 22050))
     model = Hearing(ModelSpec(family="trainer_zoo.toy"))
     Encoder(model, tmp_path / "latents", nullcontext)(tmp_path / "tone.mp4")
-    waves = model.sound.waves
-    assert (model.sound.rate, waves.ndim, len(waves)) == (16000, 3, 1)
+    waves = model.heard.waves
+    assert (model.heard.rate, waves.ndim, len(waves)) == (16000, 3, 1)
     assert waves.shape[-1] == pytest.approx(2 * 16000, rel=0.1)
     loudest = int(torch.fft.rfft(waves[0, 0]).abs().argmax())
     assert loudest * 16000 / waves.shape[-1] == pytest.approx(440, rel=0.01)
@@ -233,6 +234,10 @@ class AnySize(ToyModel):
         seen = x.movedim(1, -1)
         told = told[:, None, None, None].expand(*seen.shape[:-1], -1)
         return self.network(torch.cat([seen, told], -1)).movedim(-1, 1)
+
+    @property
+    def abilities(self) -> Abilities:
+        return replace(super().abilities, in_format=self.in_format)
 
     def in_format(self, video: VideoSpec) -> AnySize:
         if video.height % 2:

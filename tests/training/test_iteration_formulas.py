@@ -16,6 +16,7 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import NoiseLevels, ReplayedStep
@@ -58,6 +59,12 @@ class Causal:
 
     def latent_shape(self) -> tuple[int, ...]:
         return self.shape
+
+    @property
+    def abilities(self) -> Abilities:
+        return Abilities(pixels=self.pixels, decode_frames=self.decode_frames)
+
+    decode_frames = None
 
     def pixels(self, latents: Tensor, frames: list[int] | None = None) -> Tensor:
         self.asked.append(frames)
@@ -250,8 +257,8 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
         old.begin()
         assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
         move(params, 6.0, 9.0)
-        old.end(0.75)
-        assert old.copies["w"].tolist() == ([3.0, 4.5] if lags else [4.0, 7.0])
+        old.follow(0.75)
+        assert old.copies["w"].tolist() == ([3.0, 4.5] if lags else [4.5, 7.5])
         move(params, 2.0, 3.0)
 
 
@@ -507,6 +514,37 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     at = replace(item, at_reference=True)
     still = losses.loss_of(objective, region, at, losses.replay(at, torch.device("cpu")), kl_lambda=0.5)
     assert not still.kl.position.any()
+
+
+def test_clips_of_one_state_have_the_gradient_of_both_terms() -> None:
+    """Their advantages add up on the one velocity, and so do their shares of the KL; the squares are those of each member alone."""
+    _, item, _ = replayed(v_reference=torch.tensor([[0.0, 1.0, 2.0]]), weight=torch.tensor([0.25, 0.75]))
+    record = item.record
+    shared = replace(item, record=replace(record, x=record.x[:1], v_old=record.v_old[:1]))
+    shared.record.policy.model.weights = nn.Parameter(shared.record.policy.model.weights[:1].detach())
+    region, objective = TrustRegion(mode="dual"), build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0))
+
+    def loss(one: losses.TrainItem) -> losses.Loss:
+        return losses.loss_of(objective, region, one, losses.replay(one, torch.device("cpu")), kl_lambda=0.5)
+
+    whole = loss(shared)
+    alone = [
+        loss(
+            replace(
+                shared,
+                record=replace(
+                    shared.record, x_next=record.x_next[row : row + 1], log_prob_old=record.log_prob_old[row : row + 1]
+                ),
+                advantage=item.advantage[row : row + 1],
+                weight=item.weight[row : row + 1],
+            )
+        )
+        for row in range(2)
+    ]
+    torch.testing.assert_close(whole.policy, alone[0].policy + alone[1].policy)
+    torch.testing.assert_close(whole.trust, alone[0].trust + alone[1].trust)
+    for kind in range(2):
+        assert float(whole.squares[kind]) == pytest.approx(sum(float(one.squares[kind]) for one in alone), rel=1e-5)
 
 
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:

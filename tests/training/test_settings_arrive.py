@@ -449,3 +449,14 @@ def test_the_best_weights_are_those_of_the_highest_score(
         assert same(load_file(Path(config.out) / "best" / "toy.safetensors"), history[best])
     else:  # the weights that the run started from
         assert not (Path(config.out) / "best").exists()
+
+
+def test_text_encoders_leave_before_an_evaluation_samples(make_config, make_trainer, monkeypatch) -> None:
+    events: list[str] = []
+    trainer = make_trainer(make_config())
+    monkeypatch.setattr(type(trainer.model), "unload_text", lambda model: events.append("unloaded"))
+    encode, decode = trainer.model.encode, trainer.model.decode
+    monkeypatch.setattr(trainer.model, "encode", lambda *given: events.append("encoded") or encode(*given))
+    monkeypatch.setattr(trainer.model, "decode", lambda *given: events.append("decoded") or decode(*given))
+    trainer.evaluate()
+    assert list(dict.fromkeys(events)) == ["encoded", "unloaded", "decoded"]

@@ -169,7 +169,7 @@ ELSEWHERE = {
     "health": "sentinel.",
     "distributed": "parallel.",
     "models": """model.path model.revision model.dtype model.vae_dtype model.device model.train model.lora model.lora. model.guidance_scale_2
-        model.frames model.height model.width model.fps model.sigmas model.adapters[]. model.attention model.packed model.compile
+        model.frames model.height model.width model.fps model.sigmas model.adapters[]. model.attention model.compile
         model.expert model.vae_slicing model.vae_tiling model.options model.cache""",
 }
 """Tests that see a field which the toy model cannot show; with a dot at its end, all fields of a part."""

@@ -13,9 +13,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-import crew_toys
 import pytest
-from test_foreman import figures
+import worker_rewards
+from test_dispatcher import figures
 
 import needs
 from sage_grpo.distributed.cluster import LOOPBACK, find_ray
@@ -61,7 +61,7 @@ def config(make_config, cluster):
         made,
         iterations=10_000,
         batch=BatchConfig(prompts=6, group_size=2, micro_batch=2),
-        rewards=[RewardSpec(name="crew_toys:slow")],
+        rewards=[RewardSpec(name="worker_rewards:slow")],
         rollout=replace(made.rollout, on="ray", ray=ray),
     )
 
@@ -86,30 +86,30 @@ def until(trainer, reached) -> list[dict[str, float]]:
 
 def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, monkeypatch) -> None:
     trainer = make(config)
-    hands, draw = trainer.workers.hands, random.Random(0)
+    pool, draw = trainer.workers.pool, random.Random(0)
 
     def kill() -> None:
         for _ in range(KILLED):
             time.sleep(draw.uniform(0.0, 1.0))
-            victims = list(hands.ready())
+            victims = list(pool.ready())
             while not victims:
                 time.sleep(0.05)
-                victims = list(hands.ready())
-            find_ray(cluster.address).kill(hands._actors[draw.choice(victims)])
+                victims = list(pool.ready())
+            find_ray(cluster.address).kill(pool._actors[draw.choice(victims)])
 
     killer = threading.Thread(target=kill)
     rows = [figures(trainer.step())]
     killer.start()
-    rows += until(trainer, lambda: not killer.is_alive() and len(hands.ready()) == NODES)
-    assert next(hands._numbers) == 1 + NODES + KILLED, "each was replaced"
+    rows += until(trainer, lambda: not killer.is_alive() and len(pool.ready()) == NODES)
+    assert next(pool._numbers) == 1 + NODES + KILLED, "each was replaced"
     assert trainer.workers.row["crew/refused"] == 0
     # One that is made wrong on purpose.
-    liar = hands.ready()[0]
-    hands._ray.get(hands._actors[liar].__ray_call__.remote(spoil))
+    liar = pool.ready()[0]
+    pool._ray.get(pool._actors[liar].__ray_call__.remote(spoil))
     rows += until(trainer, lambda: trainer.workers.row["crew/refused"] == 1)
-    assert liar not in hands.ready()
-    assert len(hands.ready()) == NODES - 1
-    monkeypatch.setattr(crew_toys, "SECONDS", 0.0)
+    assert liar not in pool.ready()
+    assert len(pool.ready()) == NODES - 1
+    monkeypatch.setattr(worker_rewards, "SECONDS", 0.0)
     alone = make(replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec())))
     assert rows == [figures(alone.step()) for _ in rows]
     assert same(weights_of(trainer), weights_of(alone))
@@ -117,7 +117,7 @@ def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, mo
 
 def spoil(worker: Any) -> None:
     """Another velocity than the trainer's."""
-    model = worker.studio.model
+    model = worker.engine.model
     velocity = model.velocity
     model.velocity = lambda *given, **named: 1.5 * velocity(*given, **named)
 

@@ -15,7 +15,7 @@ from job import Job
 from sage_grpo.models.checkpoints.from_configs import plain, weightless
 from sage_grpo.models.lora import match_targets
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.plan.configs import Configs
+from sage_grpo.plan.published import Configs
 
 TEXT_TOKENS = 100
 """Valid tokens of HunyuanVideo-1.5's text, which it pads to 1000."""

@@ -29,8 +29,6 @@ class RewardOptions(Biases):
 
     out: Path = Path("scenes-reward")
     """Folder for the result: config.json, model.safetensors and scores.json."""
-    resume: bool = False
-    """Go on from the saved state in OUT/state."""
     model: Path | None = None
     """A pipeline folder, clips of which are voted on as well; None takes renders with faults alone."""
     sampled_share: Share = 0.5
@@ -63,8 +61,3 @@ class RewardOptions(Biases):
     """Seconds between two printed lines."""
     device: str = ""
     """Where to train; empty takes cuda where there is one, else cpu."""
-
-    @property
-    def states(self) -> Path:
-        """Folder of the state to resume from."""
-        return self.out / "state"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ CAPTION = 32
 """Tokens of a caption with its end and its padding; the longest sentence has 27."""
 
 
-def train_vae(vae: AutoencoderKLWan, options: PretrainOptions, until: float = math.inf) -> float:
+def train_vae(vae: AutoencoderKLWan, options: PretrainOptions) -> float:
     """Train in place, leave averaged weights and the scale of latents; return the PSNR on clean unseen clips."""
     codec = WholeClips(vae, options.bfloat16)
     return autoencoder.train_vae(
@@ -52,7 +51,6 @@ def train_vae(vae: AutoencoderKLWan, options: PretrainOptions, until: float = ma
         latent=(vae.config.z_dim, 1 + (FRAMES - 1) // DOWN, SIDE // DOWN, SIDE // DOWN),
         weigh=object_weight,
         settle=lambda clips: scale_latents(codec, clips),
-        until=until,
     )
 
 
@@ -123,7 +121,6 @@ def train_flow(
     tokenizer: PreTrainedTokenizerFast,
     pool: Pool,
     options: PretrainOptions,
-    until: float = math.inf,
 ) -> None:
     """Train both networks in place and leave averaged weights; samples.png shows what they can do so far."""
     device, network = transformer.device, FastTransformer(transformer)
@@ -168,7 +165,7 @@ def train_flow(
 
     parameters = {f"transformer.{name}": parameter for name, parameter in transformer.named_parameters()}
     parameters |= {f"text_encoder.{name}": parameter for name, parameter in text_encoder.named_parameters()}
-    flow_trainer(options, parameters=parameters, loss=loss, batches=batches, until=until).run(report)
+    flow_trainer(options, parameters=parameters, loss=loss, batches=batches).run(report)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ mean velocity of the teacher's fine steps inside it, at the teacher's own states
 
 from __future__ import annotations
 
-import math
 import time
 
 import torch
@@ -15,14 +14,13 @@ from torch import Tensor
 from research.pretraining.pretrain import say
 from research.pretraining.score import AT_ONCE, score
 from research.pretraining.shapes.options import DistillOptions
-from research.pretraining.training import Inputs, OutOfTime, Trainer
+from research.pretraining.training import Inputs, Trainer
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Policy
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.utils.safe_io import replacing
 from sage_grpo.worlds.world import SHAPES
 
 
@@ -30,18 +28,13 @@ def distill(options: DistillOptions) -> int:
     """Make the teacher's trajectories, fit a copy of it to them, write it as a pipeline folder and score both; return 0."""
     torch.manual_seed(options.seed)
     started = time.perf_counter()
-    until = started + 60 * options.call_minutes if options.call_minutes else math.inf
     spec = ModelSpec(path=None if options.start is None else str(options.start), guidance_scale=1.0, cache=None)
     student = spec.load(options.device or None)
     known = SHAPES.texts("train")
     texts = [known[place % len(known)] for place in range(options.clips)]
     ways = trajectories(student, texts, options)
     say(started, f"{options.clips} clips of the teacher, {options.teacher_steps} steps each")
-    try:
-        fit(student, texts, ways, options, until)
-    except OutOfTime as stopped:
-        say(started, f"{stopped}: this call's minutes are over. The same command with --distill.resume true goes on.")
-        return 0
+    fit(student, texts, ways, options)
     folder = options.out / "pipeline"
     student.save(folder)
     say(started, f"wrote {folder}")
@@ -59,12 +52,7 @@ def distill(options: DistillOptions) -> int:
 
 @torch.no_grad()
 def trajectories(teacher: VelocityModel, texts: list[str], options: DistillOptions) -> Tensor:
-    """States of the teacher's ODE at the coarse grid's levels, noise first: levels x clips x latents. Kept beside the state to resume from."""
-    from safetensors.torch import load_file, save_file
-
-    file = options.states / "trajectories.safetensors"
-    if options.resume and file.is_file():
-        return load_file(file)["states"]
+    """States of the teacher's ODE at the coarse grid's levels, noise first: levels x clips x latents."""
     conditions = teacher.encode(texts)
     policy = Policy(teacher, Ode(), Schedule(teacher.sigmas(options.teacher_steps)))
     pieces = []
@@ -78,15 +66,10 @@ def trajectories(teacher: VelocityModel, texts: list[str], options: DistillOptio
             if (step + 1) % options.stride == 0:
                 states.append(x)
         pieces.append(torch.stack(states).cpu())
-    found = torch.cat(pieces, 1)
-    with replacing(file) as fresh:
-        save_file({"states": found}, fresh)
-    return found
+    return torch.cat(pieces, 1)
 
 
-def fit(
-    student: VelocityModel, texts: list[str], ways: Tensor, options: DistillOptions, until: float = math.inf
-) -> None:
+def fit(student: VelocityModel, texts: list[str], ways: Tensor, options: DistillOptions) -> None:
     """Train the student in place: from every level of the coarse grid its one step ends where the teacher's steps do."""
     grid, conditions = Schedule(student.sigmas(options.steps)), student.encode(texts)
     # Prompts of one length go through the network together: ten lengths in a batch would be ten passes.
@@ -115,5 +98,4 @@ def fit(
         peak_lr=options.lr,
         weight_decay=0.0,
         average=0.99,
-        until=until,
     ).run()

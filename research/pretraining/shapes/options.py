@@ -60,7 +60,7 @@ class DistillOptions:
     """Options of distilling the world's model to few steps."""
 
     out: Path = Path("shapes-distilled")
-    """Folder for the results: pipeline/ (weights in float32), pictures, scores.json, state/."""
+    """Folder for the results: pipeline/ (weights in float32), pictures, scores.json."""
     start: Path | None = None
     """Pipeline folder that is distilled; None is the model that the package carries."""
     steps: Count = 4
@@ -79,10 +79,6 @@ class DistillOptions:
     """Held-out prompts to sample and judge at the end; 0 leaves the scoring out."""
     seed: Seed = 0
     """Seed of everything."""
-    resume: bool = False
-    """Go on from the saved state."""
-    call_minutes: NotNegative = 0.0
-    """Minutes after which this call saves its state and ends; the same command with resume goes on. 0 is no limit."""
     report_seconds: NotNegative = 10.0
     """Seconds between two printed lines."""
     device: str = ""
@@ -101,8 +97,3 @@ class DistillOptions:
     def stride(self) -> int:
         """Steps of the teacher in one of the few."""
         return self.teacher_steps // self.steps
-
-    @property
-    def states(self) -> Path:
-        """Folder of the state to resume from."""
-        return self.out / "state"

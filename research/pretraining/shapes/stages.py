@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ OBJECT_WEIGHT = 4.0
 """How much more a pixel counts that differs from the background."""
 
 
-def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions, until: float = math.inf) -> float:
+def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions) -> float:
     """Train in place, leave averaged weights and a scaling factor; return the PSNR on clean unseen clips."""
     frames = 1 + (FRAMES - 1) // vae.temporal_compression_ratio
     return autoencoder.train_vae(
@@ -45,7 +44,6 @@ def train_vae(vae: AutoencoderKLHunyuanVideo15, options: PretrainOptions, until:
         latent=(vae.config.latent_channels, frames, SIDE // 8, SIDE // 8),
         weigh=object_weight,
         settle=lambda clips: scale_latents(vae, clips),
-        until=until,
     )
 
 
@@ -112,7 +110,6 @@ def train_flow(
     tokenizer: Qwen2Tokenizer,
     pool: Pool,
     options: PretrainOptions,
-    until: float = math.inf,
 ) -> None:
     """Train both networks in place and leave averaged weights."""
     device, network = transformer.device, packed(transformer)
@@ -146,5 +143,4 @@ def train_flow(
         loss=loss,
         batches=batches,
         compiled=options.compile,
-        until=until,
     ).run()

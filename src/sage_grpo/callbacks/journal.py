@@ -15,8 +15,8 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,8 @@ class Journal:
             self._write_all()
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append a row; on disk before it returns. If the disk is full it warns, and writes the row with the next
-        one."""
-        row = {"iteration": iteration, **{k: _number(v) for k, v in metrics.items()}}
+        """Append a row; on disk before it returns. On a full disk it warns, and writes the row with the next one."""
+        row = {"iteration": iteration, **{name: _number(float(value)) for name, value in metrics.items()}}
         line = json.dumps(row).encode() + b"\n"
         whole = self.file.is_file() and self.file.stat().st_size == len(self.rows)
         self.rows += line
@@ -66,36 +65,26 @@ def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
 
     A file with other rows than the recorded ones is moved aside, not lost.
     """
-    found = file.read_bytes() if file.is_file() else b""
+    content = file.read_bytes() if file.is_file() else b""
     notice = ""
-    if recorded is None and found.strip():
-        there = f"{_count(read_rows(file))}, but there is no checkpoint to continue from"
-        notice = f"{file} has {there}: the run starts anew. They are kept in {_aside(file, 'old')}."
-    elif recorded is not None and not found.startswith(recorded):
-        damage = describe_damage(found, recorded)
-        kept = f" The damaged file is kept in {_aside(file, 'damaged')}." if found else ""
-        notice = f"{file} was damaged ({damage}): its rows were restored from the checkpoint.{kept}"
+    if recorded is None and content.strip():
+        rows = len(read_rows(file))
+        notice = (
+            f"{file} has {rows} row{'s' * (rows != 1)}, but there is no checkpoint to continue from: the run starts anew. "
+            f"They are kept in {_aside(file, 'old')}."
+        )
+    elif recorded is not None and not content.startswith(recorded):
+        kept = f" The damaged file is kept in {_aside(file, 'damaged')}." if content else ""
+        notice = f"{file} was damaged ({_damage(content, recorded)}): its rows were restored from the checkpoint.{kept}"
     return Journal(file, recorded or b""), notice
 
 
-def describe_damage(found: bytes, recorded: bytes) -> str:
-    """Text on the difference between a file and the rows that it should begin with."""
-    if not found:
+def _damage(content: bytes, recorded: bytes) -> str:
+    if not content:
         return "it is missing or empty"
-    wanted, there = recorded.splitlines(keepends=True), found.splitlines(keepends=True)
-    first = next((n for n, line in enumerate(wanted) if there[n : n + 1] != [line]), 0)
-    lost = Counter(wanted) - Counter(there)
-    again = Counter(there) & Counter(wanted)
-    twice = sum((Counter(there) - again)[line] for line in again)
-    # Lines after the recorded rows are computed again anyway, so only lines among them count as foreign.
-    strange = sum(line not in again for line in there[: len(wanted)])
-    faults = [
-        f"{lost.total()} of {len(wanted)} rows missing or changed" * bool(lost),
-        f"{strange} lines that the run did not write" * bool(strange),
-        f"{twice} rows more than once" * bool(twice),
-    ]
-    told = ", ".join(fault for fault in faults if fault) or "rows out of order"
-    return f"{told}; from line {first + 1} on"
+    wanted, lines = recorded.splitlines(keepends=True), content.splitlines(keepends=True)
+    first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]), 0)
+    return f"line {first + 1} of {len(wanted)} is not as the run wrote it"
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -104,19 +93,19 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     A line that a kill cut short is left out; so is one that no run writes, with a warning that names it.
     """
     rows = []
-    for place, line in enumerate(file.read_bytes().splitlines() if file.is_file() else [], 1):
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        odd = _odd(row)
-        if odd:
-            warnings.warn(f"{file}, line {place} is not a row of a run and is left out: {odd}.", stacklevel=2)
-            continue
-        rows.append(
-            {name: None if value in (math.inf, -math.inf) or value != value else value for name, value in row.items()}
-        )
+    for number, row in _parsed(file):
+        if odd := _odd(row):
+            warnings.warn(f"{file}, line {number} is not a row of a run and is left out: {odd}.", stacklevel=2)
+        else:
+            rows.append({name: None if value is None else _number(value) for name, value in row.items()})
     return rows
+
+
+def _parsed(file: Path) -> Iterator[tuple[int, Any]]:
+    """The lines of a file that are JSON, with their numbers from 1."""
+    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else [], 1):
+        with suppress(ValueError):
+            yield number, parse_json(line)
 
 
 def _odd(row: Any) -> str:
@@ -144,13 +133,9 @@ def _put(stream: Any, content: bytes) -> None:
     os.fsync(stream.fileno())
 
 
-def _count(rows: list[dict[str, Any]]) -> str:
-    return f"{len(rows)} row{'s' * (len(rows) != 1)}"
-
-
 def _number(value: float) -> float | None:
     """JSON has no NaN."""
-    return float(value) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def note(out: Path, kind: str, iteration: int, text: str) -> None:
@@ -162,19 +147,13 @@ def note(out: Path, kind: str, iteration: int, text: str) -> None:
 
 def read_events(out: Path) -> list[dict[str, Any]]:
     """All events in order; a line that a kill cut short is left out."""
-    file, rows = out / EVENTS, []
-    for line in file.read_bytes().splitlines() if file.is_file() else []:
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and is_number(row.get("iteration")) and isinstance(row.get("kind"), str):
-            rows.append(
-                {
-                    "time": row.get("time") if is_number(row.get("time")) else None,
-                    "kind": row["kind"],
-                    "iteration": int(row["iteration"]),
-                    "text": str(row.get("text", "")),
-                }
-            )
-    return rows
+    return [
+        {
+            "time": row.get("time") if is_number(row.get("time")) else None,
+            "kind": row["kind"],
+            "iteration": int(row["iteration"]),
+            "text": str(row.get("text", "")),
+        }
+        for _, row in _parsed(out / EVENTS)
+        if isinstance(row, dict) and is_number(row.get("iteration")) and isinstance(row.get("kind"), str)
+    ]

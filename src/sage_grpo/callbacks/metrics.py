@@ -13,11 +13,11 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -34,6 +34,10 @@ RUN_ID = ".run_id"
 """File in a run's folder with its id at trackers."""
 LONGEST_ID = 128
 """Longest id that W&B accepts."""
+
+
+FAILURES = 5
+"""Consecutive failures of a logger after which it is no longer used."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ class Sink(Protocol):
 class TensorBoard(Sink):
     """Scalars, and clips as animated pictures (its own video summary needs another package).
 
-    Written synchronously: the usual writer uses a thread, and when the disk is full it fails later and elsewhere, or
-    waits forever for a dead thread.
+    Written synchronously, not by torch's SummaryWriter: when the disk is full its thread fails later and elsewhere, or
+    `flush` waits forever for it.
     """
 
     def __init__(self, folder: Path, *, purge_from: int | None) -> None:
@@ -94,25 +98,21 @@ class TensorBoard(Sink):
 
     def _put(self, **content: Any) -> None:
         """Append an event. After a failure the next one starts another file: readers stop at a half-written event."""
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        fresh = self._stream is None
-        events = [Event(wall_time=time.time(), **content)]
-        if fresh:
-            from tensorboard.compat.proto.event_pb2 import SessionLog
-
-            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
-            if self._purge is not None:
-                start = SessionLog(status=SessionLog.START)  # hides what another process logged from this step on
-                events.insert(1, Event(wall_time=time.time(), step=self._purge, session_log=start))
+        events, stream = [content], self._stream
+        if stream is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        stream = self._stream or (self.folder / self._name()).open("xb")
+            stream = (self.folder / self._name()).open("xb")
+            if self._purge is not None:  # hides events of another process from this step on
+                events.insert(0, {"step": self._purge, "session_log": SessionLog(status=SessionLog.START)})
+            events.insert(0, {"file_version": "brain.Event:2"})
         self._stream = None
         try:
             record = RecordWriter(stream)
             for event in events:
-                record.write(event.SerializeToString())
+                record.write(Event(wall_time=time.time(), **event).SerializeToString())
             stream.flush()
         except OSError:
             with suppress(OSError):  # it still has the data that could not be written
@@ -136,21 +136,30 @@ class Wandb(Sink):
         import wandb
 
         self._wandb = wandb
-        start: dict[str, Any] = {
-            **{"project": log.wandb, "entity": log.entity, "group": log.group, "tags": log.tags},
-            **{"name": log.name or folder.name, "id": identity, "dir": str(folder), "config": dict(config)},
-        }
+        init = partial(
+            wandb.init,
+            project=log.wandb,
+            entity=log.entity,
+            group=log.group,
+            tags=log.tags,
+            name=log.name or folder.name,
+            id=identity,
+            dir=str(folder),
+            config=dict(config),
+        )
+        stdin = sys.stdin
         try:
-            # Without a terminal it cannot ask for a key, and raises instead.
-            with open(os.devnull) as nobody, _stdin(nobody):
-                self._run = wandb.init(**start, resume="allow")
+            with open(os.devnull) as sys.stdin:  # without a terminal it cannot ask for a key, and raises instead
+                self._run = init(resume="allow")
         except (wandb.errors.Error, OSError) as error:
             warnings.warn(
                 f"wandb cannot log in ({type(error).__name__}: {error}): logged offline to {folder / 'wandb'}; `wandb login` and "
                 "`wandb sync` upload it later.",
                 stacklevel=2,
             )
-            self._run = wandb.init(**start, mode="offline")
+            self._run = init(mode="offline")
+        finally:
+            sys.stdin = stdin
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, "iteration": iteration})
@@ -203,15 +212,18 @@ class Metrics:
         if log.tensorboard:
             # Also without a checkpoint: a run that was killed before its first one has left events in the folder.
             sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
-        starts: dict[str, Callable[[], Sink]] = {}
+        makers: dict[str, Callable[[], Sink]] = {}
         identity = run_id(out, resumed=resumed_at is not None)
         for extra, kind, project in (("wandb", Wandb, log.wandb), ("trackio", Trackio, log.trackio)):
             if project is not None:
-                _check_installed(extra)
-                starts[extra] = partial(kind, out, log, config, identity)
-        starts |= {path: partial(find_sink(path), out, config) for path in log.sinks}
-        for name, start in starts.items():
-            attempt(f"Starting {name}", lambda start=start: sinks.append(start()))  # type: ignore[misc]
+                if extra not in sys.modules and find_spec(extra) is None:
+                    raise ValueError(
+                        f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
+                    )
+                makers[extra] = partial(kind, out, log, config, identity)
+        makers |= {path: partial(find_sink(path), out, config) for path in log.sinks}
+        for name, make in makers.items():
+            attempt(f"Starting {name}", lambda make=make: sinks.append(make()))  # type: ignore[misc]
         return cls(sinks, journal)
 
     @property
@@ -223,21 +235,22 @@ class Metrics:
         """Log scalars to the journal and all sinks."""
         if self.journal is not None:
             self.journal.write(iteration, metrics)
-        self._each(iteration, lambda sink: sink.write(iteration, metrics))
+        self._log("write", iteration, metrics)
 
     def show(self, iteration: int, clips: ShownClips) -> None:
         """Log clips to all sinks."""
-        self._each(iteration, lambda sink: sink.show(iteration, clips))
+        self._log("show", iteration, clips)
 
-    def _each(self, iteration: int, action: Callable[[Sink], None], *, limit: int = 5) -> None:
-        """Call every sink; one that fails `limit` times in a row is no longer used."""
-        for place, sink in enumerate(self.sinks):
-            if self._failures[place] < limit:
-                name = type(sink).__name__
-                worked = attempt(f"Logging iteration {iteration} to {name}", lambda sink=sink: action(sink))  # type: ignore[misc]
-                self._failures[place] = 0 if worked else self._failures[place] + 1
-                if self._failures[place] == limit:
-                    warnings.warn(f"{name} failed {limit} times in a row: no more is logged to it.", stacklevel=3)
+    def _log(self, method: str, iteration: int, content: Any) -> None:
+        """Call every sink; one that fails FAILURES times in a row is no longer used."""
+        for index, sink in enumerate(self.sinks):
+            if self._failures[index] == FAILURES:
+                continue
+            name, log = type(sink).__name__, partial(getattr(sink, method), iteration, content)
+            worked = attempt(f"Logging iteration {iteration} to {name}", log)
+            self._failures[index] = 0 if worked else self._failures[index] + 1
+            if self._failures[index] == FAILURES:
+                warnings.warn(f"{name} failed {FAILURES} times in a row: no more is logged to it.", stacklevel=3)
 
     def close(self) -> None:
         """Close all sinks."""
@@ -271,25 +284,6 @@ def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
     stream = io.BytesIO()
     frames[0].save(stream, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
     return stream.getvalue()
-
-
-@contextmanager
-def _stdin(stream: IO[str]) -> Iterator[None]:
-    before, sys.stdin = sys.stdin, stream
-    try:
-        yield
-    finally:
-        sys.stdin = before
-
-
-def _check_installed(extra: str) -> None:
-    """Refuse a configured tracker that is not installed, although the run could do without it."""
-    try:
-        import_module(extra)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
-        ) from error
 
 
 def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,11 @@ class VideoFolder:
         text = "".join(f"{' '.join(caption.split())}\n" for caption in captions)  # one line per caption
         replace_text(self.folder / f"{name}.txt", text)
         if rows:
-            index = json.dumps({**_index(files, clips, fps, rows), "sound": sound is not None}, ensure_ascii=False)
-            replace_text(self.folder / f"{name}.json", index)
+            frames, height, width = clips.shape[1:4]
+            named = [{**row, "clip": None if row["clip"] is None else files[row["clip"]].name} for row in rows]
+            index = {"fps": fps, "frames": frames, "height": height, "width": width, "rows": named}
+            text = json.dumps({**index, "sound": sound is not None}, ensure_ascii=False)
+            replace_text(self.folder / f"{name}.json", text)
         self.prune()
         return files
 
@@ -80,8 +84,8 @@ class VideoFolder:
         The oldest go first, rollouts before held-out clips; last the clips before training, the baseline of all
         comparisons.
         """
-        own = [file for file in self.folder.iterdir() if WRITTEN.fullmatch(file.name) and file.is_file()]
-        files = sorted(own, key=lambda file: (_worth(file.name), file.stat().st_mtime_ns, file.name))
+        written = [file for file in self.folder.iterdir() if WRITTEN.fullmatch(file.name) and file.is_file()]
+        files = sorted(written, key=lambda file: (_worth(file.name), file.stat().st_mtime_ns, file.name))
         total = sum(file.stat().st_size for file in files)
         while files and total > self.budget:
             oldest = files.pop(0)
@@ -91,12 +95,6 @@ class VideoFolder:
 
 def _worth(name: str) -> int:
     return 2 if name.startswith("heldout-000000") else int(name.startswith("heldout"))
-
-
-def _index(files: list[Path], clips: Tensor, fps: float, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    _, frames, height, width, _ = clips.shape
-    named = [{**row, "clip": None if row["clip"] is None else files[row["clip"]].name} for row in rows]
-    return {"fps": fps, "frames": frames, "height": height, "width": width, "rows": named}
 
 
 def note(trainer: Trainer, kind: str, text: str) -> None:
@@ -118,24 +116,24 @@ class MetricsWriter(Observer):
         number = self.trainer.state.iteration
         self.metrics.write(number, row)
         self.terminal.iteration(number, row)
-        self._failed(self.trainer.scores.report)
+        self._report(self.trainer.scores.report)
 
     def evaluated(self, found: Evaluated) -> None:
         number = self.trainer.state.iteration
         self.metrics.write(number, found.metrics)
         self.terminal.evaluation(number, found.result.metrics)
-        self._failed(found.result.report)
+        self._report(found.result.report)
 
     def told(self, event: SentinelEvent) -> None:
         text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
         self.terminal.say(f"sentinel: {text}", style="yellow")
         note(self.trainer, "sentinel", text)
 
-    def _failed(self, report: str) -> None:
-        """Report failed rewards, below the limit at which a run stops."""
-        if report:
-            self.terminal.say(report, style="yellow")
-            note(self.trainer, "failed", report)
+    def _report(self, failures: str) -> None:
+        """Print failures of rewards below the limit at which a run stops."""
+        if failures:
+            self.terminal.say(failures, style="yellow")
+            note(self.trainer, "failed", failures)
 
 
 @dataclass(frozen=True)
@@ -155,35 +153,24 @@ class VideoSaver(Observer):
         return trainer.world.is_main and bool(every) and (number % every == 0 or number == trainer.config.iterations)
 
     def after(self, row: dict[str, float]) -> None:
-        trainer, keep = self.trainer, self.trainer.config.keep
-        number = trainer.state.iteration
-        if self._due(number) and len(trainer.clips.videos):
-            heard = None if trainer.clips.sound is None else trainer.clips.sound[: keep.videos]
-            clips, captions = trainer.clips.videos[: keep.videos], trainer.clips.captions[: keep.videos]
-            self._save(f"rollout-{number:06d}", clips, captions, sound=heard)
+        clips, most, number = self.trainer.clips, self.trainer.config.keep.videos, self.trainer.state.iteration
+        if self._due(number) and len(clips.videos):
+            sound = None if clips.sound is None else clips.sound[:most]
+            self._save(f"rollout-{number:06d}", clips.videos[:most], clips.captions[:most], (), sound)
 
     def evaluated(self, found: Evaluated) -> None:
         trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
         if trainer.world.is_main and len(result.clips):
             files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows, result.sound)
-            shown = ShownClips("held_out", result.clips, result.captions, trainer.model.video.fps, files)
-            self.metrics.show(number, shown)
+            fps = trainer.model.video.fps
+            self.metrics.show(number, ShownClips("held_out", result.clips, result.captions, fps, files))
 
-    def _save(
-        self,
-        name: str,
-        clips: Tensor,
-        captions: Sequence[str],
-        rows: Sequence[dict[str, Any]] = (),
-        sound: Sound | None = None,
-    ) -> list[Path]:
-        """Save clips as videos; a full disk is only a warning."""
+    def _save(self, name: str, *content: Any) -> list[Path]:
+        """Save clips, captions, rows and sound; a full disk is only a warning."""
         files: list[Path] = []
-        fps = self.trainer.model.video.fps
-        attempt(
-            f"Saving videos to {self.samples.folder}",
-            lambda: files.extend(self.samples.save(name, clips, captions, fps, rows, sound)),
-        )
+        clips, captions, rows, sound = content
+        save = partial(self.samples.save, name, clips, captions, self.trainer.model.video.fps, rows, sound)
+        attempt(f"Saving videos to {self.samples.folder}", lambda: files.extend(save()))
         return files
 
 
@@ -243,10 +230,8 @@ class ProfileRecorder(Observer):
         if self.recorder is None:
             return
         recorder, self.recorder, number = self.recorder, None, self.trainer.state.iteration
-        attempt(
-            f"Writing the profile to {recorder.folder}",
-            lambda: self.terminal.say(recorder.write_table(number - 1, row)),
-        )
+        write = lambda: self.terminal.say(recorder.write_table(number - 1, row))  # noqa: E731
+        attempt(f"Writing the profile to {recorder.folder}", write)
         self.terminal.say(f"Profile of iteration {number}: {recorder.folder} (open the traces in ui.perfetto.dev).")
 
 

@@ -108,10 +108,9 @@ class Terminal:
     """Prints a line per iteration, and on a terminal a bar for the run and one for the phase."""
 
     def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
-        own = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
-        self.console = Console(
-            quiet=not enabled, highlight=False, file=cast(IO[str], Outlet(sys.stdout)) if own else None
-        )
+        in_thread = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
+        file = cast(IO[str], Outlet(sys.stdout)) if in_thread else None
+        self.console = Console(quiet=not enabled, highlight=False, file=file)
         self.total = total
         self._seconds: deque[float] = deque(maxlen=10)
         self._evaluating = lines_on_the_way("evaluation", self.say)
@@ -153,7 +152,7 @@ class Terminal:
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
         """Print a finished iteration."""
-        self._progress.update(self._run, completed=number, note=_standing(metrics))
+        self._progress.update(self._run, completed=number, note=_reward(metrics))
         self._seconds.append(metrics["time/total"])
         left = sum(self._seconds) / len(self._seconds) * (self.total - number)
         self.say(iteration_line(number, self.total, metrics, left))
@@ -170,41 +169,37 @@ class Terminal:
 def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """An iteration as one line; if it is too long, the least important numbers are dropped."""
     spread = f" ± {fixed(metrics['reward/group_std'], 3)}" if "reward/group_std" in metrics else ""
-    must = [f"{number}/{total}", f"{_standing(metrics)}{spread}"]
-    may = [
-        *_crew(metrics),
-        *_leash(metrics),
-        f"grad {metrics['gradient/norm']:.2g}",
-    ]
+    must = [f"{number}/{total}", f"{_reward(metrics)}{spread}"]
+    may = [*_workers(metrics), *_kl_and_clip(metrics), f"grad {metrics['gradient/norm']:.2g}"]
     end = [f"{metrics['time/total']:.1f} s", f"{minutes(left)} left"]
     while may and len("  ".join([*must, *may, *end])) > WIDTH:
         may.pop()
     return "  ".join([*must, *may, *end])
 
 
-def _leash(metrics: Mapping[str, float]) -> list[str]:
+def _kl_and_clip(metrics: Mapping[str, float]) -> list[str]:
     """The KL, if the trust region has a term, and the clip, if a rollout has a second update: in the first all ratios
     are 1."""
     parts = []
     if "kl/total" not in metrics:
         parts = ["kl skipped"]
-    elif not metrics.keys().isdisjoint(("kl/position", "kl/velocity")):
+    elif "kl/position" in metrics or "kl/velocity" in metrics:
         parts = [f"kl {metrics['kl/total']:.1e}"]
     if "ratio/clip_fraction" in metrics and metrics.get("ratio/first_log") != metrics.get("ratio/largest_log"):
         parts.append(f"clip {percent(metrics['ratio/clip_fraction'])}")
     return parts
 
 
-def _crew(metrics: Mapping[str, float]) -> list[str]:
+def _workers(metrics: Mapping[str, float]) -> list[str]:
     """Workers that sampled, if any, and the age of their weights."""
-    told = []
+    parts = []
     if "crew/workers" in metrics:
         idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
-        told = [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle", f"queue {metrics['crew/queue']:.0f}"]
-    return [*told, *([f"{metrics['crew/staleness']:.0f} old"] if metrics.get("crew/staleness") else [])]
+        parts = [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle", f"queue {metrics['crew/queue']:.0f}"]
+    return [*parts, *([f"{metrics['crew/staleness']:.0f} old"] if metrics.get("crew/staleness") else [])]
 
 
-def _standing(metrics: Mapping[str, float]) -> str:
+def _reward(metrics: Mapping[str, float]) -> str:
     """The reward of rollouts, or for given clips the loss."""
     name = "reward/total" if "reward/total" in metrics else "loss/policy"
     return f"{name.split('/')[0]} {fixed(metrics[name], 3)}"
@@ -221,17 +216,6 @@ def lines_of(parts: Sequence[str]) -> list[str]:
     return lines
 
 
-def model_rows(config: TrainConfig, device: str, parameters: int) -> list[tuple[str, str]]:
-    """Rows on the model, its device, precision and trained parameters."""
-    model = config.model
-    kind = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
-    return [
-        ("model", model.path or "shapes (comes with the package)"),
-        ("device", f"{device}, computes in {model.dtype}"),
-        ("trains", f"{parameters:,} parameters: {kind}"),
-    ]
-
-
 def plan_table(
     config: TrainConfig,
     plan: Plan,
@@ -245,39 +229,32 @@ def plan_table(
 ) -> Table:
     """A table of an iteration's sampling and training, from its plan, printed at the start of a run. `evaluations`
     describes its network evaluations."""
-    batch, ranks = config.batch, len(plan.shares)
-    rollouts = len(plan.groups) * plan.group_size
+    batch, model, ranks = config.batch, config.model, len(plan.shares)
+    clips = len(plan.groups) * plan.group_size
     group = plan.groups[0]
-    trained = [len(steps) for steps in group.trained]
+    trained = " + ".join(str(len(steps)) for steps in group.trained)
     branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
     chosen = described(config)
+    rows = {
+        "model": model.path or "shapes (comes with the package)",
+        "device": f"{device}, computes in {model.dtype}",
+        "trains": f"{parameters:,} parameters: "
+        + ("all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"),
+        **(choices or {}),
+        "given clips"
+        if plan.examples
+        else "rollouts": f"{batch.prompts} prompts{branches} x {plan.group_size} = {clips} clips per iteration"
+        f"{chosen and f'; {chosen}'}",
+        "micro-batches": f"{clips} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
+        "steps": f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, trained {trained}{shared}",
+        "network": evaluations,
+        "total": f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates",
+        "clip range": f"{clip:.2e} at {dims:,} latent dimensions",
+        "kernel": f"{config.kernel.name}, eta {config.kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
+    }
     table = Table(show_header=False, box=None, padding=(0, 2))
-    rows = [
-        *model_rows(config, device, parameters),
-        *(choices or {}).items(),
-        (
-            "given clips" if plan.examples else "rollouts",
-            f"{batch.prompts} prompts{branches} x {plan.group_size} = {rollouts} clips per iteration{chosen and f'; {chosen}'}",
-        ),
-        (
-            "micro-batches",
-            f"{rollouts} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
-        ),
-        (
-            "steps",
-            f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, "
-            f"trained {' + '.join(map(str, trained))}{shared}",
-        ),
-        ("network", evaluations),
-        ("total", f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates"),
-        ("clip range", f"{clip:.2e} at {dims:,} latent dimensions"),
-        (
-            "kernel",
-            f"{config.kernel.name}, eta {config.kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
-        ),
-    ]
-    for row in rows:
+    for row in rows.items():
         table.add_row(*row)
     return table

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.config.ranges import Count, Folder, Natural, Positive, Seed, checked
-from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Column, Suite
-from sage_grpo.tools.compare.suite_file import Size
+from sage_grpo.tools.compare.design import FIRST_SEED, Arm, Suite
+from sage_grpo.tools.compare.suite_file import Size, load
 from sage_grpo.utils.safe_io import check as check_links
 from sage_grpo.utils.safe_io import inside, printable
 from sage_grpo.utils.suggest import did_you_mean
@@ -57,19 +57,11 @@ class Options:
     """Iterations that are evaluated besides the first and the last; empty goes by evaluate.every, or the suite."""
     baseline: str | None = None
     """The arm that others are compared with; None is the first. A recipe's name means its arm with the recipe's own values."""
-    columns: list[str] = field(default_factory=list)
-    """Metrics of the evaluation to show; the first one decides. Empty: total, and the parts of the shapes judge where all runs have it."""
     out: Folder | None = None
     """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again. None is runs/compare; with `table`, that folder itself."""
-    on: Literal["here", "ray"] = "here"
-    """Place of the runs: on this machine, or on the nodes of a Ray cluster (the package's extra `ray`)."""
-    address: str | None = None
-    """The Ray cluster: HOST:PORT of its head, or auto for the one that this machine belongs to. None starts one on this machine, on loopback."""
     jobs: Count | Literal["auto"] = "auto"
-    """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each; of the whole cluster with `on=ray`."""
-    mps: bool = True
-    """Let processes share a GPU by NVIDIA's MPS where it is installed; it is started for the comparison unless it runs already. On this machine:
-    nodes of a cluster share their GPUs by the MPS that runs there."""
+    """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each. Where NVIDIA's
+    MPS is installed, it lets processes share a GPU."""
     budget: Positive | None = None
     """Seconds after which nothing is running any more. A run that it cuts off goes on from its last point when the command is given again; one
     that would not get to its next point is not started. None is no limit."""
@@ -112,14 +104,10 @@ def run(options: Options) -> int:
         return _draw(folders, moved)
     from sage_grpo.run.preflight import preflight
     from sage_grpo.tools.compare import run as lab
-    from sage_grpo.tools.compare.cluster import Cluster
-    from sage_grpo.tools.compare.machine import Machine
     from sage_grpo.tools.compare.prepare import prepare
     from sage_grpo.tools.compare.report import REPORT
     from sage_grpo.tools.compare.store import KEPT, SUITE
 
-    if options.address is not None and options.on != "ray":
-        raise ConfigError(f"--address {options.address} is that of a Ray cluster: add --on ray.")
     suites, out = suites_of(options), options.folder
     arms = chosen(suites, options.arms)
     remarks: dict[str, None] = {}  # many arms have the same
@@ -134,7 +122,7 @@ def run(options: Options) -> int:
     ]
     for folder in (out, *(part.folder for part in parts)):
         check_links(inside(out, folder.relative_to(out)), KEPT)
-    for remark in remarks if options.on != "ray" else ():  # they are of this machine
+    for remark in remarks:
         print(f"sage-grpo: {remark}", file=sys.stderr)
     ended = None
     with suppress(KeyboardInterrupt):
@@ -142,9 +130,6 @@ def run(options: Options) -> int:
             parts,
             out=out,
             command=shlex.join(["sage-grpo", *sys.argv[1:]]),
-            engine=Cluster(address=options.address, weights=options.weights)
-            if options.on == "ray"
-            else Machine(share=options.mps),
             side_by_side=None if options.jobs == "auto" else int(options.jobs),
             budget=options.budget,
             weights=options.weights,
@@ -214,26 +199,21 @@ def suites_of(options: Options) -> list[Suite]:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"--suite names {twice[0]!r} twice.")
-    suites = [_from_file(Path(file), options) for file in options.suite] or [_grid(options)]
+    if options.suite and options.vary:
+        raise ConfigError("--vary makes arms of recipes; a suite has its own. --set changes a field of all of them.")
+    suites = [load(Path(file), options.size) for file in options.suite] or [_grid(options)]
     return [_changed(suite, options) for suite in suites]
 
 
 def chosen(suites: Sequence[Suite], names: Sequence[str]) -> list[str] | None:
     """The arms whose runs are made; None is all. Each is one of some suite's."""
     known = [arm.name for suite in suites for arm in suite.arms]
-    found: list[str] = []
     for name in names:
-        whole = f"{found[-1]}, {name.strip()}" if found else name
-        if name not in known and any(one.startswith(whole) for one in known):
-            found[-1:] = [whole]  # the parser has split a name at its commas
-        else:
-            found.append(name)
-    for name in found:
         if name not in known:
             raise ConfigError(
                 f"--arms: there is no arm {name!r}. Arms: {', '.join(known)}." + did_you_mean(name, known)
             )
-    return found or None
+    return list(names) or None
 
 
 def _changed(suite: Suite, options: Options) -> Suite:
@@ -248,8 +228,6 @@ def _changed(suite: Suite, options: Options) -> Suite:
         suite = replace(suite, iterations=options.iterations, arms=arms)
     if options.points:
         suite = replace(suite, points=tuple(options.points))
-    if options.columns:
-        suite = replace(suite, columns=_columns(suite.columns, options.columns))
     return suite if options.baseline is None else replace(suite, baseline=_baseline(suite, options.baseline))
 
 
@@ -263,14 +241,6 @@ def _as_benchmark(suite: Suite, options: Options) -> Suite:
     return replace(
         suite, seeds=EDITION.seeds, options=fixed, points=(0,), passes=BUDGETS["passes"], clips=BUDGETS["clips"]
     )
-
-
-def _from_file(file: Path, options: Options) -> Suite:
-    from sage_grpo.tools.compare.suite_file import load
-
-    if options.vary:
-        raise ConfigError("--vary makes arms of recipes; a suite has its own. --set changes a field of all of them.")
-    return load(file, options.size)
 
 
 def start(name: str, steps: int | str | None = None) -> TrainConfig:
@@ -320,11 +290,6 @@ def _baseline(suite: Suite, name: str) -> str:
         return name  # an unknown one is refused by the suite
     plain = configured(suite, replace(own[0], options={}), start(name))
     return next((arm.name for arm in own if configured(suite, arm, start(name)) == plain), own[0].name)
-
-
-def _columns(known: Sequence[Column], keys: Sequence[str]) -> tuple[Column, ...]:
-    by_key = {column.key: column for column in known}
-    return tuple(by_key.get(key, Column(key=key)) for key in keys)
 
 
 def _fields(words: Sequence[str]) -> list[str]:

@@ -89,7 +89,7 @@ def _convert(options: Options) -> int:
 
 
 def _export(options: Options) -> int:
-    from sage_grpo.models.base import Explains
+    from sage_grpo.models.base import abilities
     from sage_grpo.models.checkpoints.from_configs import adapter_alone
     from sage_grpo.run.saved import find_checkpoint, read_config, refuse_own
     from sage_grpo.training.state import load_weights
@@ -106,6 +106,7 @@ def _export(options: Options) -> int:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
-    if isinstance(model, Explains) and "merged" in model.choices:
-        print(model.choices["merged"])
+    merged = abilities(model).choices.get("merged")
+    if merged is not None:
+        print(merged)
     return 0

@@ -26,9 +26,6 @@ class Options(TrainConfig):
     """Their kind: h200, h100, a100-80, a100-40, l40s, rtx4090, ...; "cpu"; None is this machine's, or an h200 where it has none."""
     worker_gpu: str | None = None
     """With rollout.on ray, the kind of the workers' GPUs; None is the trainer's."""
-    measure: bool = False
-    """Time real-size blocks and a decode with random weights on this machine first (about a minute), instead of reading rates
-    off the table."""
     json: bool = False
     """Print JSON only."""
 
@@ -50,17 +47,11 @@ def run(options: Options) -> int:
     gpus = options.gpus or parallel.dp_replicate * (parallel.dp_shard or 1) * parallel.sp
     config = starting.plain(options)
     architecture = find_architecture(config.model)
-    if options.measure and options.gpu is not None:
-        raise ConfigError(f"--measure is about this machine, --gpu {options.gpu} about another: give one of them.")
     device = hardware.here(gpus) if options.gpu is None else hardware.find(options.gpu, gpus)
     if options.gpu is None and device.is_cpu and config.model.path not in (None, "shapes"):
         device = hardware.find("h200", gpus)
-    if options.measure:
-        from sage_grpo.plan.measure import measured
-
-        device = measured(config, architecture, hardware.here(gpus))
     found = forecast(config, device, gpus=gpus, architecture=architecture, held_out=_held_out(config))
-    workers = None
+    workers = found
     if options.worker_gpu is not None:
         if config.rollout.on != "ray":
             raise ConfigError(
@@ -68,12 +59,12 @@ def run(options: Options) -> int:
             )
         other = hardware.find(options.worker_gpu)
         workers = forecast(config, other, gpus=1, architecture=architecture, held_out=found.held_out)
-    options_found, way = changes.changes(found), changes.way_to_fit(found)
+    useful, way = changes.changes(found), changes.way_to_fit(found)
     if options.json:
-        print(json.dumps(show.document(found, options_found, way, workers), indent=2, allow_nan=False))
+        print(json.dumps(show.document(found, useful, way, workers), indent=2, allow_nan=False))
     else:
-        show.show(found, options_found, way, Console(highlight=False), workers)
-    return 0 if found.fits or not found.phases else 1
+        show.show(found, useful, way, Console(highlight=False), workers)
+    return 0 if found.fits else 1
 
 
 def _held_out(config: TrainConfig) -> int | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from sage_grpo.config.ranges import Range, checked
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.serving.server import ServerLimits, check_binding, composite_scorer, create_app
+from sage_grpo.rewards.serving import ServerLimits
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.utils.http_server import check_installed, check_port, serve
 
@@ -35,11 +35,12 @@ class Options:
 
 def run(options: Options) -> int:
     """Serve until SIGINT or SIGTERM; running batches are finished first."""
+    check_installed()
+    from sage_grpo.models.devices import choose_device
+    from sage_grpo.rewards.serving.server import check_binding, composite_scorer, create_app
+
     token = os.environ.get(options.token_env, "").strip()
     check_binding(options.host, token)
-    from sage_grpo.models.devices import choose_device
-
-    check_installed()
     check_port(options.host, options.port)
     device = choose_device(options.device)
     composite = CompositeReward(options.rewards, device=device, require_weights=False)

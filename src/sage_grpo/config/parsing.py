@@ -29,6 +29,7 @@ _UNMEASURED = "no measurement showed its gain"
 GONE: dict[str, tuple[Any, str]] = {
     "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
+    "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
     "rollout.cheap.cache": (None, _UNMEASURED),
     "rollout.cheap.cache_threshold": (0.08, _UNMEASURED),

@@ -75,13 +75,13 @@ class Writer:
     ) -> Path:
         """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
         self.finish()
+        files = dict(files or {})
         if not self.background:
-            return self._save(root, number, tensors, meta, files or {})
+            return self._save(root, number, tensors, meta, files)
         # Copies, because training goes on and changes the tensors and the rest of the state.
         staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        frozen = json.loads(json.dumps(meta))
-        self._job = self._pool.submit(self._save, root, number, staged, frozen, dict(files or {}))
-        return _folder(root, number)
+        self._job = self._pool.submit(self._save, root, number, staged, json.loads(json.dumps(meta)), files)
+        return root / f"{number:06d}"
 
     @property
     def failed(self) -> bool:
@@ -104,11 +104,12 @@ class Writer:
         files: Mapping[str, bytes],
     ) -> Path:
         """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
-        world, final, partial = self.world, _folder(root, number), root / f".{number:06d}.partial"
+        world, final, partial = self.world, root / f"{number:06d}", root / f".{number:06d}.partial"
         try:
             with _together(world):
                 if world.is_main:
-                    _clear(root)
+                    for leftover in _partials(root):
+                        shutil.rmtree(leftover)
                     partial.mkdir(parents=True)
             with _together(world), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
@@ -123,7 +124,7 @@ class Writer:
                     _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
                     _put_in_place(partial, final)
         except SaveFailed as failed:
-            if world.is_main:
+            if world.is_main and find_fault(partial) is not None:  # a whole one may be the only one of its number
                 shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
             raise SaveFailed(
                 f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
@@ -133,45 +134,26 @@ class Writer:
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
-    """Rename; a checkpoint of the same number is moved aside first and removed last, so that one of them is always whole."""
-    aside = final.with_name(f".{final.name}.old")
-    again = final.exists()
-    if again:
-        os.replace(final, aside)
+    """Rename. A checkpoint of the same number is deleted first, and foreign files in it are kept; if a kill interrupts this, `recover` finishes it."""
+    if final.exists():
+        for file in final.iterdir():
+            if not WRITTEN.fullmatch(file.name):
+                os.replace(file, partial / file.name)
+        shutil.rmtree(final)
     os.replace(partial, final)
     _sync_folder(final.parent)
-    if again:
-        _retire(aside, final)
-
-
-def _retire(aside: Path, final: Path) -> None:
-    """Remove a replaced checkpoint; foreign files in it are moved into the new one."""
-    for file in aside.iterdir():
-        if not WRITTEN.fullmatch(file.name):
-            os.replace(file, final / file.name)
-    shutil.rmtree(aside)
 
 
 def recover(root: Path) -> list[str]:
-    """Finish interrupted saves: a whole checkpoint that was not yet renamed, or was just moved aside, gets its name. Only for the process that owns
-    the folder; returns messages about its work."""
+    """Finish interrupted saves: a whole checkpoint that was not yet renamed gets its name. Only for the process that owns the folder; returns messages
+    about its work."""
     notes = []
-    for leftover in reversed(_leftovers(root)):  # .N.partial, which is newer, before .N.old
-        final = root / leftover.name.split(".")[1]
-        if not final.exists() and find_fault(leftover) is None:
-            os.replace(leftover, final)
+    for partial in _partials(root):
+        if find_fault(partial) is None:
+            final = root / partial.name.split(".")[1]
+            _put_in_place(partial, final)
             notes.append(f"{final} was whole but not yet in its place when the run ended: it counts now.")
     return notes
-
-
-def _clear(root: Path) -> None:
-    """Remove the remains of interrupted writes."""
-    for leftover in _leftovers(root):
-        final = root / leftover.name.split(".")[1]
-        if leftover.suffix == ".partial":
-            shutil.rmtree(leftover)
-        elif final.exists():
-            _retire(leftover, final)
 
 
 def _remove(folder: Path) -> None:
@@ -184,20 +166,16 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _leftovers(root: Path) -> list[Path]:
-    return _matching(root, r"\.\d{6,}\.(old|partial)")
+def _partials(root: Path) -> list[Path]:
+    return _matching(root, r"\.\d{6,}\.partial")
 
 
 def _matching(root: Path, pattern: str) -> list[Path]:
     """Folders in `root` that match a pattern, in the order of their numbers."""
     if not root.is_dir():
         return []
-    found = [f for f in root.iterdir() if re.fullmatch(pattern, f.name) and f.is_dir() and not f.is_symlink()]
-    return sorted(found, key=lambda folder: (int(re.sub(r"\D", "", folder.name)), folder.name))
-
-
-def _folder(root: Path, number: int) -> Path:
-    return root / f"{number:06d}"
+    matching = [f for f in root.iterdir() if re.fullmatch(pattern, f.name) and f.is_dir() and not f.is_symlink()]
+    return sorted(matching, key=lambda folder: (int(re.sub(r"\D", "", folder.name)), folder.name))
 
 
 @contextmanager
@@ -212,13 +190,13 @@ def _together(world: World) -> Iterator[None]:
     except (OSError, ValueError, KeyboardInterrupt) as failed:
         error = failed
     where = "" if world.files is None else f"rank {rank}: "
-    own = "" if error is None else f"{where}{type(error).__name__}: {error}"[:500]
+    text = "" if error is None else f"{where}{type(error).__name__}: {error}"[:500]
     # Over a group of its own: a write in the background must not meet the training's messages.
-    told = [text for text in world.texts(own, world.files) if text]
+    faults = [fault for fault in world.texts(text, world.files) if fault]
     if isinstance(error, KeyboardInterrupt):
         raise error
-    if told:
-        raise SaveFailed(told[0]) from error
+    if faults:
+        raise SaveFailed(faults[0]) from error
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
@@ -306,13 +284,10 @@ def find_fault(folder: Path) -> str | None:
     """The fault in a checkpoint's files, or None."""
     try:
         manifest = read_json(folder / MANIFEST)
-        if not isinstance(manifest, dict):
+        if not isinstance(manifest, dict) or "state.json" not in manifest:
             return f"{MANIFEST} does not list the files of a checkpoint"
-        strange = [name for name in manifest if Path(name).name != name]
-        if strange:
+        if strange := [name for name in manifest if Path(name).name != name]:
             return f"its manifest names {strange[0]!r}, which is not a file of its own"
-        if "state.json" not in manifest:
-            return f"{MANIFEST} does not list the files of a checkpoint"
         if not any(name.endswith(".safetensors") for name in manifest):
             return f"{MANIFEST} lists no tensors"
         for name, wanted in manifest.items():
@@ -352,7 +327,5 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -3,6 +3,7 @@ all is printed once."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,14 +22,14 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 INTERVAL = 1.0
 """Seconds between heartbeats."""
-LOOK = 0.5
-"""Seconds between checks of the launcher."""
 STILL = 5.0
 """Seconds after which a process of this machine that is stopped or dead counts as lost."""
 SILENT = 60.0
 """Seconds after which one on another machine does. Longer: loading and compiling may hold Python up."""
 LAST_WORDS = 60.0
 """Seconds that a slow store may take for a rank's last message."""
+PR_SET_PDEATHSIG = 1
+"""Option of prctl: the signal that a process gets when its parent ends."""
 GONE = "left"
 """The last heartbeat of a rank that ended in good order."""
 LOST = (
@@ -98,8 +100,8 @@ class Heartbeat:
     def _watch(self) -> None:
         before = time.monotonic()
         while not self._stop.wait(INTERVAL):
-            if time.monotonic() - before > 2 * STILL:
-                self._forgive()  # this process was stopped, or the machine slept: no heartbeat could arrive
+            if time.monotonic() - before > 2 * STILL:  # this process was stopped, or the machine slept
+                self._forgive()
             before = time.monotonic()
             self._check()
 
@@ -115,20 +117,17 @@ class Heartbeat:
 
     def _forgive(self) -> None:
         now = time.monotonic()
-        self._seen = {other: Beat(sign.count, sign.where, now, sign.place) for other, sign in self._seen.items()}
+        self._seen = {other: replace(beat, time=now) for other, beat in self._seen.items()}
 
     def _check(self) -> None:
         """Leave if a rank is lost and the main thread has not noticed."""
         now, lost = time.monotonic(), []
-        hears = now - self._heard < STILL
-        for other, sign in self._seen.items():
-            if sign.count == GONE or not sign.place:
-                continue
-            condition = condition_of(sign.place)
-            if condition is None and hears and now - sign.time > SILENT:
+        for other, beat in self._seen.items():
+            condition = condition_of(beat.place)
+            if condition is None and now - self._heard < STILL and now - beat.time > SILENT:
                 condition = "silent"
-            if condition and now - sign.time > STILL:
-                lost.append(f"rank {other} ({condition}; last seen at: {sign.where})")
+            if condition and now - beat.time > STILL and beat.place and beat.count != GONE:
+                lost.append(f"rank {other} ({condition}; last seen at: {beat.where})")
         if lost and not self._asked:
             self.leave(LOST.format(", ".join(lost)))
             self._asked = True
@@ -153,7 +152,7 @@ class Heartbeat:
                 self._look()
             except dist.DistError:  # the store's host has left
                 return
-            if all(sign.count == GONE for sign in self._seen.values()):
+            if all(beat.count == GONE for beat in self._seen.values()):
                 return
             time.sleep(0.05)
 
@@ -169,13 +168,14 @@ class Heartbeat:
         lost = self._store_lost
         # The first to give up watched for longer than this before it took the store away.
         silent = self._silent(alive_from if lost is None else lost - 3 * INTERVAL)
-        if not silent and lost is not None:
+        if silent:
+            return LOST.format(", ".join(f"rank {other} (last seen at: {self._seen[other].where})" for other in silent))
+        if lost is not None:
             return "The process that hosts the rendezvous (rank 0, or torchrun on the first node) is gone."
-        if not silent:
-            doing = ", ".join(f"rank {other}: {self._seen[other].where}" for other in self._others)
-            return f"All ranks are alive, but one did not arrive in time ({doing}). Raise parallel.timeout if it is only slow."
-        gone = ", ".join(f"rank {other} (last seen at: {self._seen[other].where})" for other in silent)
-        return LOST.format(gone)
+        doing = ", ".join(f"rank {other}: {self._seen[other].where}" for other in self._others)
+        return (
+            f"All ranks are alive, but one did not arrive in time ({doing}). Raise parallel.timeout if it is only slow."
+        )
 
     def _silent(self, since: float) -> list[int]:
         return [other for other in self._others if self._seen[other].time < since]
@@ -185,9 +185,8 @@ def own_place() -> str:
     """`machine:pid` of this process; equal machines share their processes. The machine is empty where it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        machine = (
-            f"{boot}/{os.readlink('/proc/self/ns/pid')}"  # containers of one machine have process ids of their own
-        )
+        # Containers of one machine have process ids of their own.
+        machine = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         machine = ""
     return f"{machine}:{os.getpid()}"
@@ -210,24 +209,11 @@ def _leave(message: str) -> NoReturn:
     os._exit(1)  # the main thread may wait in a collective for the rank that is gone
 
 
-def end_with_parent(grace: float | None = None) -> None:
-    """From a thread, watch the process that started this one. When it is gone, stop as for SIGTERM (finish the iteration, save, leave); end at once
-    if that takes longer than `grace` seconds (the launcher's).
-
-    A process whose parent ends gets another one, on every POSIX system.
-    """
-    if grace is None:
-        grace = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
-    threading.Thread(target=_watch_parent, args=(os.getppid(), grace), name="parent", daemon=True).start()
-
-
-def _watch_parent(parent: int, grace: float) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOK)
-    print(f"sage-grpo: the launcher (process {parent}) is gone: saving and leaving.", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace)
-    os._exit(1)
+def end_with_parent() -> None:
+    """Get SIGTERM (finish the iteration, save, leave) when the process that started this one ends, also if it is killed: torchrun ends its ranks itself
+    in all other cases. Linux only."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def is_first_to_say(text: str) -> bool:

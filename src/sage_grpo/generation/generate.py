@@ -96,7 +96,7 @@ def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[ClipRequest]
 ) -> Iterator[tuple[Sequence[ClipRequest], Tensor, Sound | None]]:
     """Sample batches of clips: their videos, uint8 B x F x H x W x 3, and their sound if the model makes one."""
-    from sage_grpo.models.parts import sound_of
+    from sage_grpo.models.base import sound_of
     from sage_grpo.training.inputs import conditions_of
 
     conditions = conditions_of(model, [clip.prompt for clip in clips])

@@ -1,8 +1,10 @@
-"""The protocol of a model, and the optional protocols of models that can do more."""
+"""The protocol of a model, and the abilities that it may have beyond it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.samplers.solvers import Solver
-from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
+from sage_grpo.types import Conditioning, Keep, Placed, Sound, VideoSpec
 
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]
@@ -28,10 +30,6 @@ class Settings(Protocol):
     @property
     def lora(self) -> object | None:
         """The adapter that is trained; None where all weights are."""
-
-    @property
-    def packed(self) -> bool:
-        """True if padding is dropped."""
 
 
 @runtime_checkable
@@ -115,150 +113,6 @@ class VelocityModel(Protocol):
         """Write files that diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
 
 
-@runtime_checkable
-class HasExperts(Protocol):
-    """A model that may train two networks, one for high and one for low noise."""
-
-    def network_at(self, sigma: Tensor | float) -> int:
-        """Index of the network that predicts the velocity at sigma: 0 the one for the highest noise, 1 the other."""
-
-
-def network_of(model: VelocityModel) -> Callable[[float], int]:
-    """The function from a noise level to the index of the network that runs there. Ranks that share sharded networks run the same one at a time."""
-    if isinstance(model, HasExperts):
-        return model.network_at
-    return lambda sigma: int(model.trains(sigma) != model.trains(1.0))
-
-
-@runtime_checkable
-class Explains(Protocol):
-    """A model that records its decisions while loading."""
-
-    choices: dict[str, str]
-
-
-@runtime_checkable
-class Differentiable(Protocol):
-    """A model whose clips have a gradient."""
-
-    def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
-        """Latents (or some neighbouring frames of them) to float clips B x F x H x W x 3 in [0, 255], with a graph; `decode` rounds them.
-
-        Only `frames`, in order, need be right; others may be black.
-        """
-        ...
-
-
-def differentiable(model: object) -> Differentiable:
-    """The model as a Differentiable; ModelError if it is not one."""
-    if not isinstance(model, Differentiable):
-        raise ModelError(
-            f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no method `pixels(latents, frames)` "
-            "(docs/extending.md)."
-        )
-    return model
-
-
-@runtime_checkable
-class EncodesClips(Protocol):
-    """A model that encodes clips into latents, as training on given clips needs."""
-
-    def to_latents(self, clips: Tensor) -> Tensor:
-        """uint8 clips B x F x H x W x 3 of the model's format to latents: the inverse of `decode`, up to the VAE's loss."""
-        ...
-
-    def latents_key(self) -> str:
-        """A key, equal where equal clips give equal latents; cached latents are stored by it."""
-        ...
-
-
-def encodes_clips(model: object) -> EncodesClips:
-    """The model as an EncodesClips; ModelError if it is not one."""
-    if not isinstance(model, EncodesClips):
-        raise ModelError(
-            f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no methods `to_latents(clips)` and "
-            "`latents_key()` (docs/extending.md)."
-        )
-    return model
-
-
-@runtime_checkable
-class TakesPlaced(Protocol):
-    """A model that accepts given pictures and clips at any place of its clip; it refuses those that it cannot use."""
-
-    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
-        """The conditioning of a prompt and given frames."""
-        ...
-
-
-@runtime_checkable
-class StartsFromClips(Protocol):
-    """A model that may start from a clip instead of pure noise; its grid then begins at the level that the clip is noised to."""
-
-    @property
-    def video(self) -> VideoSpec:
-        """Format of its clips."""
-
-    @property
-    def strength(self) -> float | None:
-        """Share of the steps from pure noise that its grids keep, their last ones; None starts from noise."""
-        ...
-
-    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, called only if no
-        latents of this key are cached."""
-        ...
-
-
-@runtime_checkable
-class TakesFormats(Protocol):
-    """A model that can learn clips of other formats than its own."""
-
-    def in_format(self, video: VideoSpec) -> VelocityModel:
-        """The same model, with the same weights, for clips of another format; ModelError if it cannot make them."""
-        ...
-
-
-def in_format(model: VelocityModel, video: VideoSpec | None) -> VelocityModel:
-    """The model for clips of a format; None is its own."""
-    if video is None:
-        return model
-    if not isinstance(model, TakesFormats):
-        raise ModelError(
-            f"data.formats needs a model with the method `in_format(video)` (docs/extending.md), and {type(model).__name__} has none. Leave it out."
-        )
-    return model.in_format(video)
-
-
-@runtime_checkable
-class DecodesFrames(Protocol):
-    """A model that can decode some frames of a clip for less than all of them; others decode whole clips."""
-
-    def decode_frames(self, latents: Tensor, frames: Sequence[int]) -> Tensor:
-        """`decode(latents)[:, frames]`, to the bit, for frames in order."""
-
-
-@runtime_checkable
-class BringsSolver(Protocol):
-    """A model whose checkpoint has a solver of its own; others are sampled with ours."""
-
-    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
-        """The checkpoint's solver, fresh for one sampling."""
-
-
-@runtime_checkable
-class RunsCheaply(Protocol):
-    """A model that can approximate steps that are not trained (rollout.cheap); others run every step exactly."""
-
-    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
-        """Forward passes of one velocity: two where guidance runs the negative prompt as well."""
-
-    def both(
-        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, to the bit, and the velocity of the prompt alone."""
-
-
 class SequenceSplit(Protocol):
     """One rank's part of the tokens (implemented by `sage_grpo.distributed.context.SequenceParallel`)."""
 
@@ -286,9 +140,155 @@ class SequenceSplit(Protocol):
         """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where the keys are other tokens than the queries."""
 
 
-@runtime_checkable
-class SplitsSequence(Protocol):
-    """A model that can run on a part of a clip's tokens; others have no sequence parallelism."""
+@dataclass(frozen=True)
+class StateParts:
+    """Shapes and places of the parts of a state, in order.
 
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
+    The parts of a clip are denoised together and on one grid, so elementwise operations (noise, kernels, solvers, storage) work on the
+    whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split it.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of one sample's parts, by name."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(math.prod, self.shapes.values()))
+
+    def places(self) -> dict[str, slice]:
+        places, start = {}, 0
+        for name, shape in self.shapes.items():
+            places[name] = slice(start, start := start + math.prod(shape))
+        return places
+
+    def split(self, rows: Tensor) -> dict[str, Tensor]:
+        """The parts of B x size, as views."""
+        return {name: rows[:, place].unflatten(1, self.shapes[name]) for name, place in self.places().items()}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([parts[name].flatten(1) for name in self.shapes], dim=1)
+
+    def check(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.shapes:
+                raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
+
+
+class GuidedPasses(Protocol):
+    """The passes of a guided velocity, one by one, so that steps that are not trained can leave some out (rollout.cheap)."""
+
+    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
+        """Forward passes of one velocity: two where guidance runs the negative prompt as well."""
+
+    def both(
+        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`velocity`, to the bit, and the velocity of the prompt alone."""
+
+
+class ClipEncoder(Protocol):
+    """Encodes clips into latents, as training on given clips needs."""
+
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples per second of the sound that it takes beside a clip; None if it takes none."""
+
+    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
+        """uint8 clips B x F x H x W x 3 of the model's format, each with its sound (None is silence), to latents: the inverse of `decode`, up to
+        the VAE's loss."""
+
+    def key(self) -> str:
+        """A key, equal where equal clips give equal latents; cached latents are stored by it."""
+
+
+class ClipStart(Protocol):
+    """A start from a clip instead of pure noise; the model's grid then begins at the level that the clip is noised to."""
+
+    @property
+    def strength(self) -> float:
+        """Share of the steps from pure noise that grids keep, their last ones."""
+
+    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
+        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, called only if no latents of this key
+        are cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """Everything that a model may be able to do beyond VelocityModel, as its attribute `abilities`; None is not at all."""
+
+    choices: dict[str, str] = field(default_factory=dict)
+    """Decisions while loading, with their reasons."""
+    parts: StateParts | None = None
+    """The parts of its states where they have several; `latent_shape()` is then (parts.size,)."""
+    network_at: Callable[[Tensor | float], int] | None = None
+    """Index of the network that predicts the velocity at a noise level: 0 the one for the highest noise, 1 the other."""
+    guided: GuidedPasses | None = None
+    """The passes of guidance one by one."""
+    solver: Callable[[int, float | None], Solver] | None = None
+    """(number of steps, shift) to the checkpoint's own solver, fresh for one sampling."""
+    pixels: Callable[[Tensor, Sequence[int] | None], Tensor] | None = None
+    """(latents, or some neighbouring frames of them; frames) to float clips B x F x H x W x 3 in [0, 255] with a graph; `decode` rounds them.
+    Only `frames`, in order, need be right; None is all."""
+    decode_frames: Callable[[Tensor, Sequence[int]], Tensor] | None = None
+    """(latents, frames in order) to `decode(latents)[:, frames]`, to the bit, for less than all of them."""
+    sound: Callable[[Tensor], Sound] | None = None
+    """Latents to the sound of their clips."""
+    encoder: ClipEncoder | None = None
+    """The encoder of clips."""
+    start: ClipStart | None = None
+    """The start from a clip; None starts from noise."""
+    encode_placed: Callable[[str, Sequence[Placed]], Conditioning] | None = None
+    """The conditioning of a prompt with pictures and clips at any place of the clip; it refuses those that it cannot use."""
+    in_format: Callable[[VideoSpec], VelocityModel] | None = None
+    """The same model, with the same weights, for clips of another format; ModelError if it cannot make them."""
+    split_sequence: Callable[[SequenceSplit], None] | None = None
+    """From now on run only this rank's part of every clip's tokens."""
+
+
+def abilities(model: object) -> Abilities:
+    """A model's abilities; none where it has no such attribute."""
+    return getattr(model, "abilities", None) or Abilities()
+
+
+def network_of(model: VelocityModel) -> Callable[[float], int]:
+    """The function from a noise level to the index of the network that runs there. Ranks that share sharded networks run the same one at a time."""
+    return abilities(model).network_at or (lambda sigma: int(model.trains(sigma) != model.trains(1.0)))
+
+
+def pixels_of(model: VelocityModel) -> Callable[[Tensor, Sequence[int] | None], Tensor]:
+    """`Abilities.pixels`; ModelError if the model has none."""
+    pixels = abilities(model).pixels
+    if pixels is None:
+        raise ModelError(
+            f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no ability `pixels(latents, frames)` "
+            "(docs/extending.md)."
+        )
+    return pixels
+
+
+def encoder_of(model: VelocityModel) -> ClipEncoder:
+    """`Abilities.encoder`; ModelError if the model has none."""
+    encoder = abilities(model).encoder
+    if encoder is None:
+        raise ModelError(
+            f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no ability `encoder` (docs/extending.md)."
+        )
+    return encoder
+
+
+def in_format(model: VelocityModel, video: VideoSpec | None) -> VelocityModel:
+    """The model for clips of a format; None is its own."""
+    if video is None:
+        return model
+    convert = abilities(model).in_format
+    if convert is None:
+        raise ModelError(
+            f"data.formats needs a model with the ability `in_format(video)` (docs/extending.md), and {type(model).__name__} has none. Leave it out."
+        )
+    return convert(video)
+
+
+def sound_of(model: VelocityModel, latents: Tensor) -> Sound | None:
+    sound = abilities(model).sound
+    return None if sound is None else sound(latents)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,13 +48,26 @@ def load_dtypes(
     spec: ModelSpec, device: str | torch.device | None = None, *, trained: Sequence[str] = ("transformer",)
 ) -> dict[str, torch.dtype]:
     """The precision of each component: float32 where all weights are trained, `dtype` elsewhere; `device` as in load()."""
-    full = spec.train and spec.lora is None
     cuda = choose_device(spec.device if device is None else device).type == "cuda"
     return {
         "default": DTYPES[spec.dtype],
-        **dict.fromkeys(trained, torch.float32 if full else DTYPES[spec.dtype]),
+        **dict.fromkeys(trained, torch.float32 if master_weights(spec) else DTYPES[spec.dtype]),
         "vae": DTYPES[spec.vae_dtype or (spec.dtype if cuda else "float32")],
     }
+
+
+def master_weights(spec: ModelSpec) -> bool:
+    """True if all weights are trained, which are then float32; a LoRA's base is in the precision of the computation."""
+    return spec.train and spec.lora is None
+
+
+def autocast(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Computation in `dtype` on float32 master weights.
+
+    Without its cache, which would keep a bfloat16 copy of the whole network until the end of a pass that reads every weight once.
+    """
+    mixed = master_weights(spec) and dtype != torch.float32
+    return torch.autocast(device.type, dtype=dtype, enabled=mixed, cache_enabled=False)
 
 
 class Home:
@@ -73,7 +88,6 @@ class Home:
             module._apply(lambda held: held.to(device, non_blocking=True))
 
     def leave(self, module: nn.Module) -> None:
-        """Put a module's tensors into the CPU's memory."""
         places = count()
 
         def copy(held: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError, lora
@@ -20,7 +21,7 @@ class Experts:
     """The transformers of a pipeline, the trained ones among them, and their noise levels."""
 
     def __init__(self, spec: ModelSpec, index: Mapping[str, Any], pipe: Any) -> None:
-        self._pipe = pipe
+        self._pipe, self._steps = pipe, float(pipe.scheduler.config.num_train_timesteps)
         self.boundary: float | None = index.get("boundary_ratio")
         """The noise level at which the second expert takes over; None for one network."""
         self.all = ("transformer",) if self.boundary is None else tuple(NOISE)
@@ -28,19 +29,21 @@ class Experts:
         self.components = trained_components(spec, index)
         """Trained components: one, or both."""
 
-    def at(self, timestep: float) -> int:
-        """Index in `all` of the transformer that runs at a timestep."""
+    def timestep(self, sigma: Tensor | float) -> Tensor:
+        """The network's timestep in float32, for rollout and replay alike."""
+        return torch.as_tensor(sigma, dtype=torch.float32) * self._steps
+
+    def at(self, sigma: Tensor | float) -> int:
+        """Index in `all` of the transformer that runs at a noise level: 0 the one for high noise, or the only one."""
         if self.boundary is None:
             return 0
-        return 0 if timestep >= self.boundary * float(self._pipe.scheduler.config.num_train_timesteps) else 1
+        return 0 if float(self.timestep(sigma)) >= self.boundary * self._steps else 1
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The transformers that are trained, by component."""
         return {name: getattr(self._pipe, name) for name in self.components}
 
     def of(self, component: str) -> Any:
-        """The transformer of a component."""
         return getattr(self._pipe, component)
 
     def noise(self, component: str) -> lora.Expert:
@@ -48,11 +51,9 @@ class Experts:
         return None if self.boundary is None else NOISE[component]
 
     def prefix(self, component: str) -> str:
-        """Prefix of parameter names where two transformers have the same ones."""
         return f"{component}." if len(self.components) > 1 else ""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the trained transformers."""
         named = {self.prefix(name): one.named_parameters() for name, one in self.trained.items()}
         return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
 

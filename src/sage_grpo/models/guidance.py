@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.distilled import find_distilled
+from sage_grpo.models.network.gradients import one_after_another
 from sage_grpo.models.spec import ModelSpec
 
 TOGETHER = 4096
@@ -34,7 +35,6 @@ class Guidance:
     """The scale is an input of the network (distilled guidance): one pass and no negative prompt."""
 
     def combine(self, v: Tensor, v_negative: Tensor, scale: float) -> Tensor:
-        """The guided velocity."""
         guided = v_negative + scale * (v - v_negative)
         if self.renormalize is not None:
             return guided * (token_norm(v, self.renormalize) / token_norm(guided, self.renormalize))
@@ -46,8 +46,28 @@ class Guidance:
 
 
 def runs_together(device: torch.device, tokens: int) -> bool:
-    """True if both branches of guidance, so many tokens in all, run as one batch."""
     return device.type == "cuda" and tokens <= TOGETHER
+
+
+def run_both(
+    run: Callable[[Tensor, Sequence[Mapping[str, Tensor]]], Tensor],
+    x: Tensor,
+    inputs: Sequence[Mapping[str, Tensor]],
+    negatives: Sequence[Mapping[str, Tensor]],
+    tokens: int,
+    *,
+    gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Velocities of the prompts and of the negative prompts; `gradient` lets it go through the second as well."""
+    if runs_together(x.device, 2 * len(x) * tokens):
+        v, v_negative = run(torch.cat([x, x]), [*inputs, *negatives]).chunk(2)
+        return v, v_negative if gradient else v_negative.detach()
+    if gradient:
+        v, v_negative = one_after_another(run(x, inputs), run(x, negatives))
+        return v, v_negative
+    with torch.no_grad():  # first, before the other branch keeps activations
+        v_negative = run(x, negatives)
+    return run(x, inputs), v_negative
 
 
 def token_norm(v: Tensor, side: int) -> Tensor:

@@ -119,17 +119,14 @@ def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = No
 
 
 def folder_of(folder: str | Path, component: str) -> Path:
-    """The folder of one expert's LoRA in a folder that has one for each of two."""
     return Path(folder) / SECOND if component == SECOND else Path(folder)
 
 
 def has_both(folder: str | Path) -> bool:
-    """True if a folder holds a LoRA for each of two experts."""
     return (Path(folder) / SECOND / FILE).is_file()
 
 
 def is_lora(name: str) -> bool:
-    """True if a parameter belongs to the trained adapter."""
     return f".lora_A.{ADAPTER}." in name or f".lora_B.{ADAPTER}." in name
 
 
@@ -362,7 +359,6 @@ class Merge:
     """Inner product of update and change. The norm of the change would not do: where few weights move, each moves too far."""
 
     def add(self, update: Tensor, change: Tensor) -> None:
-        """Count a layer."""
         self.update += float(update.square().sum(dtype=torch.float64))
         self.along += float((update * change).sum(dtype=torch.float64))
 

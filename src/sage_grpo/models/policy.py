@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError, no_numbers
-from sage_grpo.models.base import BringsSolver, Progress, RunsCheaply, VelocityModel
+from sage_grpo.models.base import Progress, VelocityModel, abilities
 from sage_grpo.models.cheap import Guide
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel, Ode
@@ -49,7 +49,6 @@ class Policy:
         return kernel(*self.schedule.pair(index))
 
     def sigma(self, index: int) -> float:
-        """Sigma at the start of a step."""
         return float(self.schedule.sigmas[index])
 
     def sigmas(self, index: int) -> tuple[float, float]:
@@ -57,7 +56,6 @@ class Policy:
         return self.sigma(index), self.sigma(index + 1)
 
     def is_noisy(self, index: int) -> bool:
-        """True if a step draws noise."""
         return float(self.transition(index).std) > 0
 
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
@@ -81,8 +79,9 @@ class Policy:
         if guide == "exact" or (guide == "whole" and not reuse):
             return model.velocity(x, sigma, conditions, guidance=self.guidance), None
         if guide == "whole":
-            assert isinstance(model, RunsCheaply)
-            v, alone = model.both(x, sigma, conditions, guidance=self.guidance)
+            guided = abilities(model).guided
+            assert guided is not None
+            v, alone = guided.both(x, sigma, conditions, guidance=self.guidance)
             return v, v - alone
         v = model.velocity(x, sigma, conditions, guidance=1.0)
         if guide == "none":
@@ -91,7 +90,6 @@ class Policy:
         return v + added, added
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
-        """The law of x_next at step `index` for a known velocity."""
         law = self.transition(index)(x, v)
         if not self.places:
             return Step(gaussian=law, velocity=v)
@@ -142,12 +140,13 @@ def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: 
     if name in ("euler", "ab2"):
         return GridSolver(Schedule(model.sigmas(num_steps, shift)), name)
     if name == "checkpoint":
-        if not isinstance(model, BringsSolver):
+        solver = abilities(model).solver
+        if solver is None:
             raise ModelError(
-                f'solver "checkpoint" needs a model that brings one, and {type(model).__name__} has no method '
+                f'solver "checkpoint" needs a model that brings one, and {type(model).__name__} has no ability '
                 '`solver(num_steps, shift)`. Use solver "euler".'
             )
-        return model.solver(num_steps, shift)
+        return solver(num_steps, shift)
     raise ModelError(f'solver "{name}" is unknown: use euler, ab2 or checkpoint.')
 
 
@@ -160,7 +159,6 @@ def solve(
     *,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Carry noise x to data."""
     velocity = partial(model.velocity, conditions=conditions)
     for index in range(solver.num_steps):
         x = solver.step(index, x, velocity)

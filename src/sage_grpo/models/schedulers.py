@@ -15,7 +15,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import component_class, in_words
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.samplers.solvers import Velocity
+from sage_grpo.samplers.solvers import Solver, Velocity
 from sage_grpo.utils.pretrained import check_config
 
 SHIFT = {
@@ -147,6 +147,34 @@ def start_of(strength: float, levels: Sequence[float]) -> str:
     return f"each prompt's source_video, noised to the level at which the last {strength:g} of the steps from pure noise begin"
 
 
+class StockSchedule:
+    """A view of a FamilyModel: its scheduler, as the stock pipeline uses it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def shift(self, num_steps: int) -> float:
+        """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""
+        return self.model.shift
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        shift = self.shift(num_steps) if shift is None else shift
+        return own_sigmas(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
+
+    def scheduler(self, num_steps: int, shift: float) -> Any:
+        return prepared(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
+
+    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
+        """The checkpoint's scheduler, fresh for one sampling."""
+        if self.model.spec.sigmas:
+            raise ModelError(
+                'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
+            )
+        steps = steps_from_noise(num_steps, self.model.strength)
+        scheduler = self.scheduler(steps, self.shift(steps) if shift is None else shift)
+        return SchedulerSolver(scheduler, steps - num_steps)
+
+
 class SchedulerSolver:
     """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
 
@@ -157,7 +185,6 @@ class SchedulerSolver:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the scheduler."""
         return len(self._scheduler.timesteps) - self._first
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:

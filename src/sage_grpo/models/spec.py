@@ -133,8 +133,6 @@ class ModelSpec:
     memory: Speed[Positive | None] = None
     """GPU memory that a process of the run may use: GiB, or below 1 a share of the card; None is all of it. Blocks keep for their backward
     passes what fits, and the process is held to it: what needs more ends with an error (docs/speed.md)."""
-    packed: Speed[bool] = True
-    """HunyuanVideo-1.5: drop padding and masks. False runs the stock forward (slow; there to compare with)."""
     compile: Speed[bool | None] = None
     """Compile the repeated transformer blocks. None does so on CUDA in bfloat16 when the run is long enough to win the minute back
     that it costs; what was compiled once is found again by later runs."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sage_grpo.models.codec import Codec
+from sage_grpo.models.network.sequence_split import SplitPlan
+from sage_grpo.models.schedulers import StockSchedule
 from sage_grpo.types import VideoSpec
 
 IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
@@ -39,6 +42,12 @@ class Traits:
     """Modules that a LoRA adapts by default."""
     encoders: tuple[str, ...]
     """Components that only encoding needs; they load on demand."""
+    codec: type[Codec] = Codec
+    """The use of its VAE."""
+    schedule: type[StockSchedule] = StockSchedule
+    """The use of its scheduler."""
+    split: SplitPlan | None = None
+    """The places where tokens are split for sequence parallelism, where the network needs nothing else for it."""
     read_here: tuple[str, ...] = ()
     """Components that the family reads itself."""
     decoders: tuple[str, ...] = ("vae",)

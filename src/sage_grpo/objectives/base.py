@@ -186,8 +186,8 @@ class Objective:
         return [False] * updates
 
     def decay(self, iteration: int) -> float:
-        """Share of the old policy that stays after this many iterations."""
-        return 0.0
+        """Share of a lagging old policy that stays after this many iterations."""
+        raise NotImplementedError
 
     def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
         """The value of a clip that the loss of its partner needs; only where clips are trained in pairs."""

@@ -12,20 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import local_folder
 from sage_grpo.models.checkpoints.from_configs import weightless
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import first_given
 from sage_grpo.models.spec import FAMILIES, ModelSpec
-from sage_grpo.plan.configs import Configs
 from sage_grpo.plan.counting import count_blocks, count_decoder
 from sage_grpo.plan.formulas import HUNYUAN15, HUNYUAN15_VAE, NetworkShape, Vae
-from sage_grpo.plan.published import PUBLISHED
+from sage_grpo.plan.published import PUBLISHED, Configs
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.types import VideoSpec
 
 WAN_VAE = Vae(
     parameters=126_892_531,
@@ -67,72 +63,40 @@ class Architecture:
     """The properties of a model that a plan and its costs depend on."""
 
     family: str
-    """A family that ships with the package, or the import path of another."""
     source: str
     """Source of the numbers, as text."""
-    spec: ModelSpec
-    model: FamilyModel | None = None
-    """The model without weights; None for a family of your own, whose costs are not known."""
+    model: FamilyModel
+    """The model without weights."""
     folder: Path | None = None
     """Folder of its files; None if they are not on this machine."""
 
     @cached_property
-    def network(self) -> NetworkShape | None:
+    def network(self) -> NetworkShape:
         """Parameters of the cost formulas."""
-        return None if self.model is None else _network(self.model, MEASURED.get(self.family))
+        return _network(self.model, MEASURED.get(self.family))
 
     @property
     def estimated(self) -> bool:
         """True if the family was not measured."""
-        return self.model is not None and self.family not in MEASURED
-
-    @property
-    def video(self) -> VideoSpec | None:
-        """Format of its clips, if costs are known."""
-        return None if self.model is None else self.model.video
-
-    @property
-    def text_tokens(self) -> int:
-        """Tokens of a prompt; 0 if costs are not known."""
-        return 0 if self.model is None else self.model.text_tokens
+        return self.family not in MEASURED
 
     @property
     def guidance_scale(self) -> float:
         """Scale of classifier-free guidance; 1 if it is an input of the network."""
-        if self.model is None:
-            return float(first_given(self.spec.guidance_scale, 1.0))
         return 1.0 if self.model.guidance.embedded else self.model.guidance_scale
-
-    @property
-    def shift(self) -> float:
-        """Shift of the noise schedule."""
-        return float(first_given(self.spec.shift, 1.0)) if self.model is None else self.model.shift
-
-    def trains(self, sigma: float) -> bool:
-        """True if the trained network runs at sigma."""
-        return self.model is None or self.model.trains(sigma)
-
-    def network_at(self, sigma: float) -> int:
-        """The network that runs at sigma."""
-        return 0 if self.model is None else self.model.network_at(sigma)
-
-    def branches(self, sigma: float, guidance: float | None = None) -> int:
-        """Forward passes of one velocity; `guidance` overrides the model's scale."""
-        if self.model is None:
-            return 1 if first_given(guidance, self.guidance_scale) == 1 else 2
-        return self.model.branches(sigma, guidance)
 
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
         """The model's sampling grid."""
-        if self.model is None:
-            return Schedule.shifted(steps, first_given(shift, self.shift))
         return Schedule(self.model.sigmas(steps, shift))
 
 
 def find_architecture(spec: ModelSpec) -> Architecture:
     """The architecture of a spec; raises a ModelError if its config files are not known on this machine."""
     if spec.family is not None and spec.family not in FAMILIES:
-        return Architecture(family=str(spec.family), source="a family of your own", spec=spec)
+        raise ModelError(
+            f"model.family {spec.family!r} is your own: memory and time are known for the families of the package only "
+            f"({', '.join(FAMILIES)})."
+        )
     folder = local_folder(spec)
     if folder is not None:
         source = f"the config files of {folder}" if spec.path else "the package's own checkpoint"
@@ -155,7 +119,7 @@ def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Arc
 
 def _architecture(spec: ModelSpec, folder: Path, source: str) -> Architecture:
     model = weightless(spec, folder)
-    return Architecture(family=type(model).__module__.rpartition(".")[2], source=source, spec=spec, model=model)
+    return Architecture(family=type(model).__module__.rpartition(".")[2], source=source, model=model)
 
 
 def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
@@ -166,7 +130,7 @@ def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
     inside = sum(parameter.numel() for block in blocks for parameter in block.parameters())
     names = lora.match_targets(model.transformer, model.traits.lora_targets, model.traits.blocks, model.unread)
     adapted = [model.transformer.get_submodule(name).weight.shape for name in names]
-    run = count_blocks(model, width)
+    run = count_blocks(model)
     known = measured or dataclasses.replace(
         WAN, saved_full=SAVED_FULL * run.saved, saved_lora=SAVED_LORA * run.saved, saved_compiled=None
     )
@@ -183,9 +147,7 @@ def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
         lora_width=sum(map(sum, adapted)) / len(blocks),
         lora_weights=sum(map(math.prod, adapted)) / len(blocks),
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
-        channels=grid.channels,
-        positions=math.prod(grid.patch),
-        given_tokens=model.given_tokens,
+        given_tokens=model.grid.beside,
         video_products=run.video_products,
         text_products=run.text_products,
         pairs=run.pairs,
@@ -217,8 +179,6 @@ def _decoder(model: FamilyModel) -> Vae:
 
 def _scaled(vae: Vae, width: float, patch: int) -> Vae:
     """A VAE of another width: operations and parameters grow with its square, memory with the width itself."""
-    if width == 1 and patch == 1:
-        return vae
     area = patch**2
     return dataclasses.replace(
         vae,
@@ -228,15 +188,3 @@ def _scaled(vae: Vae, width: float, patch: int) -> Vae:
         graph=vae.graph * width / area,
         past=vae.past * width / area,
     )
-
-
-def latent_elements(architecture: Architecture) -> int:
-    """Numbers in one clip's latents; 0 if not known."""
-    if architecture.model is None:
-        return 0
-    return math.prod(architecture.model.latent_shape())
-
-
-def sigmas(schedule: Schedule) -> list[float]:
-    """Sigmas at which its steps start."""
-    return torch.as_tensor(schedule.sigmas[:-1]).tolist()

@@ -1,4 +1,4 @@
-"""Suggests changes to a run that does not fit or takes too long; each is applied and forecast again."""
+"""Other settings of a run, each forecast again: changes where it does not fit or takes too long, and budgets of memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from sage_grpo.config.metadata import affects
-from sage_grpo.distributed.spec import ParallelError
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.plan.architecture import Architecture, find_architecture
+from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.plan.costs import Forecast, forecast
+from sage_grpo.plan.formulas import GIB
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.memory import kept
 
 Same = Literal["same", "nearly", "more GPUs", "another"]
 """Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order
@@ -21,6 +22,8 @@ DECODED = ("model.vae_tiling", "model.vae_dtype")
 """Fields that move decoded clips by a grey level or two."""
 LEAST = 0.01
 """A change is listed if it alters peak or time by at least this share."""
+SIZES = (16.0, 24.0, 40.0, 80.0, 140.0)
+"""Budgets in GiB, from a small card to an H200."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,11 @@ class Change:
 
 def changes(now: Forecast) -> list[Change]:
     """Useful changes, best first: those that make a run fit, at the least cost in time, then those that save most."""
-    if now.network is None:
-        return []
-    found = [change for change in _tried(now) if _buys(now, change.after)]
+    useful = [change for change in _tried(now) if _matters(now, change.after)]
     if now.fits:
-        found = [one for one in found if one.after.fits and one.after.iteration_seconds < now.iteration_seconds]
-        return sorted(found, key=lambda one: (PREFERENCE.index(one.run), one.after.gpu_hours))
-    smaller = [one for one in found if one.after.peak < now.peak]
-    return sorted(smaller, key=_rank)
+        useful = [one for one in useful if one.after.fits and one.after.iteration_seconds < now.iteration_seconds]
+        return sorted(useful, key=lambda one: (PREFERENCE.index(one.run), one.after.gpu_hours))
+    return sorted((one for one in useful if one.after.peak < now.peak), key=_rank)
 
 
 def way_to_fit(now: Forecast, most: int = 4) -> list[Change]:
@@ -58,54 +58,59 @@ def way_to_fit(now: Forecast, most: int = 4) -> list[Change]:
     return made
 
 
+def over_memory(now: Forecast) -> list[Forecast]:
+    """Forecasts with every size below the device's memory as `model.memory`, and with the whole device; empty on a
+    CPU."""
+    if now.hardware.is_cpu:
+        return []
+    budgets = [*(size for size in SIZES if size < now.hardware.gib), None]
+    models = [replace(now.config.model, memory=budget) for budget in budgets]
+    return [replace(now, config=replace(now.config, model=model)) for model in models]
+
+
+def outcome(one: Forecast) -> str:
+    """Text on a budget: the activations that blocks keep, or the reason why it is too small."""
+    if one.fits:
+        return kept(one.levels)
+    worst = max(one.phases, key=lambda phase: phase.memory.total)
+    return f"too little: {worst.name} needs {worst.memory.total / GIB:.1f}, {one.room / GIB:.1f} can be used"
+
+
 def _rank(change: Change) -> tuple[float, ...]:
     after = change.after
-    if after.fits:
-        return (0, PREFERENCE.index(change.run), after.gpu_hours)
-    return (1, PREFERENCE.index(change.run), after.peak)
+    return (not after.fits, PREFERENCE.index(change.run), after.gpu_hours if after.fits else after.peak)
 
 
-def _buys(now: Forecast, after: Forecast) -> bool:
+def _matters(now: Forecast, after: Forecast) -> bool:
     memory = abs(after.peak - now.peak) > LEAST * now.peak
     return memory or abs(after.iteration_seconds - now.iteration_seconds) > LEAST * now.iteration_seconds
 
 
 def _tried(now: Forecast) -> Iterator[Change]:
-    gpus = now.layout.processes
     for edit in _edits(now.config, now):
         changed = now.config
         for key, value in edit.items():
             changed = _edited(changed, key, value)
-        if changed == now.config:
-            continue
-        try:
-            architecture = _architecture(now, changed)
-            after = forecast(
-                changed, now.hardware, gpus=gpus, architecture=architecture, held_out=now.held_out or None, like=now
-            )
-        except (ParallelError, ValueError):  # a layout or a window that is invalid for this run
-            continue
-        yield Change(" ".join(_typed(key, value) for key, value in edit.items()), _stays(edit), after)
-    if now.hardware.is_cpu:
-        return
-    try:
-        wider = forecast(
-            now.config, now.hardware, gpus=2 * gpus, architecture=now.architecture, held_out=now.held_out or None
-        )
-    except ValueError:  # more ranks than clips, or a fixed layout
-        return
-    yield Change(f"--gpus {2 * gpus}", "more GPUs", wider)
+        if changed != now.config:
+            yield from _change(now, " ".join(_typed(*one) for one in edit.items()), _stays(edit), changed, 1)
+    if not now.hardware.is_cpu:
+        yield from _change(now, f"--gpus {2 * now.layout.processes}", "more GPUs", now.config, 2)
 
 
-def _architecture(now: Forecast, changed: TrainConfig) -> Architecture:
-    """The architecture after a change, which may affect the clip or the guidance."""
-    return now.architecture if changed.model == now.config.model else find_architecture(changed.model)
+def _change(now: Forecast, option: str, run: Same, config: TrainConfig, times: int) -> Iterator[Change]:
+    """The change, unless its layout or its window is invalid for this run."""
+    gpus = times * now.layout.processes
+    try:  # a change may affect the clip or the guidance
+        built = now.architecture if config.model == now.config.model else find_architecture(config.model)
+        after = forecast(config, now.hardware, gpus=gpus, architecture=built, held_out=now.held_out)
+    except ValueError:
+        return
+    yield Change(option, run, after)
 
 
 def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
     """Edits of fields, change by change: those that keep the run the same come first."""
-    video, heads = now.architecture.video, now.network.heads if now.network else 1
-    assert video is not None
+    video, patch = now.architecture.model.video, now.network.patch
     for keep in (True, "attention", False):
         yield {"update.gradient_checkpointing": keep}
     if config.batch.micro_batch > 1:
@@ -121,7 +126,7 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
     if now.layout.processes > 1:
         yield {"parallel.cpu_offload": True}
         yield {"parallel.sync_every_pass": True}
-        if heads % (2 * config.parallel.sp) == 0:
+        if now.network.heads % (2 * config.parallel.sp) == 0:
             yield {"parallel.sp": 2 * config.parallel.sp}
     if config.model.lora is None:
         yield {"model.lora": LoraSpec(rank=32)}
@@ -135,7 +140,6 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
         yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:
         yield {"model.guidance_in_training": False}
-    patch = now.network.patch if now.network else (1, 1, 1)
     yield {"model.frames": (video.frames - 1) // (2 * patch[0]) * patch[0] + 1}
     height, width = (
         max(one, round(0.75 * size / one) * one) for size, one in zip((video.height, video.width), patch[1:])

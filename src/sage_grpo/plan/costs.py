@@ -3,38 +3,25 @@ run."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import statistics
 from collections import Counter
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import torch
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import SplitsSequence, VelocityModel
+from sage_grpo.models.base import VelocityModel, abilities, network_of
 from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
+from sage_grpo.models.spec import FAMILIES
 from sage_grpo.plan import formulas
-from sage_grpo.plan.architecture import Architecture, find_architecture, latent_elements, sigmas
-from sage_grpo.plan.formulas import (
-    COMPUTE,
-    DIFFERENTIATED,
-    GIB,
-    MASTER,
-    Memory,
-    NetworkShape,
-    RunShape,
-    decoding_memory,
-    differentiating_memory,
-    levels_within,
-    memory,
-    sampling_memory,
-    tokens,
-    trainable,
-)
+from sage_grpo.plan.architecture import Architecture, find_architecture
+from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
 from sage_grpo.plan.passes import (
     Counts,
@@ -47,7 +34,7 @@ from sage_grpo.plan.passes import (
     kinds,
     references,
 )
-from sage_grpo.rewards.spec import facts_of
+from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
@@ -90,8 +77,6 @@ class Forecast:
     """Plans of the first iteration and of some later ones."""
     held_out: int
     """Prompts of an evaluation."""
-    like: Forecast | None = dataclasses.field(default=None, repr=False)
-    """A forecast with the same plans; its counts are reused if guidance and reference are the same."""
 
     @property
     def plan(self) -> Plan:
@@ -105,19 +90,11 @@ class Forecast:
     @property
     def passes(self) -> list[dict[str, PassCount]]:
         """Passes of the first iteration, by rank and phase."""
-        return self._counts[0].phases
-
-    @property
-    def padding(self) -> int:
-        """Padding replays of the first iteration, which keep ranks synchronized."""
-        return self._counts[0].padding
+        return self.counts[0].phases
 
     @cached_property
-    def _counts(self) -> list[Counts]:
+    def counts(self) -> list[Counts]:
         """Counts of every plan."""
-        like = self.like
-        if like is not None and like._counted_by() == self._counted_by():
-            return like._counts
         guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
         rows = zip(self.plans, self._kinds, needed, strict=True)
@@ -126,15 +103,8 @@ class Forecast:
     @cached_property
     def _kinds(self) -> list[list[list[PassKind]]]:
         """The kinds of parts of every plan, by rank."""
-        like, fresh = self.like, not self.config.explores
-        if like is not None and (not fresh or like._counted_by() == self._counted_by()):
-            return like._kinds
-        guidance = self.config.model.training_guidance
-
-        def alike(sigma: float) -> int:
-            return self.architecture.branches(sigma, guidance)
-
-        return [kinds(plan, alike) for plan in self.plans]
+        branches = self._guiding(self.config.model.training_guidance).branches
+        return [kinds(plan, branches) for plan in self.plans]
 
     @cached_property
     def _referenced(self) -> float:
@@ -145,48 +115,32 @@ class Forecast:
 
     def _guiding(self, guidance: float | None) -> Guiding:
         """`guidance` overrides the model's scale."""
-        together = 0
-        if self.architecture.model is not None and not self.hardware.is_cpu:
-            together = TOGETHER // (2 * self.architecture.model.tokens)
-        return Guiding(lambda sigma: self.architecture.branches(sigma, guidance), together)
-
-    def _counted_by(self) -> tuple[object, ...]:
-        """Inputs of the counts besides the plans."""
-        model, scale = self.config.model, self.architecture.guidance_scale
-        clip = self.architecture.video  # small clips have one pass for both guidance branches
-        return (
-            model.training_guidance,
-            scale,
-            model.guidance_scale_2,
-            clip,
-            self.config.trust_region.mode,
-            self.config.anchor.every,
-            self.config.objective,
-        )
+        model = self.architecture.model
+        together = 0 if self.hardware.is_cpu else TOGETHER // (2 * model.tokens)
+        return Guiding(lambda sigma: model.branches(sigma, guidance), together)
 
     @cached_property
     def evaluation(self) -> list[PassCount]:
         """Passes of one evaluation, by rank."""
-        grid = sigmas(self.architecture.grid(self.config.evaluate.steps_for(self.config.model)))
-        return evaluation(self.config, self.held_out, self.layout.data, grid, self._guiding(None))
+        grid = self.architecture.grid(self.config.evaluate.steps_for(self.config.model))
+        sigmas = grid.sigmas[:-1].tolist()
+        return evaluation(self.config, self.held_out, self.layout.data, sigmas, self._guiding(None))
 
     @property
-    def network(self) -> NetworkShape | None:
-        """The network's parameters; None if costs are not known."""
+    def network(self) -> NetworkShape:
+        """The network's parameters."""
         return self.architecture.network
 
     @cached_property
     def job(self) -> RunShape:
         """The run as input of the formulas."""
-        return dataclasses.replace(self._job, keep=tuple(Counter(self.levels).items()))
+        return replace(self._job, keep=tuple(Counter(self.levels).items()))
 
     @cached_property
     def _job(self) -> RunShape:
-        """The job without the kept activations."""
-        config, video = self.config, self.architecture.video
-        model, parallel = config.model, config.parallel
-        assert video is not None  # a network comes with its video
-        guidance = config.model.training_guidance
+        """The same without the activations that blocks keep, which it decides."""
+        config, built = self.config, self.architecture.model
+        model, parallel, video = config.model, config.parallel, built.video
         vae = model.vae_dtype or ("float32" if self.hardware.is_cpu else model.dtype)
         return RunShape(
             layout=self.layout,
@@ -194,9 +148,9 @@ class Forecast:
             frames=video.frames,
             height=video.height,
             width=video.width,
-            text_tokens=self.architecture.text_tokens,
+            text_tokens=built.text_tokens,
             micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
-            guidance=any(self.architecture.branches(sigma, guidance) > 1 for sigma in (1.0, 0.0)),
+            guidance=any(built.branches(sigma, model.training_guidance) > 1 for sigma in (1.0, 0.0)),
             negative_gradient=model.negative_gradient,
             compute=_bytes(model.dtype),
             compiled=compiles(config, torch.device("cpu" if self.hardware.is_cpu else "cuda"))[0],
@@ -218,39 +172,40 @@ class Forecast:
     @cached_property
     def levels(self) -> list[Keep]:
         """Activations that every block keeps for its backward pass."""
-        asked, blocks = self.config.update.gradient_checkpointing, self.network.blocks if self.network else 0
-        if asked != "auto" or self.network is None or self.hardware.is_cpu:
-            return levels(asked, blocks, cuda=not self.hardware.is_cpu)
-        fitting = levels_within(self.network, self._job, self.room)
+        asked, cuda = self.config.update.gradient_checkpointing, not self.hardware.is_cpu
+        if asked != "auto" or not cuda:
+            return levels(asked, self.network.blocks, cuda=cuda)
+        fitting = formulas.levels_within(self.network, self._job, self.room)
         return [level for level, count in fitting.items() for _ in range(count)]
+
+    def _clips(self, rank: int, step: int = 1) -> int:
+        """Clips in every step-th micro-batch of a rank."""
+        return sum(len(batch.members) for batch in self.plan.batches(rank)[::step])
 
     def _kept(self, rank: int) -> float:
         """Bytes of the trajectories that a rank keeps on its GPU from rollout to update."""
         config, plan = self.config, self.plan
-        element = latent_elements(self.architecture)
-        clips = sum(len(batch.members) for batch in plan.batches(rank))
+        element = math.prod(self.architecture.model.latent_shape())
+        clips = self._clips(rank)
         if config.rollout.offload:
             return float(MASTER * element * clips)
         parts = [(kind.times, *self._stored(kind.plan)) for kind in self._kinds[0][rank]]
         states = sum(times * size for times, size, _ in parts)
         rows = [sum(times * rows[update] for times, _, rows in parts) for update in range(plan.updates)]
         references = config.trust_region.uses_anchor + any(config.build_objective().old_passes(plan.updates))
-        anchors = MASTER * max(rows) * references
-        return float(element * (states + anchors + MASTER * clips))
+        return float(element * (states + MASTER * max(rows) * references + MASTER * clips))
 
     def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
         """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
         config = self.config
-        size = _bytes(config.rollout.storage)
-        needs_v_old = needs_velocity_old(config.build_objective(), config.trust_region)
-        old = 0 if not config.explores else MASTER * needs_v_old
-        gauged = plan.gauged(rank)
+        size, gauged = _bytes(config.rollout.storage), plan.gauged(rank)
+        needs_old = config.explores and needs_velocity_old(config.build_objective(), config.trust_region)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is not shared.
         before = set() if not config.explores else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
-            + (MASTER if one in gauged else old) * one.rows
+            + MASTER * (one in gauged or needs_old) * one.rows
             for one in stored
         )
         return states, [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
@@ -258,25 +213,17 @@ class Forecast:
     @cached_property
     def phases(self) -> list[Phase]:
         """Phases of a mean iteration on the busiest rank."""
-        network = self.network
-        if network is None:
-            return []
-        job = self.job
-        seconds = [self._seconds(counts.phases) for counts in self._counts]
-        sampling, update = sampling_memory(network, job), memory(network, job)
-        reward = dataclasses.replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
-        decoding, decoded = decoding_memory(network, job), self._decoded()
-        vae = float(job.vae_bytes * network.vae.parameters) if network.vae else 0.0
+        network, job = self.network, self.job
+        seconds = [self._seconds(counts.phases) for counts in self.counts]
+        sampling, update = formulas.sampling_memory(network, job), formulas.memory(network, job)
+        reward = replace(sampling, activations=0.0, gathered=0.0, visitor=self._reward_bytes)
+        decoding, decoded = formulas.decoding_memory(network, job), self._decoded()
+        vae = float(job.vae_bytes * network.vae.parameters)
         gradient = self._gradient
-        peak = max(
-            decoding.total,
-            *(one.memory.total for one in gradient),
-            *(m.total + vae for m in (sampling, reward, update)),
-        )
+        with_vae = [replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)]
+        peak = max(one.total for one in (decoding, *(phase.memory for phase in gradient), *with_vae))
         if not self.hardware.is_cpu and peak <= STAYS * self.gib * GIB:  # then the VAE stays between decodings
-            sampling, reward, update = (
-                dataclasses.replace(one, visitor=one.visitor + vae) for one in (sampling, reward, update)
-            )
+            sampling, reward, update = with_vae
         return [
             Phase("rollout", statistics.fmean(s["rollout"] for s in seconds), sampling),
             Phase("decode", decoded * formulas.decode_seconds(network, job, self.hardware.rates), decoding),
@@ -290,23 +237,21 @@ class Forecast:
         """The phase of a differentiated reward: decoding every clip, or an excerpt, with a graph, and the backward pass
         to its latents."""
         spec, network, job = self.config.objective, self.network, self.job
-        assert network is not None
         if not self.config.build_objective().differentiates or all(
             one.reads_latents for one in self.config.rewards if one.counts
         ):
             return []
-        before = CONTEXT * (network.vae.frames if network.vae else 1)
-        job = job if spec.frames is None else dataclasses.replace(job, frames=min(job.frames, spec.frames + before))
-        clips = max(sum(len(batch.members) for batch in self.plan.batches(rank)) for rank in range(self.layout.data))
-        decode = DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
+        before = CONTEXT * network.vae.frames
+        job = job if spec.frames is None else replace(job, frames=min(job.frames, spec.frames + before))
+        clips = max(self._clips(rank) for rank in range(self.layout.data))
+        decode = formulas.DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
         # The reward runs forward twice, because its blocks run again, and backward once, to the pixels only.
         seconds = clips * (decode + 3 * self._reward_seconds)
-        held = differentiating_memory(network, job)
-        return [Phase("gradient", seconds, dataclasses.replace(held, visitor=held.visitor + self._reward_bytes))]
+        held = formulas.differentiating_memory(network, job)
+        return [Phase("gradient", seconds, replace(held, visitor=held.visitor + self._reward_bytes))]
 
     def _seconds(self, counts: list[dict[str, PassCount]]) -> dict[str, float]:
         """Seconds of an iteration's sampling and updates, each on the rank with most."""
-        assert self.network is not None
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
         # The mean of the run's reference passes: in the first iteration the policy equals the reference.
         update = [
@@ -316,14 +261,13 @@ class Forecast:
             for row in counts
         ]
         job, rates = self.job, self.hardware.rates
-        trained = trainable(self.network, job) / self.layout.weight_shards
+        trained = formulas.trainable(self.network, job) / self.layout.weight_shards
         # An optimizer reads weight, gradient and moments and writes all but the gradient.
         step = self.plan.updates * MASTER * (3 + 2 * job.moments) * trained / rates.bandwidth
         return {"rollout": max(forward), "update": max(update) + step}
 
     def _pass(self, passes: PassCount, *, backward: bool = False) -> float:
         network, job, rates = self.network, self.job, self.hardware.rates
-        assert network is not None
         seconds = formulas.forward_seconds(network, job, rates)
         again = 0.0
         if backward:
@@ -336,7 +280,7 @@ class Forecast:
         weights = COMPUTE * network.parameters * (shards - 1) / shards
         gather = passes.forwards * (min(times, 2) if job.reshard else 1) * weights / rates.link
         # Attention exchanges tokens for heads and back: q, k, v and the output.
-        local = tokens(network, job) / sp * network.width * COMPUTE
+        local = formulas.tokens(network, job) / sp * network.width * COMPUTE
         exchange = passes.clips * times * network.blocks * 4 * local * (sp - 1) / sp / rates.link
         return max(passes.clips * seconds, gather) + exchange
 
@@ -345,31 +289,26 @@ class Forecast:
         clips, and if rewards read latents only."""
         if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
-        batches = [self.plan.batches(rank) for rank in range(self.layout.data)]
-        return max(sum(len(batch.members) for batch in share[:: self.layout.sequence]) for share in batches)
+        return max(self._clips(rank, self.layout.sequence) for rank in range(self.layout.data))
 
     @property
     def _reward_bytes(self) -> float:
         """Bytes of rewards on the run's own device; those on another device or in actors take none here."""
         here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
-        own = [spec for spec in self.config.rewards if spec.device in here and not spec.actors]
-        return 1.15 * COMPUTE * sum(_parameters(spec.name) for spec in own)
+        return 1.15 * COMPUTE * _parameters(one for one in self.config.rewards if one.device in here and not one.actors)
 
     @property
     def _reward_seconds(self) -> float:
         """Scoring time of a clip; small rewards take none by this formula."""
-        work = sum(2 * _parameters(spec.name) * REWARD_TOKENS for spec in self.config.rewards)
-        return work / (0.3 * self.hardware.rates.products)
+        return 2 * _parameters(self.config.rewards) * REWARD_TOKENS / (0.3 * self.hardware.rates.products)
 
     @property
     def iteration_seconds(self) -> float:
-        """Seconds of a mean iteration."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
     def evaluation_seconds(self) -> float:
-        """Seconds of one evaluation."""
-        if self.network is None or not self.held_out:
+        if not self.held_out:
             return 0.0
         clips = -(-self.held_out * self.config.evaluate.per_prompt // self.layout.processes)
         decode = formulas.decode_seconds(self.network, self.job, self.hardware.rates) + self._reward_seconds
@@ -377,14 +316,13 @@ class Forecast:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours of the whole run."""
         seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
         return seconds * self.layout.processes / 3600
 
     @property
     def peak(self) -> float:
         """Bytes of the largest phase."""
-        return max((phase.memory.total for phase in self.phases), default=0.0)
+        return max(phase.memory.total for phase in self.phases)
 
     @property
     def room(self) -> float:
@@ -398,7 +336,6 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """True if every phase fits."""
         return self.peak <= self.room
 
 
@@ -409,31 +346,27 @@ def forecast(
     gpus: int = 1,
     architecture: Architecture | None = None,
     held_out: int | None = None,
-    like: Forecast | None = None,
 ) -> Forecast:
-    """The forecast of a run; raises a ValueError for invalid layouts. `like` may be a forecast with the same plans."""
+    """The forecast of a run; raises a ValueError for invalid layouts."""
     config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
     found = find_architecture(config.model) if architecture is None else architecture
-    layout = lay_out(config.parallel, gpus)
-    if layout.sequence > 1 and found.model is not None:
-        heads = found.model.heads[0]
-        if not isinstance(found.model, SplitsSequence):
+    layout, model = lay_out(config.parallel, gpus), found.model
+    if layout.sequence > 1:
+        if abilities(model).split_sequence is None:
             raise ValueError(f"{found.family} cannot split a clip over ranks: set parallel.sp to 1.")
-        if heads % layout.sequence:
+        if model.heads[0] % layout.sequence:
             raise ValueError(
-                f"parallel.sp is {layout.sequence}, but the network has {heads} attention heads: use a divisor of that."
+                f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
             )
-    check_negative(config.rollout.cheap, lambda sigma: found.branches(sigma, config.model.training_guidance))
-    shared = like is not None and _planned_by(like.config, like.layout) == _planned_by(config, layout)
+    check_negative(config.rollout.cheap, lambda sigma: model.branches(sigma, config.model.training_guidance))
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
     return Forecast(
         config=config,
         architecture=found,
         hardware=hardware,
         layout=layout,
-        plans=like.plans if like is not None and shared else _plans(config, found, layout),
+        plans=_plans(config, found, layout),
         held_out=0 if config.held_out is None else most,
-        like=like if shared else None,
     )
 
 
@@ -443,9 +376,9 @@ def _planner(config: TrainConfig, found: Architecture, layout: Layout) -> Planne
         config=config,
         grid=grid,
         kernel=config.kernel.build(grid),
-        trains=found.trains,
+        trains=found.model.trains,
         ranks=layout.data,
-        network=found.network_at,
+        network=cache(network_of(found.model)),
     )
 
 
@@ -462,29 +395,20 @@ def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Pl
     return tuple(foresee(config, planner.plan(iteration, prompts)) for iteration in looked)
 
 
-def _planned_by(config: TrainConfig, layout: Layout) -> tuple[object, ...]:
-    """Inputs of the plans."""
-    model, update = config.model, dataclasses.replace(config.update, gradient_checkpointing=False)
-    grid = (model.path, model.revision, model.family, model.shift, model.expert)
-    numbers = (config.seed, config.iterations, layout.data, config.optimizer.measures_kl, config.group_size)
-    return config.batch, config.rollout, config.kernel, config.surrogate, config.objective, update, grid, numbers
-
-
 def _bytes(dtype: str) -> int:
     return COMPUTE if dtype == "bfloat16" else MASTER
 
 
-def _parameters(reward: str) -> float:
-    """Parameters of a built-in reward's networks; 0 for any other."""
-    facts = facts_of(reward)
-    return 0.0 if facts is None else facts.parameters
+def _parameters(rewards: Iterable[RewardSpec]) -> float:
+    """Parameters of the networks of built-in rewards."""
+    return sum(facts.parameters for one in rewards if (facts := facts_of(one.name)) is not None)
 
 
 def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
     """Kept activations of every block. The choice depends on the GPU's size, not on its free memory, so that a resumed
     run chooses the same."""
     asked, blocks, cuda = config.update.gradient_checkpointing, len(model.blocks()), model.device.type == "cuda"
-    if asked == "auto" and cuda:
+    if asked == "auto" and cuda and config.model.family in (None, *FAMILIES):
         found = forecast(config, here(world.processes), gpus=world.processes).levels
         if len(found) == blocks:
             return found

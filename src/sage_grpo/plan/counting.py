@@ -4,11 +4,12 @@ family therefore needs no cost description."""
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,30 +30,22 @@ FRAMES = 33
 """Frames of a clip whose decoding is counted: more than the chunks of any VAE."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """Operations and bytes of the mean block of a network for one clip, by tokens of video and text."""
+class Blocks(NamedTuple):
+    """Operations and bytes of the mean block of a network for one clip; the first three as in NetworkShape."""
 
     video_products: float
-    """Multiplications of a token of the video with weights, in widths squared."""
     text_products: float
-    """The same of a token of the text."""
     pairs: tuple[float, float, float]
-    """Pairs in attention: of the squared number of video tokens, of its product with the text's, of the text's
-    squared."""
     saved: float
     """Bytes that are kept for a backward pass to all weights, in bfloat16, per token and unit of width."""
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """Operations and bytes of decoding a clip, per pixel."""
+class Decoder(NamedTuple):
+    """Operations and peak bytes in bfloat16 of decoding a clip, per pixel, and the pixels that are decoded at once."""
 
     operations: float
     working: float
-    """Peak bytes in bfloat16."""
     at_once: int
-    """Pixels that are decoded at once."""
 
 
 class OperationCounter(TorchDispatchMode):
@@ -119,13 +112,13 @@ class _Pass:
             return x
 
         self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x))
-        self._ruler = self._open.enter_context(OperationCounter())
+        self._counter = self._open.enter_context(OperationCounter())
 
     def _end(self, block: nn.Module, *_: object) -> None:
         self._open.close()
         times = self._times[block]
-        self.attention += times * self._ruler.attention
-        self.products += times * self._ruler.products
+        self.attention += times * self._counter.attention
+        self.products += times * self._counter.products
         self.saved += times * sum(one.nbytes() for one in self._kept.values())
 
 
@@ -133,17 +126,14 @@ _known: dict[Hashable, Any] = {}
 """Counts by network and size: a plan asks for the same many times, and networks without storage are kept."""
 
 
-def count_blocks(model: FamilyModel, width: int) -> Blocks:
+def count_blocks(model: FamilyModel) -> Blocks:
     """Count a network's blocks at the model's own size, with texts of three lengths."""
-    key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
-    if key not in _known:
-        _known[key] = _count_blocks(model, width)
-    return _known[key]
-
-
-def _count_blocks(model: FamilyModel, width: int) -> Blocks:
+    key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
+    if key in _known:
+        return _known[key]
+    width = math.prod(model.heads)
     trial, times = _shortened(model)
-    blocks, tokens = sum(times.values()), model.tokens + model.given_tokens
+    blocks, tokens = sum(times.values()), model.tokens + model.grid.beside
     unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
     passes = []
     for words in (unit, 2 * unit, 3 * unit):
@@ -156,12 +146,13 @@ def _count_blocks(model: FamilyModel, width: int) -> Blocks:
     of_text = (first - 2 * second + third) / (2 * unit**2)
     by_text = (second - first) / unit - 3 * of_text * unit
     products, more, _ = (one.products / (2 * width**2 * blocks) for one in passes)
-    return Blocks(
+    _known[key] = Blocks(
         video_products=(2 * products - more) / tokens,
         text_products=(more - products) / unit,
         pairs=((first - by_text * unit - of_text * unit**2) / tokens**2, by_text / tokens, of_text),
         saved=passes[2].saved / (blocks * width * (tokens + 3 * unit * (of_text > 0))),
     )
+    return _known[key]
 
 
 def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
@@ -174,7 +165,7 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
         transformer._modules[name] = nn.ModuleList(found.values())
     transformer = copy.deepcopy(transformer)
     nn.Module.bfloat16(transformer)
-    trial.spec = replace(model.spec, train=False, lora=None, packed=True)
+    trial.spec = replace(model.spec, train=False, lora=None)
     trial.dtype = torch.bfloat16
     trial.transformer, trial.network, trial.others = transformer, model._adapted(transformer), []
     return trial, {block: kinds[_kind(block)] for block in trial.blocks()}
@@ -188,20 +179,18 @@ def _kind(block: nn.Module) -> Hashable:
 def count_decoder(model: FamilyModel) -> Decoder:
     """Count a decoder on the beginning of a clip, whose frames are decoded together."""
     key = (model.pipe.vae, model.video)
-    if key not in _known:
-        _known[key] = _count_decoder(model)
-    return _known[key]
-
-
-def _count_decoder(model: FamilyModel) -> Decoder:
+    if key in _known:
+        return _known[key]
     vae, trial = model.pipe.vae, copy.copy(model)
     trial.video = replace(model.video, frames=min(model.video.frames, FRAMES))
     trial.pipe = copy.copy(model.pipe)
     trial.pipe.vae = copy.deepcopy(vae).bfloat16()
-    with torch.no_grad(), FlashAttention(), OperationCounter() as ruler:
-        for chunk in trial._pixels(trial._to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
+    codec = trial.codec
+    with torch.no_grad(), FlashAttention(), OperationCounter() as counter:
+        for chunk in codec.chunks(codec.to_vae(empty(1, *trial.latent_shape(), dtype=torch.bfloat16))):
             del chunk
     area = model.video.height * model.video.width
     pixels = trial.video.frames * area
     frames = trial.video.frames if getattr(vae, "use_framewise_decoding", False) else model.video.frames
-    return Decoder((ruler.attention + ruler.products) / pixels, ruler.peak / pixels, frames * area)
+    _known[key] = Decoder((counter.attention + counter.products) / pixels, counter.peak / pixels, frames * area)
+    return _known[key]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.types import Keep
@@ -23,6 +24,13 @@ MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
 IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
 """Slowdown of attention, forward and backward, if backward passes sum in a fixed order: flash attention instead of
 cuDNN's (docs/speed.md)."""
+DIFFERENTIATED = 5.0
+"""Ratio of the gradient of a clip to its decoding: three decodings, because chunks run again twice, and the backward
+pass."""
+LAUNCHES_BACKWARD = 1.6
+"""Least duration of a backward pass, in forward passes."""
+WITHOUT_LORA = 0.5
+"""Ratio of kernels of a block without a LoRA to those with one: 85 operations of HunyuanVideo-1.5's, counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,18 @@ class Vae:
     """The same in float32 (TF32)."""
 
 
+HUNYUAN15_VAE = Vae(
+    parameters=1_260_634_115,
+    flops=25.3e6,
+    working=1808.0,
+    pixels_at_once=4 * 2**20,
+    graph=11_200.0,
+    past=6830.0,
+    graph_pixels=2 * 2**20,
+    efficiency=0.36,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkShape:
     """Parameters of a video transformer for the formulas, by its mean block. Fitted numbers are bytes per token and
@@ -69,16 +89,12 @@ class NetworkShape:
     """Parameters of the adapted matrices of a block."""
     patch: tuple[int, int, int]
     """Pixels of a token: frames, height, width (VAE and patch together)."""
-    channels: int
-    """Latent channels."""
     unread_parameters: int = 0
     """Parameters that text-to-video never reads and that are not trained."""
     frozen_parameters: int = 0
     """Parameters of another expert, which runs but is not trained."""
     trained_networks: int = 1
     """2 if both experts are trained; a pass runs one of them."""
-    positions: int = 1
-    """Latent positions of a token."""
     given_tokens: int = 0
     """Tokens besides a clip's own that run through the blocks."""
     video_products: float = 12.0
@@ -91,9 +107,9 @@ class NetworkShape:
     saved_full: float = 69.0
     """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
     saved_lora: float = 46.0
-    """The same with a LoRA on every matrix: less for the frozen weights, more for the adapters."""
+    """The same with a LoRA on every matrix."""
     saved_compiled: float | None = None
-    """The same for compiled blocks; None if not measured."""
+    """The same, compiled; None if not measured."""
     working: float = 24.0
     """Gradients inside one block's backward pass; an estimate that reproduces peaks measured at the real size within
     2%."""
@@ -102,16 +118,13 @@ class NetworkShape:
     moved: float = 620.0
     """Moved through memory by the small operations of a block's forward pass (fitted)."""
     moved_compiled: float = 240.0
-    """The same for compiled blocks."""
     moved_lora: float = 110.0
     """Additional bytes moved by the adapters."""
     moved_lora_compiled: float = 50.0
-    """The same for compiled blocks."""
-    vae: Vae | None = None
+    vae: Vae = HUNYUAN15_VAE
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
         return round(self.blocks * self.block_parameters + self.other_parameters)
 
     @property
@@ -121,16 +134,6 @@ class NetworkShape:
         return self.pairs[2] > 0
 
 
-HUNYUAN15_VAE = Vae(
-    parameters=1_260_634_115,
-    flops=25.3e6,
-    working=1808.0,
-    pixels_at_once=4 * 2**20,
-    graph=11_200.0,
-    past=6830.0,
-    graph_pixels=2 * 2**20,
-    efficiency=0.36,
-)
 HUNYUAN15 = NetworkShape(
     blocks=54,
     width=2048,
@@ -141,9 +144,7 @@ HUNYUAN15 = NetworkShape(
     lora_width=36 * 2048,
     lora_weights=24 * 2048**2,
     patch=(4, 16, 16),
-    channels=32,
     saved_compiled=41.0,  # 38.6 measured at 81 frames, 42.9 at 33
-    vae=HUNYUAN15_VAE,
 )
 
 
@@ -183,23 +184,13 @@ class RunShape:
     sync_every_pass: bool = False
     vae_bytes: int = COMPUTE
     vae_tiling: bool = False
-    clips: int = 64
-    """Prompts x group size of an iteration."""
-    steps: int = 20
-    trained_steps: int = 19
-    updates: int = 2
-    kept_states: float | None = None
-    """Bytes of the trajectories that a rank keeps, from a plan; None estimates them."""
+    kept_states: float = 0.0
+    """Bytes of the trajectories that a rank keeps from rollout to update."""
 
     @property
     def branches(self) -> int:
         """Forward passes of one velocity with a backward pass."""
         return 2 if self.guidance and self.negative_gradient else 1
-
-    @property
-    def rounds(self) -> int:
-        """Micro-batches of a rank."""
-        return math.ceil(self.clips / self.layout.data / self.micro_batch)
 
     def levels(self, network: NetworkShape) -> dict[Keep, int]:
         """Number of blocks by kept activations."""
@@ -226,7 +217,6 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Sum of all parts."""
         return sum(dataclasses.astuple(self))
 
 
@@ -238,14 +228,13 @@ def tokens(network: NetworkShape, job: RunShape) -> int:
 
 
 def trainable(network: NetworkShape, job: RunShape) -> int:
-    """Number of trained parameters."""
     if job.lora_rank is None:
         return network.trained_networks * (network.parameters - network.unread_parameters)
     return round(network.trained_networks * network.blocks * network.lora_width * job.lora_rank)
 
 
 def memory(network: NetworkShape, job: RunShape) -> Memory:
-    """Bytes per GPU at the peak of an update, without encoders, VAE and rewards, which are moved off between phases."""
+    """At the peak of an update, without encoders, VAE and rewards, which are moved off between phases."""
     layout, train = job.layout, trainable(network, job)
     full = job.lora_rank is None
     kept = 0 if job.cpu_offload else 1 / layout.weight_shards
@@ -260,8 +249,8 @@ def memory(network: NetworkShape, job: RunShape) -> Memory:
         gradients=MASTER * train * (kept + whole_gradients),
         optimizer=job.moments * MASTER * train * kept,
         copies=copies * kept,
-        activations=_activations(network, job) * _numbers(network, job),
-        trajectories=_trajectories(network, job),
+        activations=_activations(network, job),
+        trajectories=job.kept_states,
     )
 
 
@@ -282,7 +271,7 @@ def levels_within(network: NetworkShape, job: RunShape, room: float) -> dict[Kee
 
 
 def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """Bytes per GPU while a rollout or a reference pass runs: no gradients, and the working set of one block."""
+    """While a rollout or a reference pass runs: no gradients, and the working set of one block."""
     # A compiled block runs as in a pass with gradients, for equal bits; its graph is then detached.
     working = max(network.forward, saved(network, job)) if job.compiled else network.forward
     passing = working * job.compute / COMPUTE * _numbers(network, job)
@@ -290,12 +279,9 @@ def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
 
 
 def decoding_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """Bytes per GPU while a clip is decoded."""
+    """While a clip is decoded."""
     idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
-    vae = network.vae
-    if vae is None:
-        return idle
-    area = job.height * job.width
+    vae, area = network.vae, job.height * job.width
     if job.vae_tiling:  # all frames of a tile, and the clip that is assembled from tiles
         at_once = job.frames * min(job.height, vae.tile) * min(job.width, vae.tile)
         whole = 3.0 * (job.vae_bytes + MASTER) * job.frames * area
@@ -309,14 +295,12 @@ def decoding_memory(network: NetworkShape, job: RunShape) -> Memory:
 
 
 def differentiating_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """Bytes per GPU while a clip is decoded with a graph and differentiated, without the reward's own activations.
+    """While a clip is decoded with a graph and differentiated, without the reward's own activations.
 
     For n chunks in runs of sqrt(n), the kept bytes are the pasts of all runs, those of the current run's chunks, and
     the graph of one chunk.
     """
     decoding, vae = decoding_memory(network, job), network.vae
-    if vae is None:
-        return decoding
     area, latents = job.height * job.width, 1 + (job.frames - 1) // vae.frames
     # Tiles are not divided into chunks.
     chunk = latents if job.vae_tiling else max(1, vae.graph_pixels // (vae.frames * area))
@@ -334,15 +318,6 @@ def _numbers(network: NetworkShape, job: RunShape) -> float:
     if network.text_stream:
         local += math.ceil(job.text_tokens / layout.sequence)
     return float(local * network.width * job.micro_batch)
-
-
-def _trajectories(network: NetworkShape, job: RunShape) -> float:
-    if job.kept_states is not None:
-        return job.kept_states
-    # x in bfloat16 (rollout.storage), v_old, and the reference's velocities of one update.
-    state = COMPUTE + MASTER + MASTER / job.updates * job.anchor
-    elements = network.channels * network.positions * tokens(network, job)
-    return state * elements * job.trained_steps * job.rounds * job.micro_batch
 
 
 def _gathered(network: NetworkShape, job: RunShape) -> float:
@@ -365,18 +340,15 @@ def saved(network: NetworkShape, job: RunShape) -> float:
     return network.saved_compiled or network.saved_lora if job.compiled else network.saved_lora
 
 
-def kept_by_blocks(network: NetworkShape, job: RunShape) -> float:
-    """Bytes per token and unit of width that all blocks together keep of one forward pass."""
-    attention = COMPUTE * (1 if network.text_stream else 2)
-    kept = {"input": COMPUTE, "attention": COMPUTE + attention, "all": saved(network, job)}
-    return sum(count * kept[level] for level, count in job.levels(network).items())
-
-
 def _activations(network: NetworkShape, job: RunShape) -> float:
-    """Bytes per token and unit of width: kept by every branch with a gradient, and used by the current block, which is
-    recomputed if it kept less."""
-    at_work = saved(network, job) if job.levels(network).get("all", 0) < network.blocks else 0.0
-    return (job.branches * kept_by_blocks(network, job) + at_work + network.working) * job.compute / COMPUTE
+    """Bytes that blocks keep for every branch with a gradient, and those of the current block, which is recomputed if
+    it kept less."""
+    levels, whole = job.levels(network), saved(network, job)
+    attention = COMPUTE * (1 if network.text_stream else 2)
+    bytes_of = {"input": COMPUTE, "attention": COMPUTE + attention, "all": whole}
+    kept = job.branches * sum(count * bytes_of[level] for level, count in levels.items())
+    current = whole if levels.get("all", 0) < network.blocks else 0.0
+    return (kept + current + network.working) * job.compute / COMPUTE * _numbers(network, job)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,22 +369,14 @@ class Rates:
     """The same for an uncompiled block with a LoRA: the CPU launches its kernels one by one."""
     slow: float = 8.0
     """Slowdown of float32."""
-    forward: float = 1.0
-    """Ratio of measured to predicted seconds of a forward pass."""
-    backward: float = 1.0
-    """The same for a backward pass."""
-    decode: float = 1.0
-    """The same for decoding."""
 
 
-@dataclass(frozen=True)
-class Operations:
-    """Operations of one block's forward pass over one clip."""
+class Operations(NamedTuple):
+    """Operations of one block's forward pass over one clip, and the bytes that it moves."""
 
     attention: float
     products: float
     moved: float
-    """Bytes."""
 
 
 def operations(network: NetworkShape, job: RunShape) -> Operations:
@@ -445,52 +409,31 @@ def backward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> floa
     products = one.products * (2.0 if job.lora_rank is None else 1.1)
     moved = one.moved * (MOVED_BACKWARD_COMPILED if job.compiled else MOVED_BACKWARD)
     slower = IN_ORDER_BACKWARD if _in_order(job) else 1.0
-    plain = rates.backward * _at(slower * ATTENTION_BACKWARD * one.attention, products, moved, job, rates)
+    plain = _at(slower * ATTENTION_BACKWARD * one.attention, products, moved, job, rates)
     plain = max(LAUNCHES_BACKWARD * _least(job, rates), plain)
-    again = {level: _again(one, level, job, rates) for level in job.levels(network)}
+    recomputed = _at(0.0, one.products, one.moved, job, rates)
+    again = {"all": 0.0, "attention": recomputed, "input": _forward(one, job, rates)}
     return sum(count * (plain + again[level]) for level, count in job.levels(network).items())
 
 
 def decode_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
     """Seconds of decoding one clip."""
     vae = network.vae
-    if vae is None:
-        return 0.0
     efficiency = vae.efficiency if job.vae_bytes == COMPUTE else vae.efficiency_float32
     overlap = 1.45 if job.vae_tiling else 1.0  # neighboring tiles share a quarter of their sides
     pixels = job.frames * job.height * job.width
-    return rates.decode * overlap * vae.flops * pixels / (efficiency * rates.products)
-
-
-DIFFERENTIATED = 5.0
-"""Ratio of the gradient of a clip to its decoding: three decodings, because chunks run again twice, and the backward
-pass."""
+    return overlap * vae.flops * pixels / (efficiency * rates.products)
 
 
 def _forward(one: Operations, job: RunShape, rates: Rates) -> float:
     slower = IN_ORDER if _in_order(job) else 1.0
-    return max(_least(job, rates), rates.forward * _at(slower * one.attention, one.products, one.moved, job, rates))
-
-
-LAUNCHES_BACKWARD = 1.6
-"""Least duration of a backward pass, in forward passes."""
-WITHOUT_LORA = 0.5
-"""Ratio of kernels of a block without a LoRA to those with one: 85 operations of HunyuanVideo-1.5's, counted."""
+    return max(_least(job, rates), _at(slower * one.attention, one.products, one.moved, job, rates))
 
 
 def _least(job: RunShape, rates: Rates) -> float:
     """Seconds of launching a block's kernels."""
     eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
     return max(rates.launch, eager)
-
-
-def _again(one: Operations, level: Keep, job: RunShape, rates: Rates) -> float:
-    """Seconds of recomputation in the backward pass of a block with these kept activations."""
-    if level == "all":
-        return 0.0
-    if level == "input":
-        return _forward(one, job, rates)
-    return rates.forward * _at(0.0, one.products, one.moved, job, rates)
 
 
 def _in_order(job: RunShape) -> bool:

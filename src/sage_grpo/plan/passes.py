@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch, share_out
 from sage_grpo.models.cheap import Guide
@@ -15,11 +16,15 @@ from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.reference import ReferencePolicy
 from sage_grpo.utils.text import fixed
 
-PHASES = ("shared", "sampling", "idle", "reference", "replay", "gauge")
-"""Phases of an iteration. shared: steps that members of a group share; sampling: each member's own steps; idle: padding
-passes that keep sharded ranks synchronized; reference: velocities of the reference or the old policy, and for dpo of
-the other clip of a pair; replay: forward and backward; gauge: measuring the KL of the updates once (optimizer.max_kl
-may measure again)."""
+PHASES = {
+    "shared": "steps that clips of a group share",
+    "sampling": "each clip's own steps",
+    "idle": "padding that keeps ranks synchronized",
+    "reference": "reference, old policy, pair's other clip",
+    "replay": "forward and backward",
+    "gauge": "the KL of the updates; again with max_kl",
+}
+"""Phases of an iteration, and their passes."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,11 @@ class PassKind:
     times: int
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Passes of an iteration."""
+class Counts(NamedTuple):
+    """Passes of an iteration: of every rank by phase, and the padding replays of all ranks together."""
 
     phases: list[dict[str, PassCount]]
-    """Passes of every rank, by phase."""
     padding: int
-    """Padding replays of all ranks together."""
 
 
 def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], int]) -> str:
@@ -97,35 +99,37 @@ network)."""
 def count(plan: Plan, kinds: Sequence[Sequence[PassKind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
     """Count every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` is the number
     of reference passes of each update. Ranks with fewer passes than others repeat some to keep synchronized."""
-    known = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
-    counted = {number: count_own(one, guiding) for number, one in known.items()}
+    shared = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
+    counted = {number: count_own(one, guiding) for number, one in shared.items()}
     works = []
-    for row in kinds:
+    for parts in kinds:
         work: defaultdict[Hashable, PassCount] = defaultdict(PassCount)
-        for kind in row:
+        for kind in parts:
             for key, passes in counted[id(kind.plan)].items():
                 work[key] += passes * kind.times
         works.append(work)
     most = {key: max(work[key].velocities for work in works) for key in set[Hashable]().union(*works)}
     phases, padding = [], 0
     for rank, work in enumerate(works):
-        found = {phase: work[phase] for phase in PHASES}
+        row = {phase: work[phase] for phase in PHASES}
         sigmas = plan.group_of(plan.batches(rank)[0]).schedule.sigmas.tolist()
         for network in plan.order:
-            sigma = next((s for s in sigmas if plan.network(s) == network), 1.0)
             lacking = most.get(("rollout", network), 0) - work["rollout", network].velocities
-            found["idle"] += guiding.one(1, sigma) * lacking
+            if lacking:
+                sigma = next((s for s in sigmas if plan.network(s) == network), 1.0)
+                row["idle"] += guiding.one(1, sigma) * lacking
             for update, referenced in enumerate(reference):
-                own = work["update", update, network]
-                lacking = most.get(("update", update, network), 0) - own.velocities
-                fill = _spare(plan, rank, network, [update], guiding) * lacking if lacking else PassCount()
-                found["replay"] += own + fill
-                found["reference"] += (own + fill) * referenced
+                replays = work["update", update, network]
+                lacking = most.get(("update", update, network), 0) - replays.velocities
+                if lacking:
+                    replays += _padding(plan, rank, network, [update], guiding) * lacking
+                row["replay"] += replays
+                row["reference"] += replays * referenced
                 padding += lacking
             lacking = most.get(("gauge", network), 0) - work["gauge", network].velocities
             if lacking:
-                found["gauge"] += _spare(plan, rank, network, range(plan.updates), guiding) * lacking
-        phases.append(found)
+                row["gauge"] += _padding(plan, rank, network, range(plan.updates), guiding) * lacking
+        phases.append(row)
     return Counts(phases, padding)
 
 
@@ -150,7 +154,7 @@ def _sigma(plan: Plan, replay: Replay) -> float:
     return plan.groups[replay.members[0].group].sigma(replay.step)
 
 
-def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
+def _padding(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
     """A padding pass of a rank with fewer replays of a network than another."""
     turn = Lockstep(plan).padding(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
@@ -159,34 +163,30 @@ def _spare(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding:
 def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     """Passes without gradient in the updates of an iteration: of the reference, if there is one, except right after its
     renewal, and of the old policy, if a loss at fresh noise levels needs it."""
-    old = config.build_objective().old_passes(updates)
+    objective = config.build_objective()
+    old = objective.old_passes(updates)
     if not config.trust_region.uses_anchor:
         return list(map(int, old))
     done, every = iteration * updates, config.anchor.every if config.trust_region.renews_anchor else None
     anchor = ReferencePolicy({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
-    needs = anchor.passes(done, updates)
-    each = config.build_objective().reference_passes
-    return [need * each + first for need, first in zip(needs, old)]
+    return [need * objective.reference_passes + first for need, first in zip(anchor.passes(done, updates), old)]
 
 
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[PassCount]:
-    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps, with the model's own
-    guidance."""
+    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps."""
     spec = config.evaluate
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
-    result = []
-    for share in share_out(members, config.batch.micro_batch, world_size=ranks):
-        sizes = Counter(len(batch.members) for batch in share)
-        passes = (guiding.one(size, sigma) * number for size, number in sizes.items() for sigma in sigmas)
-        result.append(sum(passes, PassCount()))
-    return result
+    shares = share_out(members, config.batch.micro_batch, world_size=ranks)
+    return [
+        sum((guiding.one(len(batch.members), sigma) for batch in share for sigma in sigmas), PassCount())
+        for share in shares
+    ]
 
 
 def evaluations(config: TrainConfig) -> int:
-    """Number of evaluations of a run."""
     return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
 
 
@@ -198,7 +198,7 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
     def matters(sigma: float) -> tuple[int, int]:
         return alike(sigma), plan.network(sigma)
 
-    ways = [numbers.setdefault(_way(group, matters), len(numbers)) for group in plan.groups]
+    keys = [numbers.setdefault(_key(group, matters), len(numbers)) for group in plan.groups]
     known: dict[Hashable, Plan] = {}
     ranks = []
     for rank in range(len(plan.shares)):
@@ -207,10 +207,10 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
             place = {group.index: number for number, group in enumerate(groups)}
             # A clip counts only by being its group's first, which measures the KL, and by the updates that train it.
             clips = tuple(
-                tuple((place[one.group], one.index == 0, _trained(plan, one)) for one in batch.members)
+                tuple((place[one.group], one.index == 0, _updates(plan, one)) for one in batch.members)
                 for batch in batches
             )
-            sign = tuple(ways[index] for index in place), clips
+            sign = tuple(keys[index] for index in place), clips
             often[sign] += 1
             if sign not in known:
                 known[sign] = _alone(plan, groups, batches)
@@ -218,7 +218,7 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
     return ranks
 
 
-def _trained(plan: Plan, member: Member) -> tuple[bool, ...]:
+def _updates(plan: Plan, member: Member) -> tuple[bool, ...]:
     """Flags of the updates that train a clip; empty if all do."""
     return () if plan.chosen is None else tuple(member in part for part in plan.chosen)
 
@@ -244,16 +244,14 @@ def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch
     yield from ((groups, batches[number]) for number, groups in together.items())
 
 
-def _way(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
-    """Key that is equal for groups whose clips make the same passes and keep the same states."""
-    trained = group.trained if group.levels is None else _levels(group, alike)
+def _key(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
+    """Equal for groups whose clips make the same passes and keep the same states; the order of fresh noise levels does
+    not matter."""
+    trained: Hashable = group.trained
+    if group.levels is not None:
+        rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
+        trained = rows, len({level for part in group.trained for level in part})
     return id(group.schedule), trained, None if group.gauge is None else group.gauge.step
-
-
-def _levels(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
-    """Levels that each update learns of a group, in any order, and their total number."""
-    rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
-    return rows, len({level for part in group.trained for level in part})
 
 
 def _alone(plan: Plan, groups: Sequence[Group], batches: Sequence[MicroBatch]) -> Plan:

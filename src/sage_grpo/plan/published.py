@@ -2,10 +2,62 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from sage_grpo.plan.configs import Configs
+COMPONENTS: Mapping[str, tuple[str, str, str]] = {
+    "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
+    "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
+    "ltx": ("LTXPipeline", "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"),
+    "ltx2": ("LTX2Pipeline", "LTX2VideoTransformer3DModel", "AutoencoderKLLTX2Video"),
+    "hunyuan": ("HunyuanVideoPipeline", "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"),
+    "sana_video": ("SanaVideoPipeline", "SanaVideoTransformer3DModel", "AutoencoderKLWan"),
+    "flux": ("FluxPipeline", "FluxTransformer2DModel", "AutoencoderKL"),
+    "flux2": ("Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2"),
+    "sd3": ("StableDiffusion3Pipeline", "SD3Transformer2DModel", "AutoencoderKL"),
+    "qwen_image": ("QwenImagePipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
+    "qwen_image_edit": ("QwenImageEditPipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
+    "z_image": ("ZImagePipeline", "ZImageTransformer2DModel", "AutoencoderKL"),
+}
+"""Pipeline, transformer and VAE of checkpoints whose files are not here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configs:
+    """The config files of a text-to-video checkpoint that is not here, as far as they define the model."""
+
+    family: str
+    scheduler: Mapping[str, Any] = field(
+        default_factory=lambda: {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 5.0}
+    )
+    transformer: Mapping[str, Any] = field(default_factory=dict)
+    vae: Mapping[str, Any] = field(default_factory=dict)
+    guidance: float | None = None
+    """Scale of its guider, where it has one."""
+    boundary: float | None = None
+    """Wan 2.2 with two experts: the noise level at which the second takes over."""
+    expand_timesteps: bool = False
+    """Wan 2.2 5B: every token has a timestep."""
+
+    def write(self, folder: Path) -> None:
+        """Write the config files as a checkpoint has them, without weights."""
+        pipeline, network, vae = COMPONENTS[self.family]
+        index: dict[str, Any] = {"_class_name": pipeline, "boundary_ratio": self.boundary}
+        index |= {"expand_timesteps": self.expand_timesteps, "vae": ["diffusers", vae]}
+        index["scheduler"] = ["diffusers", self.scheduler["_class_name"]]
+        files = {"vae/config.json": self.vae, "scheduler/scheduler_config.json": self.scheduler}
+        for name in ("transformer",) if self.boundary is None else ("transformer", "transformer_2"):
+            index[name], files[f"{name}/config.json"] = ["diffusers", network], self.transformer
+        if self.guidance is not None:
+            index["guider"] = ["diffusers", "ClassifierFreeGuidance"]
+            files["guider/guider_config.json"] = {"guidance_scale": self.guidance}
+        for file, content in {"model_index.json": index, **files}.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(json.dumps(content))
+
 
 WAN_1_3B = {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}
 WAN_14B = {"num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -11,53 +11,43 @@ from rich.table import Table
 
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import find_distilled
-from sage_grpo.plan.budgets import counted, outcome, over_memory
-from sage_grpo.plan.changes import Change, way_to_fit
+from sage_grpo.plan.changes import Change, outcome, over_memory, way_to_fit
 from sage_grpo.plan.costs import Forecast
 from sage_grpo.plan.costs import forecast as make_forecast
 from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
 from sage_grpo.plan.passes import PHASES, PassCount, evaluations
-from sage_grpo.plan.workers import WorkerCosts, crew_of
+from sage_grpo.plan.workers import worker_costs
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.memory import kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
 from sage_grpo.utils.text import narrow_table
 
-MEANS = {
-    "shared": "what a group has in common, once",
-    "sampling": "steps of every clip for itself",
-    "idle": "to keep ranks in step; nobody reads them",
-    "reference": "velocities of anchor or old policy, where not the live one's",
-    "replay": "forward and backward",
-    "gauge": "how far the updates moved the policy; again where max_kl acts",
-}
 ESTIMATED = "seconds and memory are estimates: operations and bytes are counted on the network without weights, and nothing of this family was measured on a GPU"
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
     """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
-    batch, window, group = config.batch, config.rollout.window, plan.groups[0]
-    by_branch = f" x {window.branches} branches" if window.branches > 1 else ""
+    batch, window, schedule = config.batch, config.rollout.window, plan.groups[0].schedule
+    branches = f" x {window.branches} branches" if window.branches > 1 else ""
     chosen, clips = described(config), len(plan.groups) * plan.group_size
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
-    trained, explore = " + ".join(str(len(steps)) for steps in group.trained), sum(group.schedule.stochastic)
-    judged = (
-        f"{evaluations(config)} evaluations of {forecast.held_out} prompts" if forecast.held_out else "no evaluation"
-    )
+    trained = " + ".join(str(len(steps)) for steps in plan.groups[0].trained)
+    held_out = forecast.held_out
+    judged = f"{evaluations(config)} evaluations of {held_out} prompts" if held_out else "no evaluation"
     rows = {
-        "clips": f"{batch.prompts} prompts{by_branch} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+        "clips": f"{batch.prompts} prompts{branches} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
         "micro-batches": _micro_batches(plan, batch.micro_batch),
-        "steps": f"{group.schedule.num_steps}, of which {explore} explore; {trained} trained in {plan.updates} update(s)",
+        "steps": f"{schedule.num_steps}, of which {sum(schedule.stochastic)} explore; {trained} trained in {plan.updates} update(s)",
         "given steps": _given(config.rollout.cheap),
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
-        "idle": _left_idle(forecast),
+        "idle": _idle(forecast),
     }
     return {name: text for name, text in rows.items() if text}
 
@@ -73,36 +63,35 @@ def _given(spec: CheapSpec) -> str:
 
 
 def _micro_batches(plan: Plan, size: int) -> str:
-    rounds = max(len(plan.batches(rank)) for rank in range(len(plan.shares)))
-    sizes = {len(one.members) for share in plan.shares for one in share}
+    batches = [one for share in plan.shares for one in share]
+    sizes = {len(one.members) for one in batches}
     filled = f"of {size}" if sizes == {size} else f"of {min(sizes)} to {max(sizes)} (micro_batch {size})"
-    mixed = max(len({member.group for member in one.members}) for share in plan.shares for one in share)
+    mixed = max(len({member.group for member in one.members}) for one in batches)
     note = f"; up to {mixed} prompts in one, which run apart where their texts differ in length" if mixed > 1 else ""
-    return f"{rounds} a rank, {filled}{note}"
+    return f"{max(map(len, plan.shares))} a rank, {filled}{note}"
 
 
-def _left_idle(forecast: Forecast) -> str:
+def _idle(forecast: Forecast) -> str:
     """Text on padding passes, and on the nearest number of prompts without them."""
-    plan, layout = forecast.plan, forecast.layout
-    wasted = sum((row["idle"] for row in forecast.passes), PassCount()).clips
-    wasted += forecast.padding
+    plan, ranks = forecast.plan, forecast.layout.data
+    wasted = sum(row["idle"].clips for row in forecast.passes) + forecast.counts[0].padding
     if not wasted:
         return ""
     size = plan.group_size * forecast.config.rollout.window.branches
     clips = len(plan.groups) * plan.group_size
-    prompts = next((n for n in range(clips // size, clips // size + layout.data + 1) if n * size % layout.data == 0), 0)
+    prompts = next((n for n in range(clips // size, clips // size + ranks + 1) if n * size % ranks == 0), 0)
     advice = f"; batch.prompts {prompts} divides evenly" if prompts and prompts != clips // size else ""
-    return f"{clips} clips over {layout.data} ranks leave {wasted} passes that nobody reads{advice}"
+    return f"{clips} clips over {ranks} ranks take {wasted} padding passes{advice}"
 
 
 def passes_table(forecast: Forecast) -> Table:
     """Passes of the first iteration by phase: on the busiest rank, and on all."""
     heads = ("phase", "velocities", "network", "clips", "all ranks", "")
     table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
-    for phase in PHASES:
+    for phase, meaning in PHASES.items():
         rows = [row[phase] for row in forecast.passes]
         if any(row.velocities for row in rows):
-            table.add_row(phase, *_most(rows), f"[dim]{MEANS[phase]}[/dim]")
+            table.add_row(phase, *_most(rows), f"[dim]{meaning}[/dim]")
     if forecast.held_out:
         table.add_row("evaluation", *_most(forecast.evaluation), "[dim]each time[/dim]")
     return table
@@ -131,10 +120,9 @@ def phases_table(forecast: Forecast) -> Table:
 
 def memory_table(rows: Sequence[Forecast]) -> Table:
     """Seconds over memory: kept activations, peak and iteration time in each budget."""
-    table = narrow_table("seconds over memory (model.memory)")
-    for name in ("GiB", "peak", "s / it."):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("blocks keep", overflow="fold")
+    table = narrow_table(
+        "seconds over memory (model.memory)", "GiB", "peak", "s / it.", "blocks keep", left=("blocks keep",)
+    )
     for one in rows:
         seconds = f"{one.iteration_seconds:,.1f}" if one.fits else "-"
         table.add_row(f"{one.gib:.0f}", f"{one.peak / GIB:.1f}", seconds, outcome(one))
@@ -144,57 +132,33 @@ def memory_table(rows: Sequence[Forecast]) -> Table:
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
     """Effect of every change."""
     title = "what would make it faster" if now.fits else "what to change, best first"
-    table = narrow_table(title)
-    table.add_column("change", overflow="fold")  # for copying: at 80 columns it may break at a blank
-    for name in ("GiB", "fits", "s / it.", f"{_kind(now)}-h", "run"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("change", "GiB", "fits", "s / it.", f"{_kind(now)}-h", "run")
+    table = narrow_table(title, *heads, left=("change",))
     rows = [("(as it is)", "", now), *((one.option, one.run, one.after) for one in found[:most])]
     for option, run, after in rows:
-        table.add_row(
-            option,
-            f"{after.peak / GIB:.1f}",
-            "yes" if after.fits else "no",
-            f"{after.iteration_seconds:,.1f}",
-            f"{after.gpu_hours:,.1f}",
-            run,
-        )
+        numbers = f"{after.iteration_seconds:,.1f}", f"{after.gpu_hours:,.1f}"
+        table.add_row(option, f"{after.peak / GIB:.1f}", "yes" if after.fits else "no", *numbers, run)
     return table
 
 
-def crew_lines(crew: WorkerCosts, kind: str) -> Iterator[str]:
-    """Lines on workers on Ray: their tasks, their traffic and the bottleneck."""
-    yield (
-        f"{crew.workers} workers ({kind}) do {crew.tasks} tasks an iteration, {crew.rounds} each at most: sampling {_time(crew.sampling_seconds)}, updates "
-        f"{_time(crew.updating_seconds)}, {_time(crew.iteration_seconds)} an iteration; a worker takes {crew.gib:.1f} GiB"
-    )
-    yield (
-        f"what travels: weights {crew.weights_megabytes:,.1f} MB to every node an iteration, records {crew.task_megabytes:,.1f} MB back a task; the "
-        f"bottleneck: {crew.bottleneck}"
-    )
-
-
 def show(
-    forecast: Forecast,
-    found: Sequence[Change],
-    way: Sequence[Change],
-    console: Console,
-    workers: Forecast | None = None,
+    forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console, workers: Forecast
 ) -> None:
     """Print everything on a terminal; `workers` is the forecast on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
-    console.print(head)
-    console.print(passes_table(forecast))
-    if not forecast.phases:
-        console.print("Memory and time: not known for a family of your own.", style="yellow")
-        return
-    console.print(phases_table(forecast))
+    console.print(head, passes_table(forecast), phases_table(forecast))
     for line in verdict(forecast, way):
         console.print(line, soft_wrap=True, style=None if forecast.fits else "red")
-    crew = crew_of(forecast, workers or forecast)
-    for line in crew_lines(crew, (workers or forecast).hardware.title) if crew is not None else ():
-        console.print(line, soft_wrap=True)
+    crew = worker_costs(forecast, workers)
+    if crew is not None:
+        console.print(
+            f"{crew['workers']} workers ({workers.hardware.title}) do {crew['tasks']} tasks an iteration, {crew['rounds']} each at most: "
+            f"sampling {_time(crew['sampling_seconds'])}, updates {_time(crew['updating_seconds'])}, {_time(crew['iteration_seconds'])} an "
+            f"iteration; a worker takes {crew['gib']:.1f} GiB; the bottleneck: {crew['bottleneck']}",
+            soft_wrap=True,
+        )
     console.print(f"seconds: {forecast.hardware.origin}", style="dim", soft_wrap=True)
     rows = over_memory(forecast)
     if rows:
@@ -205,18 +169,14 @@ def show(
 
 def model_rows(forecast: Forecast) -> dict[str, str]:
     """Rows on the model, its trained parameters and its tokens."""
-    network, video = forecast.network, forecast.architecture.video
-    rows = {"model": f"{forecast.architecture.family}, from {forecast.architecture.source}"}
+    network, job, video = forecast.network, forecast.job, forecast.architecture.model.video
     advice = distilled(forecast)
-    if advice:
-        rows["distilled"] = advice
-    if network is None or video is None:
-        return rows
-    job = forecast.job
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
-    return rows | {
+    return {
+        "model": f"{forecast.architecture.family}, from {forecast.architecture.source}",
+        **({"distilled": advice} if advice else {}),
         "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.trained_networks * network.parameters / 1e6:,.0f} M parameters: {kind}",
         "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",
         "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
@@ -225,9 +185,9 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
 
 def distilled(forecast: Forecast) -> str | None:
     """Advice on guidance or steps of a distilled checkpoint."""
-    architecture = forecast.architecture
-    found = find_distilled(architecture.spec, architecture.folder)
-    steps, evaluated = forecast.config.rollout.steps, forecast.config.evaluate.steps_for(forecast.config.model)
+    config, architecture = forecast.config, forecast.architecture
+    found = find_distilled(config.model, architecture.folder)
+    steps, evaluated = config.rollout.steps, config.evaluate.steps_for(config.model)
     return None if found is None else found.advice(architecture.guidance_scale, steps, evaluated)
 
 
@@ -244,7 +204,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
     if forecast.architecture.estimated:
         yield ESTIMATED
     if any(phase.name == "gradient" for phase in forecast.phases):
-        yield "gradient does not hold what the rewards keep for their own way back"
+        yield "gradient leaves out the memory of the rewards' own backward passes"
     worst = max(forecast.phases, key=lambda phase: phase.memory.total)
     need = f"{worst.memory.total / GIB:.1f} of {forecast.gib:.0f} GiB at the peak ({worst.name})"
     if forecast.fits:
@@ -260,7 +220,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     """A few lines for the start of a run."""
     lines = [text for text in (distilled(forecast), forecast.unexplored()) if text]
-    if not forecast.hardware.is_cpu and forecast.phases:
+    if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
         lines += verdict(forecast, way)
@@ -279,29 +239,27 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
     return short(found, [] if found.hardware.is_cpu else way_to_fit(found))
 
 
-def document(
-    forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast | None = None
-) -> dict[str, Any]:
+def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast) -> dict[str, Any]:
     """The forecast as a JSON document."""
-    crew = crew_of(forecast, workers or forecast)
+    crew = worker_costs(forecast, workers)
     return {
         "model": model_rows(forecast),
         "arithmetic": arithmetic(forecast),
-        "layout": dataclasses.asdict(forecast.layout),
-        "passes": [{phase: dataclasses.asdict(one) for phase, one in row.items()} for row in forecast.passes],
-        "evaluation": [dataclasses.asdict(one) for one in forecast.evaluation] if forecast.held_out else [],
-        "hardware": dataclasses.asdict(forecast.hardware),
+        "layout": asdict(forecast.layout),
+        "passes": [{phase: asdict(one) for phase, one in row.items()} for row in forecast.passes],
+        "evaluation": [asdict(one) for one in forecast.evaluation] if forecast.held_out else [],
+        "hardware": asdict(forecast.hardware),
         "phases": {
             phase.name: {
                 "seconds": phase.seconds,
                 "gib": phase.memory.total / GIB,
-                **{f"gib_{name}": size / GIB for name, size in dataclasses.asdict(phase.memory).items()},
+                **{f"gib_{name}": size / GIB for name, size in asdict(phase.memory).items()},
             }
             for phase in forecast.phases
         },
         **costs(forecast),
-        **({} if crew is None else {"crew": {**dataclasses.asdict(crew), "bottleneck": crew.bottleneck}}),
-        "over_memory": [{"gib": one.gib, "keep": counted(one.levels), **costs(one)} for one in over_memory(forecast)],
+        **({} if crew is None else {"crew": crew}),
+        "over_memory": [{"gib": one.gib, "keep": kept(one.levels), **costs(one)} for one in over_memory(forecast)],
         "change_first": [one.option for one in way],
         "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],
     }
@@ -309,8 +267,6 @@ def document(
 
 def costs(forecast: Forecast) -> dict[str, Any]:
     """The numbers by which changes are compared."""
-    if not forecast.phases:
-        return {}
     return {
         "fits": forecast.fits,
         "peak_gib": forecast.peak / GIB,

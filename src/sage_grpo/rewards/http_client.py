@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import random
+import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult
 
@@ -49,6 +50,37 @@ def read_token(variable: str, option: str) -> str:
         raise RewardConfigError(str(error)) from error
 
 
+class Connections:
+    """Open connections of several threads; at the end of the `with` block they are cut, so that no thread waits for an answer or tries again."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Connections:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self.stop.set()
+            for sock in self._open:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def holding(self, sock: socket.socket) -> Iterator[None]:
+        with self._lock:
+            if self.stop.is_set():
+                raise ConnectionAbortedError("The answer is no longer needed.")
+            self._open.add(sock)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.remove(sock)
+
+
 def post(
     url: SplitResult,
     path: str,
@@ -58,13 +90,13 @@ def post(
     token: str,
     timeout: float,
     largest: int,
+    connections: Connections,
     connect_timeout: float | None = None,
-    watched: Callable[[http.client.HTTPConnection], AbstractContextManager[None]] | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """Send the pieces of a body to a path below the address, once: status, headers with small names, and the answer.
 
     kind: content type of the body. timeout: seconds for the whole try. largest: bytes of an answer that are still read. connect_timeout: seconds for
-    opening the connection; default `timeout`. watched: holds the open connection, so that another thread can cut it. Raises OSError or HTTPException.
+    opening the connection; default `timeout`. Raises OSError or HTTPException.
     """
     secure = url.scheme == "https"
     connection_kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -74,10 +106,10 @@ def post(
     if token:
         headers["Authorization"] = f"Bearer {token}"
     deadline = time.monotonic() + timeout
-    try:
+    with contextlib.closing(connection):
         connection.connect()
         connection.sock.settimeout(timeout)
-        with watched(connection) if watched else contextlib.nullcontext():
+        with connections.holding(connection.sock):
             # a server may refuse the body early and close: its answer still has the reason
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.request("POST", f"{url.path.rstrip('/')}{path}", body=body, headers=headers)
@@ -90,5 +122,3 @@ def post(
             if response.length:  # fewer bytes than announced
                 raise http.client.IncompleteRead(bytes(answer[:100]), response.length)
             return response.status, {name.lower(): value for name, value in response.getheaders()}, bytes(answer)
-    finally:
-        connection.close()

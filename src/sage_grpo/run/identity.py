@@ -196,9 +196,9 @@ def of_code() -> str:
 
 
 def _of_plugins(config: TrainConfig, given: Overrides) -> str:
-    names = [reward.name.partition(":")[0] for reward in config.rewards if ":" in reward.name]
+    paths = [*(reward.name for reward in config.rewards), config.kernel.name, config.objective.kind]
+    names = [path.partition(":")[0] for path in paths if ":" in path]
     names += [] if config.model.own_family is None else [config.model.own_family]
-    names += [config.kernel.name.partition(":")[0]] if ":" in config.kernel.name else []
     sha = hashlib.sha256()
     for name in sorted(set(names)):
         file = _source(name)

@@ -6,8 +6,8 @@ import errno
 import json
 import os
 import socket
-import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -15,21 +15,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.distributed.heartbeat import own_place
 from sage_grpo.distributed.world import World
 from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.safe_io import NO_LINKS, check, regular
 
 try:
     import fcntl
-except ImportError:  # not on Windows: the touches alone decide there
+except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
-
-NAME = ".lock"
-BEAT = 3.0
-"""Seconds between two touches of the lock file by its owner."""
-PATIENCE = 12.0
-"""Seconds without a touch after which the owner of a lock on another machine counts as dead."""
 
 
 class FolderLocked(ConfigError):
@@ -37,18 +30,16 @@ class FolderLocked(ConfigError):
 
 
 class FolderLock:
-    """A lock file with the owner's host, process and start.
+    """The operating system's lock (flock) on `.lock`, in which its owner's host, process and start are written.
 
-    The operating system's lock (flock) decides where possible: it ends with its process in any case. On a shared disk
-    it may not reach other machines, so the owner also touches the file every few seconds, and a process that finds the
-    file of another machine waits for a touch before taking it over. No clocks are compared.
+    It ends with its process in any case; on a shared disk the file system carries it to other machines. Not the package
+    filelock: it empties the file on opening, also if that is a hard link to another one, and names no owner.
     """
 
     def __init__(self, out: Path) -> None:
-        self.out, self.file = out, out / NAME
+        self.out, self.file = out, out / ".lock"
         self._stream: IO[str] | None = None
         self._made: list[Path] = []
-        self._stop = threading.Event()
 
     def acquire(self) -> None:
         """Lock the folder (and create it if missing), or raise FolderLocked with its owner."""
@@ -56,31 +47,48 @@ class FolderLock:
             self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
             self.out.mkdir(parents=True, exist_ok=True)
             self._stream = self._open()
-            self._sign(self._stream)
+            self._stream.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, self._stream)
+            self._stream.flush()
         except OSError as error:
             self.release()
             raise ConfigError(
                 f"The run's folder {self.out} cannot be written: {error}. Choose another `out`."
             ) from error
-        threading.Thread(target=self._beat, name="lock", daemon=True).start()
 
     def _open(self) -> IO[str]:
+        """The locked file, still as it was."""
         while True:
-            stream = self._file()
-            sure = _flock(stream)
-            if sure is False:
-                raise FolderLocked(self._refusal(_owner(stream)))
-            # A hard link to another file, which signing would empty.
-            if sure and os.fstat(stream.fileno()).st_nlink > 1:
+            if self.file.is_symlink():
+                raise ConfigError(
+                    f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
+                )
+            descriptor = os.open(regular(self.file), os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666)
+            stream = os.fdopen(descriptor, "a+")
+            self._lock(stream)
+            if os.fstat(descriptor).st_nlink > 1:  # a hard link to another file, which would be emptied
                 self.file.unlink(missing_ok=True)
-            owner = _owner(stream) if self._is_in_place(stream) else {}
-            here = str(owner.get("place", "")).rpartition(":")[0] == own_place().rpartition(":")[0] != ""
-            if owner and not (sure and here) and self._touched(stream):
-                stream.close()
-                raise FolderLocked(self._refusal(owner))
             if self._is_in_place(stream):
                 return stream
             stream.close()  # the owner removed the file meanwhile, or it was a foreign file
+
+    def _lock(self, stream: IO[str]) -> None:
+        try:
+            if fcntl is None:
+                raise OSError("the operating system has none")
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                owner = _owner(stream)
+                stream.close()
+                name = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
+                raise FolderLocked(
+                    f"{self.out} is in use by another run ({name}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
+                ) from error
+            warnings.warn(
+                f"{self.out} cannot be locked ({error}): make sure that no other run works there.", stacklevel=4
+            )
 
     def _is_in_place(self, stream: IO[str]) -> bool:
         """True if this is still the file under its name: a lock on a removed or replaced file has no effect."""
@@ -89,46 +97,8 @@ class FolderLock:
         except OSError:
             return False
 
-    def _file(self) -> IO[str]:
-        """Open the lock file for writing; refuses links to other files."""
-        if self.file.is_symlink():
-            raise ConfigError(
-                f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
-            )
-        return os.fdopen(os.open(regular(self.file), os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666), "a+")
-
-    def _sign(self, stream: IO[str]) -> None:
-        stream.truncate(0)
-        host, pid, since = socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S %z")
-        json.dump({"host": host, "pid": pid, "since": since, "place": own_place()}, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-    def _touched(self, stream: IO[str]) -> bool:
-        """True if the owner touches the file while this process waits."""
-        first, end = os.fstat(stream.fileno()).st_mtime_ns, time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            time.sleep(PATIENCE / 24)
-            # Opening makes a shared disk ask its server again.
-            with suppress(FileNotFoundError), self.file.open() as fresh:
-                if os.fstat(fresh.fileno()).st_mtime_ns != first:
-                    return True
-        return False
-
-    def _refusal(self, owner: dict[str, Any]) -> str:
-        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
-        return f"{self.out} is in use by another run ({who}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
-
-    def _beat(self) -> None:
-        while not self._stop.wait(BEAT):
-            stream = self._stream
-            with suppress(OSError):  # a temporary disk error; other processes wait for several touches
-                if stream is not None and self._is_in_place(stream):  # never touch another run's file
-                    os.utime(self.file)
-
     def release(self) -> None:
         """Release the lock and remove its file, and folders that this lock created if they are empty."""
-        self._stop.set()
         if self._stream is None:
             return
         with suppress(OSError):
@@ -148,26 +118,13 @@ class FolderLock:
         self.release()
 
 
-def _flock(stream: IO[str]) -> bool | None:
-    """True if the operating system granted the lock; None if it has no locks."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        return None
-    return True
-
-
 def _owner(stream: IO[str]) -> dict[str, Any]:
     stream.seek(0)
     try:
-        owner = parse_json(stream.read() or "{}")
-    except ValueError:
-        return {"place": "?"}  # half written: wait for a touch
-    return owner if isinstance(owner, dict) else {"place": "?"}
+        owner = parse_json(stream.read())
+    except ValueError:  # half written
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 ENTRIES = (
@@ -218,15 +175,15 @@ def owned(out: Path, world: World) -> Iterator[None]:
 
 def by_main(world: World, answer: Callable[[], str]) -> str:
     """Run a check in the main process; all processes get its result, or raise its error."""
-    said, refused = "", None
+    text, refused = "", None
     if world.is_main:
         try:
-            said = f"={answer()}"
+            text = f"={answer()}"
         except (ValueError, FileNotFoundError) as error:
-            said, refused = f"!{error}", error
-    said = world.from_main(said)
+            text, refused = f"!{error}", error
+    text = world.from_main(text)
     if refused is not None:
         raise refused
-    if said.startswith("!"):
-        raise ConfigError(said[1:])
-    return said[1:]
+    if text.startswith("!"):
+        raise ConfigError(text[1:])
+    return text[1:]

@@ -54,8 +54,9 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     # Objects are refused where they are loaded.
     if family is not None and family not in FAMILIES and not is_object(family):
         found.append(f"the code {config.model.family} (model.family)")
-    if ":" in config.kernel.name:
-        found.append(f"the code {config.kernel.name} (kernel.name)")
+    for path, option in ((config.kernel.name, "kernel.name"), (config.objective.kind, "objective.kind")):
+        if ":" in path:
+            found.append(f"the code {path} ({option})")
     for spec in config.rewards if rewards else []:
         if spec.name == "remote":
             found.append(hide(f"the reward server {spec.options.get('urls')}"))

@@ -17,7 +17,7 @@ from sage_grpo.callbacks.observers import CheckpointSaver, VideoFolder, export, 
 from sage_grpo.callbacks.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import RankLost, World, start
-from sage_grpo.models.base import Explains, RunsCheaply
+from sage_grpo.models.base import abilities
 from sage_grpo.plan.costs import choose_levels
 from sage_grpo.plan.passes import evaluations_of
 from sage_grpo.plan.show import opening
@@ -37,7 +37,7 @@ from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.workers.messages import WorkerError
-from sage_grpo.workers.ray_pool import crew_of
+from sage_grpo.workers.ray_pool import make_workers
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def session(
 def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None) -> Trainer:
     """Build a trainer with the memory plan of this machine and the configured workers."""
     world = world or World()
-    return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=crew_of)
+    return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=make_workers)
 
 
 def run(
@@ -190,7 +190,7 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
             device=str(trainer.model.device),
             parameters=trainer.state.size,
             evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),
-            choices=trainer.model.choices if isinstance(trainer.model, Explains) else None,
+            choices=abilities(trainer.model).choices or None,
         )
     )
     if not found.checkpoint:
@@ -209,8 +209,8 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
 
 def _branches(trainer: Trainer, sigma: float) -> int:
     """Network evaluations of one velocity in training."""
-    model = trainer.model
-    return model.branches(sigma, trainer.config.model.training_guidance) if isinstance(model, RunsCheaply) else 1
+    guided = abilities(trainer.model).guided
+    return 1 if guided is None else guided.branches(sigma, trainer.config.model.training_guidance)
 
 
 def _open_metrics(trainer: Trainer, found: FoundRun, terminal: Terminal, resumed: int | None) -> Metrics:

@@ -49,8 +49,7 @@ class Schedule:
         if not (math.isfinite(shift) and shift > 0):
             raise ValueError(f"shift must be positive, got {shift} (1 leaves the grid even; video models use 3 to 12).")
         s = torch.linspace(1.0, 0.0, num_steps + 1, dtype=torch.float64)
-        # Rounding may lift 1 to 1 + 2e-16 (shift 0.2 does).
-        return cls((shift * s / (1.0 + (shift - 1.0) * s)).clamp(max=1.0))
+        return cls(shift * s / (1.0 + (shift - 1.0) * s))
 
     @property
     def num_steps(self) -> int:

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from sage_grpo.data.formats import content_hash, fitted
 from sage_grpo.health.statistics import frames_seen
-from sage_grpo.models.base import DecodesFrames, VelocityModel, differentiable, encodes_clips, in_format
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format, pixels_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
-from sage_grpo.models.parts import HasParts, HearsClips
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.scoring import no_clips
 from sage_grpo.types import Sound, VideoSpec
@@ -33,7 +32,7 @@ def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | 
     if not reward.reads_clips:
         return []
     video = model.video
-    read = reward.frames_read(video.frames, video.fps) if isinstance(model, DecodesFrames) else None
+    read = reward.frames_read(video.frames, video.fps) if abilities(model).decode_frames else None
     return None if read is None else sorted({*read, *frames_seen(video.frames)})
 
 
@@ -46,12 +45,12 @@ def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: 
     """Refuse models that cannot decode with a graph, and excerpts that cannot be decoded or need not be; `frames` is
     the length of an excerpt."""
     if reward.learns_from_clips:
-        differentiable(model)
+        pixels_of(model)
     if frames is not None and not reward.learns_from_clips:
         raise ValueError(
             f"objective.frames {frames}: every reward that counts reads latents, and nothing is decoded; leave it out."
         )
-    if frames is not None and isinstance(model, HasParts):
+    if frames is not None and abilities(model).parts is not None:
         raise ValueError(
             f"objective.frames {frames}: clips of this model have several parts, and are decoded whole; leave it out."
         )
@@ -78,14 +77,14 @@ def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor, 
     """
     if excerpt is None:
         read = reward.frames_read(model.video.frames, model.video.fps, counting=True)
-        return differentiable(model).pixels(latents, read)
+        return pixels_of(model)(latents, read)
     first, stop = excerpt.start, excerpt.stop
     before, own = latents[:, :, max(0, first - CONTEXT) : first].detach(), latents[:, :, first:stop]
     skipped = 1 + _stride(model) * (before.shape[2] - 1) if first else 0
     count = 1 + _stride(model) * (before.shape[2] + own.shape[2] - 1) - skipped
     read = reward.frames_read(count, model.video.fps, counting=True)
     frames = None if read is None else [skipped + frame for frame in read]
-    return differentiable(model).pixels(torch.cat([before, own], dim=2), frames)[:, skipped:]
+    return pixels_of(model)(torch.cat([before, own], dim=2), frames)[:, skipped:]
 
 
 def _stride(model: VelocityModel) -> int:
@@ -109,8 +108,9 @@ class DecodedClips:
             self._whole.append(self.model.decode(latents))
             return self._whole[-1]
         clips = self._sparse[self.done : self.done + len(latents)]
-        if self.frames and isinstance(self.model, DecodesFrames):
-            clips[:, list(self.frames)] = self.model.decode_frames(latents, self.frames)
+        decode = abilities(self.model).decode_frames
+        if self.frames and decode is not None:
+            clips[:, list(self.frames)] = decode(latents, self.frames)
         self.done += len(latents)
         return clips
 
@@ -137,7 +137,7 @@ class Encoder:
     def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
         """placed: context inside which the VAE is on the model's device."""
         self.model, self.placed = model, placed
-        self._cache = EncodingCache(folder, encodes_clips(model).latents_key(), "Encoded clips")
+        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
 
     def __call__(self, file: Path, video: VideoSpec | None = None) -> Tensor:
         """Latents of one clip on the CPU; `video` is the format, by default the model's own."""
@@ -147,14 +147,14 @@ class Encoder:
     def _encode(self, file: Path, video: VideoSpec | None) -> Tensor:
         clip, fps = read_video(file)
         model = in_format(self.model, video)
+        encoder = encoder_of(model)
         try:
             clip = fitted(clip, fps, model.video)
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():
-            if isinstance(model, HearsClips):
-                return model.to_latents(clip[None], heard(file, model.heard_rate))[0]
-            return encodes_clips(model).to_latents(clip[None])[0]
+            sound = None if encoder.sound_rate is None else heard(file, encoder.sound_rate)
+            return encoder.to_latents(clip[None], sound)[0]
 
 
 def heard(file: Path, rate: int) -> Sound | None:

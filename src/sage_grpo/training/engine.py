@@ -17,8 +17,7 @@ from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
-from sage_grpo.models.base import VelocityModel, in_format, network_of
-from sage_grpo.models.parts import Sounds, sound_of
+from sage_grpo.models.base import VelocityModel, abilities, in_format, network_of, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
@@ -183,7 +182,7 @@ class RolloutEngine:
     def listen(self, rollout: Rollout, *, whole: bool = True) -> Sound | None:
         """Sound of the clips that this process scores, if they have any and `whole` or a reward needs it."""
         latents = self.latents(rollout) if whole or self.reward.hears else None
-        with self.vae.decoding() if isinstance(self.model, Sounds) else nullcontext():
+        with self.vae.decoding() if abilities(self.model).sound else nullcontext():
             return None if latents is None else sound_of(self.model, latents)
 
     def score(

@@ -13,9 +13,8 @@ from torch import Tensor
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.base import VelocityModel, sound_of
 from sage_grpo.models.distilled import USUAL
-from sage_grpo.models.parts import sound_of
 from sage_grpo.models.policy import build_solver, solve, started
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.noise import keyed_noise

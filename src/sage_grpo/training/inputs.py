@@ -18,7 +18,7 @@ from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, fra
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Explains, StartsFromClips, TakesPlaced, VelocityModel, encodes_clips, in_format
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -132,7 +132,7 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
         check_sources(model, [*prompts, *held_out])
         examples = None
         if config.data.clips is not None:
-            encodes_clips(model)
+            encoder_of(model)
             examples = usable(config.data.clips, prompts, [model.video, *_formats(config, model, prompts)])
             prompts = list(examples.prompts)
         return Inputs(
@@ -167,8 +167,7 @@ def load_model(config: TrainConfig, world: World) -> VelocityModel:
     device = _device(config, world, Overrides())
     compiled, why = compiles(config, device)
     model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
-    if isinstance(model, Explains):
-        model.choices["compile"] = why
+    abilities(model).choices["compile"] = why
     return model
 
 
@@ -271,21 +270,26 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
     """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
     check_sources(model, prompts)
-    found = _encoded(model, prompts)
-    if not isinstance(model, StartsFromClips):
+    found, start = _encoded(model, prompts), abilities(model).start
+    if start is None:
         return found
+
+    def source(file: Path) -> Tensor:
+        return start.source(content_hash(file), lambda: fitted(*read_video(file), model.video))
+
     return [
-        one if prompt.source_video is None else replace(one, source=_source(model, prompt.source_video))
+        one if prompt.source_video is None else replace(one, source=source(prompt.source_video))
         for prompt, one in zip(prompts, found)
     ]
 
 
 def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    if not any(prompt.conditions for prompt in prompts):
+    encode_placed = abilities(model).encode_placed
+    if encode_placed is None or not any(prompt.conditions for prompt in prompts):
         return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
     return [
-        model.encode_placed(prompt.text, _placed(prompt, model.video))
-        if prompt.conditions and isinstance(model, TakesPlaced)
+        encode_placed(prompt.text, _placed(prompt, model.video))
+        if prompt.conditions
         else model.encode([prompt.text], [pictures_of(prompt)])[0]
         for prompt in prompts
     ]
@@ -303,16 +307,13 @@ def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
     return given
 
 
-def _source(model: StartsFromClips, file: Path) -> Tensor:
-    return model.source(content_hash(file), lambda: fitted(*read_video(file), model.video))
-
-
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
     """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not
     take."""
-    strength = model.strength if isinstance(model, StartsFromClips) else None
+    able = abilities(model)
+    strength = None if able.start is None else able.start.strength
     for prompt in prompts:
-        if prompt.conditions and not isinstance(model, TakesPlaced):
+        if prompt.conditions and able.encode_placed is None:
             raise ModelError(
                 f"The prompt {prompt.text!r} has conditions, which an LTXConditionPipeline takes, and {type(model).__name__} does not: take the column "
                 "out. A first frame is the column image."

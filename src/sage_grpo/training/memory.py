@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from sage_grpo.models.base import Explains, VelocityModel
+from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.types import Keep
 
@@ -17,8 +17,7 @@ def fit_memory(config: TrainConfig, model: VelocityModel, chosen: Sequence[Keep]
     if chosen is None:
         chosen = levels(config.update.gradient_checkpointing, len(model.blocks()), cuda=model.device.type == "cuda")
     model.keep(list(chosen))
-    if isinstance(model, Explains):
-        model.choices["blocks keep"] = kept(chosen)
+    abilities(model).choices["blocks keep"] = kept(chosen)
 
 
 def levels(asked: bool | Literal["attention", "auto"], blocks: int, *, cuda: bool) -> list[Keep]:

@@ -17,18 +17,17 @@ from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.distributed.fsdp import Engine, shard
 from sage_grpo.distributed.spec import ParallelError, ParallelSpec
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import SplitsSequence, VelocityModel
+from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.models.spec import ModelSpec
 
 
 def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine:
     """Split clips over sequence-parallel ranks and weights over all; nothing changes in a run of one process."""
-    if world.control is not None and not model.spec.packed:
-        raise ParallelError("model.packed: false is for comparisons in one process; leave it out.")
     if world.sequence_group is not None:
-        if not isinstance(model, SplitsSequence):
+        split = abilities(model).split_sequence
+        if split is None:
             raise ParallelError(f"{type(model).__name__} cannot split a clip over ranks: set parallel.sp to 1.")
-        model.split_sequence(SequenceParallel(world.sequence_group))
+        split(SequenceParallel(world.sequence_group))
     blocks = model.blocks()
     kinds = {type(block) for block in blocks}
     networks = [(model.network, blocks)]

@@ -16,9 +16,8 @@ from torch import Tensor
 from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_updates
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import RunsCheaply, VelocityModel
+from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.models.cheap import Guide, check_negative
-from sage_grpo.models.parts import HasParts
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.samplers.kernels import Kernel
@@ -346,12 +345,13 @@ def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner) -> 
     spec, guidance = config.rollout.cheap, config.model.training_guidance
     if not spec.on:
         return
-    if not isinstance(model, RunsCheaply):
+    guided = abilities(model).guided
+    if guided is None:
         raise ModelError(
-            f"rollout.cheap needs a model with the methods branches and both (docs/extending.md), and {type(model).__name__} does not have them. "
+            f"rollout.cheap needs a model with the ability `guided` (docs/extending.md), and {type(model).__name__} does not have it. "
             "Leave it out."
         )
-    check_negative(spec, lambda sigma: model.branches(sigma, guidance))
+    check_negative(spec, lambda sigma: guided.branches(sigma, guidance))
     if planner.ranks > 1 and not _in_step(planner):
         raise ModelError(
             "rollout.cheap.guidance and negative_every need ranks that make the same passes, because all of them gather the weights of each: "
@@ -380,11 +380,12 @@ def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]
     if not explore and not judged:
         return ()
     asked = f"rollout.explore {explore}" if explore else f"rewards.judges {judged[0]}"
-    if not isinstance(model, HasParts):
+    layout = abilities(model).parts
+    if layout is None:
         raise ModelError(
             f"{asked} is about parts of a clip, and {type(model).__name__} has one, the video. Leave it out."
         )
-    model.parts.check([*explore, *judged])
+    layout.check([*explore, *judged])
     silent = [name for name in judged if explore and name not in explore]
     if silent:
         raise ModelError(
@@ -401,5 +402,5 @@ def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]
     for reason, found in reasons.items():
         if found:
             raise ModelError(f"{asked} cannot be had here: {reason}. Leave one of them out.")
-    places = {name: place for name, place in model.parts.places().items() if name in explore or not explore}
+    places = {name: place for name, place in layout.places().items() if name in explore or not explore}
     return tuple(StatePart(name, place, column, 1 / len(places)) for column, (name, place) in enumerate(places.items()))

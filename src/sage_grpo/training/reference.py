@@ -88,7 +88,7 @@ class Ema(Snapshot):
     def advance(self) -> None:
         """Average with the current weights."""
         for name, p in self.params.items():
-            self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - self.decay)
+            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - self.decay)
 
 
 class OldPolicy(Snapshot):
@@ -118,10 +118,10 @@ class OldPolicy(Snapshot):
             self.renew()
 
     @torch.no_grad()
-    def end(self, decay: float) -> None:
-        """Called after a rollout's updates: averages with the live weights; `decay` is the weight of the old ones."""
-        for name, p in self.params.items() if self.lags else ():
-            self.copies[name].lerp_(p.detach().to(self.copies[name]), 1.0 - decay)
+    def follow(self, decay: float) -> None:
+        """Average a lagging policy with the live weights; `decay` is the weight of the old ones."""
+        for name, p in self.params.items():
+            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - decay)
 
 
 class PastWeights:

@@ -110,8 +110,8 @@ class Updater:
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure_kl(lockstep, rollout, tick)
             self.advance(logs[-1])
-        if self.old is not None:
-            self.old.end(self.objective.decay(plan.iteration + 1))
+        if self.old is not None and self.old.lags:
+            self.old.follow(self.objective.decay(plan.iteration + 1))
         metrics = mean_of(logs)
         if self.config.rollout.staleness:  # the weights have changed since the rollout, so it is not 0
             metrics.pop("ratio/first_log", None)

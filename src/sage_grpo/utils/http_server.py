@@ -1,23 +1,15 @@
-"""Shared parts of our servers (rewards, the study): addresses, limits on connections, refusals and shutdown.
-
-uvicorn does not watch connections: one that never sends a whole request would stay for ever. Here it is closed after a while, and at once when its
-place is needed. One whose request is being answered is never closed.
-"""
+"""Shared parts of our servers (rewards, the study): addresses, limits on connections, refusals and shutdown."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import ipaddress
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import uvicorn
-
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class Refused(Exception):
@@ -58,80 +50,42 @@ def check_port(host: str, port: int) -> None:
 
 
 def serve(app: Any, **settings: Any) -> bool:
-    """Run until SIGINT or SIGTERM; requests being answered are finished first. False if it could not listen. `settings`: of `guarded_config`."""
+    """Run until SIGINT or SIGTERM; requests being answered are finished first. False if it could not listen. `settings`: of `server_config`."""
     import uvicorn
 
-    server = uvicorn.Server(guarded_config(app, **settings))
+    server = uvicorn.Server(server_config(app, **settings))
     with contextlib.suppress(KeyboardInterrupt):  # raised again by uvicorn after its orderly end
         server.run()
     return server.started
 
 
-def guarded_config(app: Any, *, header_timeout: float, max_connections: int, **settings: Any) -> uvicorn.Config:
-    """uvicorn's configuration with a watch on connections."""
+def server_config(app: Any, *, header_timeout: float, max_connections: int, **settings: Any) -> uvicorn.Config:
+    """uvicorn's configuration: at most `max_connections` at a time, and none that is silent for longer than `header_timeout` seconds."""
     import uvicorn
-
-    # bursts of a whole training run: connections wait in the kernel instead of being refused
-    options = {"backlog": 4096, **settings}
-    return uvicorn.Config(app, http=guarded_protocol(header_timeout, max_connections), **options)
-
-
-def guarded_protocol(header_timeout: float, max_connections: int) -> type[asyncio.Protocol]:
-    """uvicorn's own HTTP protocol with a timeout for headers and a limit on connections."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     base: Any = AutoHTTPProtocol
-    everyone: dict[Any, float] = {}
-    """The open connections, with the time of their start or of their last answer."""
 
-    class Guarded(base):
-        timer: asyncio.TimerHandle | None = None
-
-        def incomplete(self) -> bool:
-            """True without a request, or with one that has not arrived in full."""
-            return self.headerless() or self.cycle.more_body
-
-        def headerless(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
+    class HeaderTimeout(base):
+        """uvicorn's own protocol; it would keep a connection for ever that never sends a whole request."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            if len(everyone) >= max_connections:
-                oldest = min((one for one in everyone if one.incomplete()), key=everyone.__getitem__, default=None)
-                if oldest is None:
-                    transport.write(BUSY)
-                    transport.close()
-                    return
-                everyone.pop(oldest)
-                oldest.transport.abort()
-            everyone[self] = time.monotonic()
-            self.watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            everyone.pop(self, None)
-            self.unwatch()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self.watch()
+            self.await_headers()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self in everyone:
-                everyone[self] = time.monotonic()
-            self.watch()
+            self.await_headers()
 
-        def watch(self) -> None:
-            """Run one timer while headers are missing: bytes that come one by one do not prolong it."""
-            if not self.headerless() or self.transport.is_closing():
-                self.unwatch()
-            elif self.timer is None:
-                self.timer = self.loop.call_later(header_timeout, self.transport.abort)
+        def await_headers(self) -> None:
+            last = self.cycle
 
-        def unwatch(self) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-                self.timer = None
+            def close() -> None:
+                if self.cycle is last and (last is None or last.response_complete):
+                    self.transport.abort()
 
-    return Guarded
+            self.loop.call_later(header_timeout, close)
+
+    # bursts of a whole training run: connections wait in the kernel instead of being refused
+    options = {"backlog": 4096, "limit_concurrency": max_connections + 1, **settings}  # uvicorn refuses the last one
+    return uvicorn.Config(app, http=HeaderTimeout, **options)

@@ -1,4 +1,4 @@
-"""Messages between a trainer and its workers: jobs, results and weights."""
+"""Messages between a trainer and its workers: tasks, results and weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from sage_grpo.training.plan import Plan, Replay
 from sage_grpo.training.rollout import Record, Rollout, SavedRecord
 from sage_grpo.training.scoring import ScoredClips, Scores
 from sage_grpo.types import Conditioning, Sound
-
-Law = Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]]
 
 
 class WorkerError(ValueError):
@@ -47,23 +45,23 @@ class RolloutTask:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A finished job."""
+    """A finished task."""
 
     records: dict[Replay, SavedRecord]
-    proof: Tensor | None
+    log_prob: Tensor | None
     """The log-probability of the checked step (`checked`) under the worker's weights, if its record has none."""
     latents: list[tuple[MicroBatch, Tensor]]
     """Latents, if the trainer scores or differentiates."""
-    judged: ScoredClips | None
+    clips: ScoredClips | None
     """Scored clips, if the worker scores."""
     seconds: float
 
     @property
     def bytes(self) -> int:
         """Size of the message's tensors."""
-        tensors = [one for kept in self.records.values() for one in (kept.x, kept.x_next, kept.v_old)]
+        tensors = [one for saved in self.records.values() for one in (saved.x, saved.x_next, saved.v_old)]
         tensors += [latents for _, latents in self.latents]
-        tensors += [] if self.judged is None else [self.judged.videos]
+        tensors += [] if self.clips is None else [self.clips.videos]
         return sum(one.nbytes for one in tensors if one is not None)
 
 
@@ -106,44 +104,52 @@ def packed(params: Mapping[str, Tensor]) -> bytes:
 @torch.no_grad()
 def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
     """Load packed weights into parameters of the same names."""
-    found = load(weights)
-    if different := sorted(found.keys() ^ params.keys()):
+    loaded = load(weights)
+    if different := sorted(loaded.keys() ^ params.keys()):
         raise WorkerError(
             f"The trainer's weights are not those of this worker's model: {different[0]} is only in one of them. Use the same checkpoint and the "
             "same version of sage-grpo on all nodes."
         )
     for name, p in params.items():
-        p.copy_(found[name])
+        p.copy_(loaded[name])
 
 
-def rollout_of(plan: Plan, rank: int, results: Sequence[TaskResult], replayed: Law, device: torch.device) -> Rollout:
+def rollout_of(
+    plan: Plan,
+    rank: int,
+    results: Sequence[TaskResult],
+    replayed: Callable[[Replay], tuple[Policy, tuple[Conditioning, ...]]],
+    device: torch.device,
+) -> Rollout:
     """Assemble a rank's rollout from the results of its parts, in the order of its own sampling; `replayed` returns the
     policy of a replay and the conditionings of its rows."""
-    records = {replay: kept.record(*replayed(replay)) for result in results for replay, kept in result.records.items()}
+    records = {
+        replay: saved.record(*replayed(replay)) for result in results for replay, saved in result.records.items()
+    }
     latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
     sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
-    place = {member: at for at, member in enumerate(sampled)}
-    order = [place[member] for batch in plan.batches(rank) for member in batch.members]
-    judged = [result.judged for result in results if result.judged is not None]
+    row = {member: index for index, member in enumerate(sampled)}
+    order = [row[member] for batch in plan.batches(rank) for member in batch.members]
+    clips = [result.clips for result in results if result.clips is not None]
     return Rollout(
         [(batch, latents[batch]) for batch in plan.batches(rank) if latents],
         records,
-        _joined(judged, order) if judged else None,
+        _joined(clips, order) if clips else None,
     )
 
 
-def _joined(judged: Sequence[ScoredClips], order: Sequence[int]) -> ScoredClips:
+def _joined(clips: Sequence[ScoredClips], order: Sequence[int]) -> ScoredClips:
     """Concatenate the workers' scored clips; `order` has the rows of the whole."""
 
     def together(pieces: Sequence[Tensor | None]) -> Tensor | None:
         there = [piece for piece in pieces if piece is not None and len(piece)]
         return torch.cat(there)[list(order)] if there else None
 
-    videos, sounds = together([one.videos for one in judged]), [one.sound for one in judged if one.sound is not None]
-    heard = together([one.waves for one in sounds])
+    videos, sounds = together([one.videos for one in clips]), [one.sound for one in clips if one.sound is not None]
+    waves = together([one.waves for one in sounds])
     return ScoredClips(
-        videos=judged[0].videos if videos is None else videos,
-        scores=Scores.joined([one.scores for one in judged if one.scores is not None]),
-        thumbnails=together([one.thumbnails for one in judged]),
-        sound=None if heard is None else Sound(heard, sounds[0].rate),
+        videos=clips[0].videos if videos is None else videos,
+        scores=Scores.joined([one.scores for one in clips if one.scores is not None]),
+        thumbnails=together([one.thumbnails for one in clips]),
+        sound=None if waves is None else Sound(waves, sounds[0].rate),
     )

@@ -1,4 +1,4 @@
-"""Simulates stale rollouts in one process, without workers."""
+"""Stale rollouts in one process, without workers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from sage_grpo.training.rollout import Rollout
 class StaleRollouts:
     """Samples in this process with weights that are some iterations old."""
 
-    def __init__(self, studio: RolloutEngine, past: PastWeights) -> None:
-        self.studio, self.past = studio, past
+    def __init__(self, engine: RolloutEngine, past: PastWeights) -> None:
+        self.engine, self.past = engine, past
         self.row: dict[str, float] = {}
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
-        """The rollout of the due iteration, with its old weights."""
-        promised = self.past.promise(due.iteration, [plan.iteration for plan in coming])
-        since, weights = promised[due.iteration]
+        since, weights = self.past.promise(due.iteration, [plan.iteration for plan in coming])[due.iteration]
         self.row = {"crew/staleness": float(due.iteration - since)}
         with weights.applied():
-            return self.studio.sampler(due).run()
+            return self.engine.sampler(due).run()
 
     def close(self) -> None:
         """No resources to release."""

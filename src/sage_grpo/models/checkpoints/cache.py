@@ -125,7 +125,6 @@ def digest(*parts: str) -> str:
 
 
 def default_folder() -> Path:
-    """The user's folder of encoded prompts."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo" / "conditioning"
 
 

@@ -157,7 +157,6 @@ def _download(spec: Located, *, weights: bool = True) -> Path:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The checkpoint's model_index.json."""
     file, hint = folder / "model_index.json", ""
     if not file.is_file():
         if (folder / "config.json").is_file():
@@ -182,7 +181,6 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
 
 
 def detect_family(spec: Located) -> str:
-    """The family that serves the checkpoint's pipeline class."""
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:

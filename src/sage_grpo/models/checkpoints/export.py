@@ -118,7 +118,6 @@ def _differs(source: Path, target: Path) -> bool:
 
 
 def write_card(folder: Path, model: Any, *, whole: bool) -> None:
-    """Write a README.md on a FamilyModel's files, a whole checkpoint or a LoRA, and how to load them."""
     spec, video = model.spec, model.video
     local = spec.path is not None and Path(spec.path).exists()
     # A local path is of no use to a reader of the card, and may be private.

@@ -72,7 +72,6 @@ def check_shards(folder: Path) -> None:
 
 
 def shards_of(index: Path) -> list[str]:
-    """The files that an index of sharded weights names, each once."""
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict):
         raise ModelError(f"{index} has no weight_map. Download the checkpoint again.")

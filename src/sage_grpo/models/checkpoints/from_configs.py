@@ -59,7 +59,6 @@ def family_class(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
 
 
 def _empty(name: str, config: Mapping[str, Any]) -> Any:
-    """A network without storage."""
     import diffusers
 
     with torch.device("meta"):
@@ -77,7 +76,6 @@ def _shared(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without diffusers' own entries."""
     return {name: value for name, value in config.items() if not name.startswith("_")}
 
 

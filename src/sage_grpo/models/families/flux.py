@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.codec import ImageCodec
 from sage_grpo.models.distilled import is_schnell
-from sage_grpo.models.family import ImageModel
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
-from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
@@ -18,7 +18,7 @@ SCHNELL_TEXT_TOKENS = 256
 """The same for schnell, from its authors' code and diffusers' documentation; no file of the checkpoint has it."""
 
 
-class Flux(ImageModel):
+class Flux(FamilyModel):
     """FLUX.1 as a VelocityModel of one-frame clips."""
 
     traits = Traits(
@@ -35,6 +35,8 @@ class Flux(ImageModel):
         even_sigmas=True,
         embeds_guidance=True,
         dynamic_shift=True,
+        codec=ImageCodec,
+        split=SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 0, "txt_ids": 0}, rotary=JOINT),
         options={"text_tokens": None},
         whole={"text_tokens": (1, TEXT_TOKENS)},
     )
@@ -45,24 +47,17 @@ class Flux(ImageModel):
         self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
         self.choices["text tokens"] = f"{self.text_tokens} ({why})"
+        self.reading = f"{self.text_tokens} text tokens"
 
     def _grid(self) -> LatentGrid:
         return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)
 
-    def _reading(self) -> str:
-        return f"{self.text_tokens} text tokens"
-
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
-        plan = SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 0, "txt_ids": 0}, rotary=JOINT)
-        split_network(self.network, self.blocks(), sequence, plan)
-
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:
-            self._encoder(name)
+            self.encoder(name)
         # The network attends to the text's padding, which is part of the model.
         text, pooled, _ = self.pipe.encode_prompt(
-            prompt, device=self._places["text"], max_sequence_length=self.text_tokens
+            prompt, device=self.places["text"], max_sequence_length=self.text_tokens
         )
         return {"text": text[0].to(self.dtype), "pooled": pooled[0].to(self.dtype)}
 

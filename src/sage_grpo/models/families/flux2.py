@@ -8,15 +8,46 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
-from sage_grpo.models.family import ImageModel
+from sage_grpo.models.codec import ImageCodec
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, unpack
-from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan
+from sage_grpo.models.schedulers import StockSchedule
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
-class Flux2(ImageModel):
+class Flux2Codec(ImageCodec):
+    """Its latents are squares of the VAE's, normalised."""
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        mean, std = self._statistics(latents)
+        return self.pipe._unpatchify_latents(latents[:, :, 0] * std + mean)[:, :, None]
+
+    def from_vae(self, z: Tensor) -> Tensor:
+        mean, std = self._statistics(z)
+        return ((self.pipe._patchify_latents(z[:, :, 0]) - mean) / std)[:, :, None]
+
+    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std of the channels of squares of latents, as the VAE's normalisation has them."""
+        norm = self.vae.bn
+        mean, variance = (stat.view(1, -1, 1, 1).to(like) for stat in (norm.running_mean, norm.running_var))
+        return mean, torch.sqrt(variance + self.vae.config.batch_norm_eps)
+
+
+class Flux2Schedule(StockSchedule):
+    """A dynamic shift that depends on the number of steps as well."""
+
+    def shift(self, num_steps: int) -> float:
+        model = self.model
+        if model.given_shift is not None or not model.pipe.scheduler.config.use_dynamic_shifting:
+            return model.shift
+        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+        return math.exp(compute_empirical_mu(model.tokens, num_steps))
+
+
+class Flux2(FamilyModel):
     """FLUX.2 klein as a VelocityModel of one-frame clips. Its latents are the network's tokens: squares of the VAE's, normalised."""
 
     traits = Traits(
@@ -32,6 +63,9 @@ class Flux2(ImageModel):
         padded=True,
         even_sigmas=True,
         dynamic_shift=True,
+        codec=Flux2Codec,
+        schedule=Flux2Schedule,
+        split=SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 1, "txt_ids": 1}, rotary=JOINT),
     )
 
     def _prepare(self) -> None:
@@ -51,22 +85,10 @@ class Flux2(ImageModel):
             channels=self.transformer.config.in_channels, temporal=None, spatial=SIDE * self.pipe.vae_scale_factor
         )
 
-    def _shift_of(self, num_steps: int) -> float:
-        if self._given_shift is not None or not self.pipe.scheduler.config.use_dynamic_shifting:
-            return self.shift
-        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
-
-        return math.exp(compute_empirical_mu(self.tokens, num_steps))
-
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
-        plan = SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 1, "txt_ids": 1}, rotary=JOINT)
-        split_network(self.network, self.blocks(), sequence, plan)
-
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-        self._encoder("text_encoder")
+        self.encoder("text_encoder")
         # The network attends to the text's padding, which is part of the model.
-        text, _ = self.pipe.encode_prompt(prompt, device=self._places["text"])
+        text, _ = self.pipe.encode_prompt(prompt, device=self.places["text"])
         return {"text": text[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -84,20 +106,6 @@ class Flux2(ImageModel):
             return_dict=False,
         )[0]
         return unpack(tokens, x)
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        mean, std = self._statistics(latents)
-        return self.pipe._unpatchify_latents(latents[:, :, 0] * std + mean)[:, :, None]
-
-    def _from_vae(self, z: Tensor) -> Tensor:
-        mean, std = self._statistics(z)
-        return ((self.pipe._patchify_latents(z[:, :, 0]) - mean) / std)[:, :, None]
-
-    def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of the channels of squares of latents, as the VAE's normalisation has them."""
-        vae = self.pipe.vae
-        mean, variance = (stat.view(1, -1, 1, 1).to(like) for stat in (vae.bn.running_mean, vae.bn.running_var))
-        return mean, torch.sqrt(variance + vae.config.batch_norm_eps)
 
 
 load = Flux2.load

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.inputs import LatentGrid
+from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
+from sage_grpo.models.trained import blocks_of
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
@@ -29,7 +30,6 @@ class Unmasked(HunyuanVideoAttnProcessor2_0):
         attention_mask: Tensor | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend; returns the video and the text stream."""
         return super().__call__(attn, hidden_states, encoder_hidden_states, None, image_rotary_emb)
 
 
@@ -60,17 +60,17 @@ class Hunyuan(FamilyModel):
 
     def _adapted(self, transformer: Any) -> nn.Module:
         block: Any
-        for block in self._blocks_of(transformer):
+        for block in blocks_of(transformer, self.traits):
             block.attn.set_processor(Unmasked())
         return transformer
 
     def _grid(self) -> LatentGrid:
-        return self._grid_of_clips(self.transformer.config.in_channels)
+        return grid_of_clips(self.pipe, self.transformer.config, self.transformer.config.in_channels)
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:
-            self._encoder(name)
-        text, pooled, mask = self.pipe.encode_prompt(prompt, device=self._places["text"])
+            self.encoder(name)
+        text, pooled, mask = self.pipe.encode_prompt(prompt, device=self.places["text"])
         text = text[0][mask[0].bool()]  # a causal encoder: valid tokens do not see the padding after them
         if not len(text):
             raise ModelError(
@@ -89,9 +89,6 @@ class Hunyuan(FamilyModel):
             guidance=None if scale is None else 1000.0 * scale.to(self._input_dtype),  # rounded, as the pipeline's
             return_dict=False,
         )[0]
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        return latents / self.pipe.vae.config.scaling_factor
 
 
 load = Hunyuan.load

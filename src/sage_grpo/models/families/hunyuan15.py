@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.base import Abilities, SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
+from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid
+from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
 from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
@@ -81,6 +83,16 @@ class PackedTransformer(nn.Module):
         return patches.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(x), -1, *x.shape[2:])
 
 
+class Hunyuan15Codec(Codec):
+    """Decodes chunks of frames."""
+
+    def chunks(self, z: Tensor) -> Iterable[Tensor]:
+        chunk = self.model.options["decode_chunk"]
+        if self.vae.use_tiling:
+            return super().chunks(z)
+        return hunyuan15_pixels(self.vae, z, None if chunk is None else int(chunk))
+
+
 class Hunyuan15(FamilyModel):
     """HunyuanVideo-1.5 as a VelocityModel."""
 
@@ -96,6 +108,7 @@ class Hunyuan15(FamilyModel):
         text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
+        codec=Hunyuan15Codec,
         options={"pad_text": 0.0, "decode_chunk": None},
         whole={"pad_text": (0, math.inf), "decode_chunk": (1, math.inf)},
     )
@@ -113,8 +126,6 @@ class Hunyuan15(FamilyModel):
             )
 
     def _prepare(self) -> None:
-        if self.options["pad_text"] and not self.spec.packed:
-            raise ModelError("model.options pad_text is for model.packed; the stock forward pads by itself.")
         for block in vae_attention(self.pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
 
@@ -125,12 +136,12 @@ class Hunyuan15(FamilyModel):
 
     def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
         inputs, (channels, *size) = super()._trial_inputs(text), self.latent_shape()
-        if self.image_to_video:
+        if 0 not in self.pictures:
             image = empty(2, self.transformer.config.image_embed_dim)
             inputs |= {"image": image, "condition": empty(channels + 1, *size)}
         return inputs
 
-    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
 
         For small networks, which wait for the GPU's next kernel rather than for its arithmetic. Longer text is a batch of its own.
@@ -142,16 +153,15 @@ class Hunyuan15(FamilyModel):
         return {**inputs, "text": F.pad(text, (0, 0, 0, length - len(text))), "valid": valid}
 
     def _grid(self) -> LatentGrid:
-        return self._grid_of_clips(self.pipe.vae.config.latent_channels)
+        return grid_of_clips(self.pipe, self.transformer.config, self.pipe.vae.config.latent_channels)
 
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
+    @property
+    def abilities(self) -> Abilities:
+        return replace(super().abilities, split_sequence=self._split)
+
+    def _split(self, sequence: SequenceSplit) -> None:
         if self.options["pad_text"]:
             raise ModelError("parallel.sp > 1 takes no padding: leave model.options pad_text out.")
-        if not self.spec.packed:
-            raise ModelError(
-                "parallel.sp > 1 needs model.packed: the stock forward masks padding across the whole clip."
-            )
         sequence.check(self.transformer.config.num_attention_heads)
         self.network.sequence = sequence
         for block in self.transformer.transformer_blocks:
@@ -178,9 +188,9 @@ class Hunyuan15(FamilyModel):
             truncation=True,
             max_length=self.pipe.tokenizer_max_length + crop,
             return_tensors="pt",
-        ).to(self._places["text"])
+        ).to(self.places["text"])
         # The stock pipeline pads to 1108 tokens; a causal encoder gives valid tokens the same states without.
-        states = self._encoder("text_encoder")(
+        states = self.encoder("text_encoder")(
             input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, output_hidden_states=True
         ).hidden_states[-(LAYERS_TO_SKIP + 1)]
         text = states[0, crop:]
@@ -200,8 +210,8 @@ class Hunyuan15(FamilyModel):
             return None
         tokens = self.pipe.tokenizer_2(
             quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
-        ).to(self._places["text"])
-        encoder = self._encoder("text_encoder_2")
+        ).to(self.places["text"])
+        encoder = self.encoder("text_encoder_2")
         states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
         return states[0].to(self.dtype)
 
@@ -211,10 +221,10 @@ class Hunyuan15(FamilyModel):
         height, width = self.video.height, self.video.width
         picture = Image.fromarray(image.cpu().numpy())
         picture = self.pipe.video_processor.resize(picture, height=height, width=width, resize_mode="crop")
-        self._encoder("image_encoder")
-        tokens = self.pipe.encode_image(picture, batch_size=1, device=self._places["text"], dtype=self.dtype)
+        self.encoder("image_encoder")
+        tokens = self.pipe.encode_image(picture, batch_size=1, device=self.places["text"], dtype=self.dtype)
         condition, mask = self.pipe.prepare_cond_latents_and_mask(
-            torch.empty((1, *self.latent_shape())), picture, 1, height, width, self.dtype, self._places["vae"]
+            torch.empty((1, *self.latent_shape())), picture, 1, height, width, self.dtype, self.places["vae"]
         )
         return {"image": tokens[0], "condition": torch.cat([condition[0], mask[0]])}
 
@@ -224,37 +234,7 @@ class Hunyuan15(FamilyModel):
         if condition is None:  # text-to-video: an empty condition and a mask of zeros
             condition = x.new_zeros((len(x), x.shape[1] + 1, *x.shape[2:]), dtype=self._input_dtype)
         x = torch.cat([x.to(self._input_dtype), condition], dim=1)
-        if self.spec.packed:
-            return self.network(x, timestep, **inputs)
-        return self._stock(x, timestep, **inputs)
-
-    def _stock(
-        self, x: Tensor, timestep: Tensor, text: Tensor, glyphs: Tensor | None = None, image: Tensor | None = None
-    ) -> Tensor:
-        """The transformer's own forward with padding and masks, as the stock pipeline calls it."""
-        config, batch = self.transformer.config, len(x)
-        text, text_mask = _pad(text, self.pipe.tokenizer_max_length)
-        glyphs = x.new_zeros(batch, 0, config.text_embed_2_dim) if glyphs is None else glyphs
-        glyphs, glyph_mask = _pad(glyphs, self.pipe.tokenizer_2_max_length)
-        if image is None:
-            image = x.new_zeros(batch, self.pipe.vision_num_semantic_tokens, config.image_embed_dim)
-        return self.transformer(
-            hidden_states=x,
-            timestep=timestep.to(x.dtype),
-            encoder_hidden_states=text,
-            encoder_attention_mask=text_mask,
-            encoder_hidden_states_2=glyphs,
-            encoder_attention_mask_2=glyph_mask,
-            image_embeds=image,
-            return_dict=False,
-        )[0]
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        return latents / self.pipe.vae.config.scaling_factor
-
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        vae, chunk = self.pipe.vae, self.options["decode_chunk"]
-        return super()._pixels(z) if vae.use_tiling else hunyuan15_pixels(vae, z, None if chunk is None else int(chunk))
+        return self.network(x, timestep, **inputs)
 
 
 def refined(embedder: Any, text: Tensor, timestep: Tensor, valid: Tensor | None) -> Tensor:
@@ -293,12 +273,6 @@ def vae_attention(vae: nn.Module) -> list[Any]:
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]
-
-
-def _pad(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
-    mask[:, : tokens.shape[1]] = 1
-    return F.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask
 
 
 load = Hunyuan15.load

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
+from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.inputs import LatentGrid, after_frames, pack, put_frames, seen_tokens, unpack
-from sage_grpo.models.network.sequence_split import TOKENS, SplitPlan, split_network
-from sage_grpo.models.schedulers import BENT, TAKES_MU, start_of
+from sage_grpo.models.network.sequence_split import TOKENS, SplitPlan
+from sage_grpo.models.prompts import Given
+from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
-from sage_grpo.types import Conditioning, Placed, VideoSpec
+from sage_grpo.types import Placed, VideoSpec
 
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
@@ -31,6 +33,47 @@ BESIDE = 2
 """Latent frames of a clip given in the middle that become extra tokens; those after them are part of the generated clip. A picture is one."""
 MIXED, INJECTED = 0, 1
 """Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
+
+
+class LtxCodec(Codec):
+    """Some of its VAEs take a timestep, or add noise."""
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        vae = self.vae
+        return self.pipe._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    def chunks(self, z: Tensor) -> Iterable[Tensor]:
+        # The same noise for every clip: a clip decodes to the same pixels each time and beside any others.
+        given = self._decoder_inputs(z) if self.vae.config.timestep_conditioning else (z,)
+        injects = any(self.vae.config.decoder_inject_noise)
+        with SeededNoise(INJECTED) if injects else nullcontext():
+            return [self.vae.decode(*given, return_dict=False)[0]]
+
+    def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Latents with noise mixed in, and the decoder's timestep, as in the pipeline before it decodes."""
+        timestep = self.model.options["decode_timestep"] or 0.0
+        given = self.model.options["decode_noise_scale"]
+        scale = timestep if given is None else given
+        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(MIXED)).to(z)
+        times = torch.full((len(z),), timestep, device=z.device, dtype=z.dtype)
+        return (1 - scale) * z + scale * noise, times
+
+
+class LinearQuadratic(StockSchedule):
+    """The schedule of the newer pipeline: linear at first, then quadratic."""
+
+    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
+        return self.scheduler(num_steps, self.model.shift if shift is None else shift).sigmas.to(torch.float32).cpu()
+
+    def scheduler(self, num_steps: int, shift: float) -> Any:
+        from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
+
+        if num_steps < 1:
+            raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
+        stock = self.model.pipe.scheduler
+        scheduler = type(stock).from_config(stock.config, shift=shift)
+        scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
+        return scheduler
 
 
 class Ltx(FamilyModel):
@@ -49,6 +92,8 @@ class Ltx(FamilyModel):
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
+        codec=LtxCodec,
+        split=SplitPlan(inputs={TOKENS: 1, "timestep": 1}, positions=("rope",)),
         # As the pipeline's arguments; no noise scale is the timestep.
         options={
             "guidance_rescale": 0.0,
@@ -60,8 +105,10 @@ class Ltx(FamilyModel):
     )
 
     def _prepare(self) -> None:
-        self.takes_timestep = bool(self.pipe.vae.config.timestep_conditioning)
-        if not self.takes_timestep and any(name.startswith("decode") for name in self.spec.options):
+        self.pictures |= {1}  # the same weights make clips from text and from an image
+        if not self.pipe.vae.config.timestep_conditioning and any(
+            name.startswith("decode") for name in self.spec.options
+        ):
             raise ModelError(
                 f'model.options: the VAE of "{self.folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
                 "it. Leave them out."
@@ -75,24 +122,14 @@ class Ltx(FamilyModel):
             spatial=pipe.vae_spatial_compression_ratio,
         )
 
-    @property
-    def takes_images(self) -> bool:
-        """The same weights make clips from text and from an image."""
-        return True
-
     def _guidance_style(self) -> Guidance:
         return Guidance(rescale=self.options["guidance_rescale"] or 0.0)
 
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
-        plan = SplitPlan(inputs={TOKENS: 1, "timestep": 1}, positions=("rope",))
-        split_network(self.network, self.blocks(), sequence, plan)
-
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-        self._encoder("text_encoder")
+        self.encoder("text_encoder")
         # The encoder sees its padding; the network does not.
         text, mask, _, _ = self.pipe.encode_prompt(
-            prompt, do_classifier_free_guidance=False, device=self._places["text"]
+            prompt, do_classifier_free_guidance=False, device=self.places["text"]
         )
         inputs = {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
         return inputs if image is None else {**inputs, "condition": self._latents_of(image[None])}
@@ -108,7 +145,7 @@ class Ltx(FamilyModel):
             )
         vae, pictures = self.pipe.vae, [Image.fromarray(one.numpy()) for one in frames.cpu()]
         pixels = self.pipe.video_processor.preprocess_video(pictures, height=self.video.height, width=self.video.width)
-        latents = vae.encode(pixels.to(self._places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
+        latents = vae.encode(pixels.to(self.places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
         return LTXImageToVideoPipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -150,26 +187,6 @@ class Ltx(FamilyModel):
             "rope_interpolation_scale": ((self.grid.temporal or 1) / self.video.fps, stride, stride),
         }
 
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        vae = self.pipe.vae
-        return self.pipe._denormalize_latents(latents, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        # The same noise for every clip: a clip decodes to the same pixels each time and beside any others.
-        given = self._decoder_inputs(z) if self.takes_timestep else (z,)
-        injects = any(self.pipe.vae.config.decoder_inject_noise)
-        with SeededNoise(INJECTED) if injects else nullcontext():
-            return [self.pipe.vae.decode(*given, return_dict=False)[0]]
-
-    def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents with noise mixed in, and the decoder's timestep, as in the pipeline before it decodes."""
-        timestep = self.options["decode_timestep"] or 0.0
-        given = self.options["decode_noise_scale"]
-        scale = timestep if given is None else given
-        noise = torch.randn(z.shape[1:], generator=torch.Generator().manual_seed(MIXED)).to(z)
-        times = torch.full((len(z),), timestep, device=z.device, dtype=z.dtype)
-        return (1 - scale) * z + scale * noise, times
-
 
 class LtxCondition(Ltx):
     """LTX-Video as its newer pipeline runs it, from text, from frames that are given (of strength 1, without the noise that the pipeline adds to
@@ -180,27 +197,20 @@ class LtxCondition(Ltx):
         Ltx.traits,
         pipelines=(CONDITION, "LTXPipeline"),
         dynamic_shift=False,
+        schedule=LinearQuadratic,
         options={**Ltx.traits.options, "denoise_strength": None},
     )
 
     def _prepare(self) -> None:
         super()._prepare()
+        self.stock_pipeline = CONDITION  # also where the checkpoint names the older one
+        self.strength = self.options["denoise_strength"]
         if self.strength is not None:
             self.choices["start"] = start_of(self.strength, self.spec.sigmas)
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
         return CONDITION
-
-    @property
-    def stock_pipeline(self) -> str:
-        """The newer pipeline, also where the checkpoint names the older one."""
-        return CONDITION
-
-    @property
-    def strength(self) -> float | None:
-        """Share of the steps from pure noise that are made from a clip; None starts from noise."""
-        return self.options["denoise_strength"]
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
@@ -219,23 +229,14 @@ class LtxCondition(Ltx):
                 "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
             )
 
-    def stock_sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid of the stock pipeline: linear at first, then quadratic."""
-        return self._scheduler(num_steps, self.shift if shift is None else shift).sigmas.to(torch.float32).cpu()
+    @property
+    def abilities(self) -> Abilities:
+        return replace(super().abilities, encode_placed=lambda prompt, given: self.encode([prompt], [tuple(given)])[0])
 
-    def _scheduler(self, num_steps: int, shift: float) -> Any:
-        from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
-
-        if num_steps < 1:
-            raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
-        stock = self.pipe.scheduler
-        scheduler = type(stock).from_config(stock.config, shift=shift)
-        scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
-        return scheduler
-
-    def encode_placed(self, prompt: str, given: Sequence[Placed]) -> Conditioning:
-        """The conditioning of a prompt and of frames that are given."""
-        return self._condition(prompt, tuple(given))
+    def _encode(self, prompt: str, image: Given) -> dict[str, Tensor]:
+        if image is None or isinstance(image, Tensor):
+            return super()._encode(prompt, image)
+        return self._placed(image) | super()._encode(prompt, None)
 
     def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
         """Inputs for given frames, as in the pipeline: from the first frame on, frames are part of the clip; elsewhere a picture, or the beginning
@@ -285,7 +286,6 @@ class LtxCondition(Ltx):
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
-    """Load the checkpoint of a spec with the class of its pipeline."""
     return kind_of(spec, read_index(resolve(spec))["_class_name"]).load(spec, device)
 
 

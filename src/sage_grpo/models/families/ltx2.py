@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.base import Abilities, StateParts
 from sage_grpo.models.checkpoints.cache import digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
+from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
-from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan, split_network
-from sage_grpo.models.parts import StateParts
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 from sage_grpo.utils.pretrained import from_pretrained
@@ -38,6 +38,60 @@ QUIET = 1e-5
 """Least magnitude of a band: the silence of a spectrogram."""
 
 
+class Ltx2Codec(Codec):
+    """The VAEs of the picture and of the sound."""
+
+    def __init__(self, model: FamilyModel) -> None:
+        super().__init__(model)
+        self.sound_rate = int(self.pipe.audio_sampling_rate)
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        vae, video = self.vae, self.model.parts.split(latents)["video"]
+        z = self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+        return z if self.model.upsampler is None else self.model.upsampler(z)
+
+    def from_vae(self, z: Tensor) -> Tensor:
+        vae = self.vae
+        return self.pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
+
+    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
+        """Latents of clips and their sound, from the first frames on; without a sound they are silent."""
+        video, pipe, vae, rate = (
+            super().to_latents(clips),
+            self.pipe,
+            self.pipe.audio_vae,
+            int(self.pipe.audio_sampling_rate),
+        )
+        parts, format = self.model.parts, self.model.video
+        samples = round(format.frames / format.fps * rate)
+        waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
+        waves = F.pad(waves[..., :samples], (0, max(0, samples - waves.shape[-1])))
+        waves = waves.expand(-1, vae.config.in_channels, -1) if waves.shape[1] == 1 else waves
+        with torch.no_grad():
+            bands = mel_bands(waves, rate, pipe.audio_hop_length, vae.config.mel_bins)
+            z = vae.encode(bands.to(self.model.places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
+            z = z[:, :, : parts.shapes["audio"][1]]
+            packed = pipe._normalize_audio_latents(z.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std)
+        audio = packed.unflatten(2, (z.shape[1], z.shape[3])).transpose(1, 2).cpu()
+        return parts.join({"video": video, "audio": audio})
+
+    def key(self) -> str:
+        return digest(super().key(), fingerprint(self.model.folder, ["audio_vae"]))
+
+    def sound(self, latents: Tensor) -> Sound:
+        self.model.check_latents(latents)
+        pipe, vae, waves = self.pipe, self.pipe.audio_vae, []
+        with torch.no_grad():
+            for row in latents.split(1):
+                audio = self.model.parts.split(row)["audio"].to(self.model.places["vae"], vae.dtype)
+                packed = pipe._denormalize_audio_latents(
+                    audio.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std
+                )
+                z = pipe._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=audio.shape[3])
+                waves.append(pipe.vocoder(vae.decode(z, return_dict=False)[0]).to(torch.float32).cpu())
+        return Sound(torch.cat(waves).clamp(-1, 1), int(pipe.vocoder.config.output_sampling_rate))
+
+
 class Ltx2(FamilyModel):
     """LTX-2 as a VelocityModel whose states have two parts, `video` and `audio`."""
 
@@ -53,6 +107,18 @@ class Ltx2(FamilyModel):
         text_tokens=1024,
         even_sigmas=True,
         dynamic_shift=True,
+        codec=Ltx2Codec,
+        split=SplitPlan(
+            inputs={TOKENS: 1, SOUND: 1, "timestep": 1},
+            positions=("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope"),
+            rotary={
+                "video_rotary_emb": (TOKENS,),
+                "ca_video_rotary_emb": (TOKENS,),
+                "audio_rotary_emb": (SOUND,),
+                "ca_audio_rotary_emb": (SOUND,),
+            },
+            merged={"proj_out": TOKENS, "audio_proj_out": SOUND},
+        ),
         # As the pipelines' arguments, but for the last. All but the last three are parts of guidance: a scale of 1 turns them off together.
         options={
             "audio_guidance_scale": 7.0,
@@ -88,7 +154,9 @@ class Ltx2(FamilyModel):
     def _prepare(self) -> None:
         # Where no attention can be perturbed, the perturbed pass would be the prompt's own, and its contribution zero.
         config = self.transformer.config
-        self._upsampler = self._load_upsampler() if self.options["upsample"] else None
+        self.pictures |= {1}  # the same weights make clips from text and from an image
+        self.reading = f"image_crf {self.options['image_crf']}"
+        self.upsampler = self._load_upsampler() if self.options["upsample"] else None
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
 
     def _grid(self) -> LatentGrid:
@@ -106,6 +174,11 @@ class Ltx2(FamilyModel):
     # ---- parts
 
     @property
+    def abilities(self) -> Abilities:
+        codec = Ltx2Codec(self)
+        return replace(super().abilities, parts=self.parts, sound=codec.sound, encoder=codec)
+
+    @property
     def parts(self) -> StateParts:
         """The video's latents (channels, frames, height, width) and the sound's (channels, moments, bands)."""
         pipe, video = self.pipe, self.video
@@ -118,23 +191,7 @@ class Ltx2(FamilyModel):
         return StateParts({"video": self.grid.latents(video), "audio": sound})
 
     def latent_shape(self) -> tuple[int, ...]:
-        """Numbers of one sample's parts together."""
         return (self.parts.size,)
-
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
-        plan = SplitPlan(
-            inputs={TOKENS: 1, SOUND: 1, "timestep": 1},
-            positions=("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope"),
-            rotary={
-                "video_rotary_emb": (TOKENS,),
-                "ca_video_rotary_emb": (TOKENS,),
-                "audio_rotary_emb": (SOUND,),
-                "ca_audio_rotary_emb": (SOUND,),
-            },
-            merged={"proj_out": TOKENS, "audio_proj_out": SOUND},
-        )
-        split_network(self.network, self.blocks(), sequence, plan)
 
     # ---- prompts
 
@@ -144,13 +201,13 @@ class Ltx2(FamilyModel):
         widths = (config.caption_channels,) * 2 if config.use_prompt_embeddings else widths
         return {name: empty(text, width) for name, width in zip(("text", "audio_text"), widths)}
 
-    def _modules(self, part: str) -> list[nn.Module]:
-        more = {"text": self.pipe.connectors, "vae": self._upsampler}.get(part)
-        return [*super()._modules(part), *([] if more is None else [more])]
+    def modules(self, part: str) -> list[nn.Module]:
+        more = {"text": self.pipe.connectors, "vae": self.upsampler}.get(part)
+        return [*super().modules(part), *([] if more is None else [more])]
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-        self._encoder("text_encoder")
-        pipe, device = self.pipe, self._places["text"]
+        self.encoder("text_encoder")
+        pipe, device = self.pipe, self.places["text"]
         embeds, mask, _, _ = pipe.encode_prompt(prompt, do_classifier_free_guidance=False, device=device)
         text, audio_text, seen = pipe.connectors(embeds, mask, padding_side=pipe.tokenizer.padding_side)
         inputs = {
@@ -158,14 +215,6 @@ class Ltx2(FamilyModel):
             "audio_text": seen_tokens(audio_text[0], seen[0]).to(self.dtype),
         }
         return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
-
-    @property
-    def takes_images(self) -> bool:
-        """The same weights make clips from text and from an image."""
-        return True
-
-    def _reading(self) -> str:
-        return f"image_crf {self.options['image_crf']}"
 
     def _first_latents(self, image: Tensor) -> Tensor:
         """The latents of the first frame, from the picture after video compression, as in the network's training."""
@@ -176,7 +225,7 @@ class Ltx2(FamilyModel):
         crf = resolve_default_image_crf(self.pipe.text_encoder) if given is None else int(given)
         picture = Image.fromarray(apply_image_conditioning_crf(image.cpu().numpy(), crf))
         pixels = self.pipe.video_processor.preprocess(picture, height=self.video.height, width=self.video.width)
-        pixels = pixels.to(self._places["vae"], vae.dtype)
+        pixels = pixels.to(self.places["vae"], vae.dtype)
         latents = vae.encode(pixels[:, :, None]).latent_dist.mode().to(torch.float32)
         return self.pipe._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
@@ -197,7 +246,7 @@ class Ltx2(FamilyModel):
     ) -> tuple[Tensor, Tensor]:
         """`velocity`, and the velocity of the prompt alone. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
-        self._check_latents(x)
+        self.check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
         if not given:
             return super().both(x, sigma, conditions, guidance=guidance, timestep=timestep)
@@ -236,25 +285,18 @@ class Ltx2(FamilyModel):
         """Rows with each part multiplied by its factor."""
         return self.parts.join({part: factors[part] * one for part, one in self.parts.split(rows).items()})
 
-    def _guided(
-        self,
-        x: Tensor,
-        sigma: Tensor,
-        network_time: Tensor,
-        inputs: Sequence[Mapping[str, Tensor]],
-        conditions: Sequence[Conditioning],
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        v, v_negative = self._prompt_and_negative(x, sigma, network_time, inputs, conditions, scale)
+    def _combine(
+        self, x: Tensor, sigma: Tensor, v: Tensor, v_negative: Tensor, scale: float, again: Callable[[], Tensor]
+    ) -> Tensor:
         further = {part: one - 1 for part, one in self._by_part("guidance_scale", scale).items()}
         guided = v + self._times(further, v - v_negative)
         for strengths, arguments in self._perturbed().values():
             self._arguments = arguments
             try:
-                guided = guided + self._times(strengths, v - self._branch(x, sigma, network_time, inputs))
+                guided = guided + self._times(strengths, v - again())
             finally:
                 self._arguments = {}
-        return self._rescaled(x, sigma, guided, v), v
+        return self._rescaled(x, sigma, guided, v)
 
     _arguments: Mapping[str, Any] = {}
     """Extra arguments of the current pass; empty in all but guidance's perturbed ones."""
@@ -316,64 +358,6 @@ class Ltx2(FamilyModel):
             )
         return from_pretrained(LTX2LatentUpsamplerModel, folder, torch_dtype=self.pipe.vae.dtype).eval()
 
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        vae, video = self.pipe.vae, self.parts.split(latents)["video"]
-        z = self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-        return z if self._upsampler is None else self._upsampler(z)
-
-    # ---- clips to latents
-
-    def _from_vae(self, z: Tensor) -> Tensor:
-        vae = self.pipe.vae
-        return self.pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-
-    @property
-    def heard_rate(self) -> int:
-        """Samples per second of the sounds that `to_latents` takes."""
-        return int(self.pipe.audio_sampling_rate)
-
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """Latents of clips and their sound, from the first frames on; without a sound they are silent."""
-        video, pipe = self._pictured(clips), self.pipe
-        samples = round(self.video.frames / self.video.fps * self.heard_rate)
-        waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
-        waves = F.pad(waves[..., :samples], (0, max(0, samples - waves.shape[-1])))
-        vae = pipe.audio_vae
-        waves = waves.expand(-1, vae.config.in_channels, -1) if waves.shape[1] == 1 else waves
-        with torch.no_grad():
-            bands = mel_bands(waves, self.heard_rate, pipe.audio_hop_length, vae.config.mel_bins)
-            z = vae.encode(bands.to(self._places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
-            z = z[:, :, : self.parts.shapes["audio"][1]]
-            packed = pipe._normalize_audio_latents(z.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std)
-        audio = packed.unflatten(2, (z.shape[1], z.shape[3])).transpose(1, 2).cpu()
-        return self.parts.join({"video": video, "audio": audio})
-
-    def latents_key(self) -> str:
-        """The key of latents, with the files of the sound's VAE."""
-        return digest(super().latents_key(), fingerprint(self.folder, ["audio_vae"]))
-
-    # ---- sound
-
-    @property
-    def sound_rate(self) -> int:
-        """Samples per second."""
-        return int(self.pipe.vocoder.config.output_sampling_rate)
-
-    def sound(self, latents: Tensor) -> Tensor:
-        """Waveforms B x channels x samples in [-1, 1], float32 on the CPU."""
-        self._check_latents(latents)
-        pipe, sounds = self.pipe, []
-        vae = pipe.audio_vae
-        with torch.no_grad():
-            for row in latents.split(1):
-                audio = self.parts.split(row)["audio"].to(self._places["vae"], vae.dtype)
-                packed = pipe._denormalize_audio_latents(
-                    audio.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std
-                )
-                z = pipe._unpack_audio_latents(packed, audio.shape[2], num_mel_bins=audio.shape[3])
-                sounds.append(pipe.vocoder(vae.decode(z, return_dict=False)[0]).to(torch.float32).cpu())
-        return torch.cat(sounds).clamp(-1, 1)
-
 
 def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
     """The log-mel spectrogram of sounds, B x channels x moments x bands, which the audio VAE was trained on. diffusers has only the inverse;
@@ -390,6 +374,4 @@ def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
     return mel.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
 
 
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx2:
-    """Load the checkpoint of a spec."""
-    return Ltx2.load(spec, device)
+load = Ltx2.load

@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
-from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan, split_network
+from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
 """Tokens to which the pipeline cuts a prompt."""
+
+
+class QwenCodec(Codec):
+    """Wan's VAE for one frame."""
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        return wan_latents(self.vae, latents)
 
 
 class QwenImage(FamilyModel):
@@ -39,6 +46,8 @@ class QwenImage(FamilyModel):
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
+        codec=QwenCodec,
+        split=SplitPlan(at="transformer_blocks.0", inputs={TOKENS: 1, TEXT: 1}, positions=("pos_embed",), rotary=JOINT),
     )
 
     @classmethod
@@ -56,11 +65,6 @@ class QwenImage(FamilyModel):
     def _guidance_style(self) -> Guidance:
         return Guidance(renormalize=SIDE)
 
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens."""
-        plan = SplitPlan(at="transformer_blocks.0", inputs={TOKENS: 1, TEXT: 1}, positions=("pos_embed",), rotary=JOINT)
-        split_network(self.network, self.blocks(), sequence, plan)
-
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         whole = len(self.pipe.tokenizer(self.pipe.prompt_template_encode.format(prompt)).input_ids)
         crop = self.pipe.prompt_template_encode_start_idx
@@ -69,8 +73,8 @@ class QwenImage(FamilyModel):
                 f"The tokenizer turns {prompt!r} with the pipeline's template into {whole} tokens, of which the pipeline crops {crop}: "
                 "nothing is left. The checkpoint's tokenizer does not fit this pipeline."
             )
-        self._encoder("text_encoder")
-        text, _ = self.pipe.encode_prompt(prompt, device=self._places["text"], max_sequence_length=TEXT_TOKENS)
+        self.encoder("text_encoder")
+        text, _ = self.pipe.encode_prompt(prompt, device=self.places["text"], max_sequence_length=TEXT_TOKENS)
         return {"text": text[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
@@ -85,9 +89,6 @@ class QwenImage(FamilyModel):
             return_dict=False,
         )[0]
         return unpack(tokens[:, : self.tokens], x, SIDE)
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        return wan_latents(self.pipe.vae, latents)
 
 
 load = QwenImage.load

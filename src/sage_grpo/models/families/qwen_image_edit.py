@@ -13,7 +13,7 @@ from torch import Tensor
 from sage_grpo.models.checkpoints.checkpoint import has_component
 from sage_grpo.models.families.qwen_image import QwenImage
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import SIDE
+from sage_grpo.models.network.inputs import SIDE, LatentGrid
 from sage_grpo.utils.pretrained import from_pretrained
 
 PIXELS = 1024 * 1024
@@ -54,16 +54,15 @@ class QwenImageEdit(QwenImage):
     )
 
     def _prepare(self) -> None:
+        self.pictures, self.reading = {1}, f"{self.options['picture_pixels']:.0f} pixels"
         if has_component(self.index, "processor"):
             self.pipe.processor = PromptReader(self.folder / "processor", self.pipe.tokenizer)
 
-    @property
-    def image_to_video(self) -> bool:
-        """Every sample needs a picture."""
-        return True
-
-    def _reading(self) -> str:
-        return f"{self.options['picture_pixels']:.0f} pixels"
+    def _grid(self) -> LatentGrid:
+        grid = super()._grid()
+        return replace(
+            grid, beside=(math.isqrt(int(self.options["picture_pixels"] or PIXELS)) // (SIDE * grid.spatial)) ** 2
+        )
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
@@ -74,19 +73,14 @@ class QwenImageEdit(QwenImage):
         width, height, _ = calculate_dimensions(self.options["picture_pixels"], picture.width / picture.height)
         shown = pipe.image_processor.resize(picture, height, width)
         pixels = pipe.image_processor.preprocess(shown, height, width)[:, :, None]
-        self._encoder("text_encoder")
-        text, _ = pipe.encode_prompt(prompt, image=shown, device=self._places["text"])
-        latents = pipe._encode_vae_image(pixels.to(self._places["vae"], pipe.vae.dtype), None)
+        self.encoder("text_encoder")
+        text, _ = pipe.encode_prompt(prompt, image=shown, device=self.places["text"])
+        latents = pipe._encode_vae_image(pixels.to(self.places["vae"], pipe.vae.dtype), None)
         return {"text": text[0].to(self.dtype), "condition": latents[0].to(torch.float32)}
 
     def _trial_inputs(self, text: int = 2) -> dict[str, Tensor]:
-        side = SIDE * math.isqrt(self.given_tokens)
+        side = SIDE * math.isqrt(self.grid.beside)
         return super()._trial_inputs(text) | {"condition": empty(self.grid.channels, 1, side, side)}
-
-    @property
-    def given_tokens(self) -> int:
-        """Tokens of a square picture."""
-        return (math.isqrt(int(self.options["picture_pixels"] or PIXELS)) // (SIDE * self.grid.spatial)) ** 2
 
 
 load = QwenImageEdit.load

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
+from sage_grpo.models.codec import Codec, WanCodec
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.decoding import wan_latents, wan_pixels
-from sage_grpo.models.network.inputs import LatentGrid, seen_tokens
+from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips, seen_tokens
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
@@ -46,6 +46,20 @@ def _check_vae(folder: Path, name: str) -> None:
             raise ModelError(f'vae/config.json of "{folder}" names no {ratio}, which the pipeline reads there. Add it.')
 
 
+class SanaCodec(WanCodec):
+    """Wan's VAE, or that of LTX-2."""
+
+    def to_vae(self, latents: Tensor) -> Tensor:
+        if type(self.vae).__name__ == VAES[0]:
+            return super().to_vae(latents)
+        stats = (self.vae.latents_mean, self.vae.latents_std)
+        mean, std = (values.view(1, -1, 1, 1, 1).to(latents) for values in stats)
+        return latents / (1.0 / std) + mean
+
+    def chunks(self, z: Tensor) -> Iterable[Tensor]:
+        return super().chunks(z) if type(self.vae).__name__ == VAES[0] else Codec.chunks(self, z)
+
+
 class SanaVideo(FamilyModel):
     """SANA-Video as a VelocityModel. Sizes are taken as given: the pipeline's snapping to known aspect ratios is left out."""
 
@@ -60,6 +74,7 @@ class SanaVideo(FamilyModel):
         inputs={"text": "caption_channels"},
         text_tokens=300,
         ragged=(("encoder_hidden_states", 1),),
+        codec=SanaCodec,
         options={"motion_score": None},  # the pipeline adds none; its published examples do
         whole={"motion_score": (1, math.inf)},
     )
@@ -83,7 +98,7 @@ class SanaVideo(FamilyModel):
 
     def _grid(self) -> LatentGrid:
         # The pipeline wants multiples of 32 with both VAEs, though Wan's needs 16 only.
-        return self._grid_of_clips(self.transformer.config.in_channels, sides=32)
+        return grid_of_clips(self.pipe, self.transformer.config, self.transformer.config.in_channels, sides=32)
 
     @cached_property
     def _instruction(self) -> list[str]:
@@ -97,14 +112,14 @@ class SanaVideo(FamilyModel):
         return "\n".join(self._instruction) + prompt
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-        self._encoder("text_encoder")
+        self.encoder("text_encoder")
         before = "\n".join(self._instruction)
         instructed = prompt.startswith(before)
         # A causal encoder: valid tokens do not see the padding after them.
         text, mask, _, _ = self.pipe.encode_prompt(
             prompt.removeprefix(before),
             do_classifier_free_guidance=False,
-            device=self._places["text"],
+            device=self.places["text"],
             complex_human_instruction=self._instruction if instructed else None,
         )
         return {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
@@ -116,21 +131,6 @@ class SanaVideo(FamilyModel):
             timestep=timestep,
             return_dict=False,
         )[0]
-
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        vae = self.pipe.vae
-        if _is_wan(vae):
-            return wan_latents(vae, latents)
-        mean, std = (values.view(1, -1, 1, 1, 1).to(latents) for values in (vae.latents_mean, vae.latents_std))
-        return latents / (1.0 / std) + mean
-
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        vae = self.pipe.vae
-        return wan_pixels(vae, z) if _is_wan(vae) and not vae.use_tiling else super()._pixels(z)
-
-
-def _is_wan(vae: Any) -> bool:
-    return type(vae).__name__ == "AutoencoderKLWan"
 
 
 def _motion(score: float) -> str:

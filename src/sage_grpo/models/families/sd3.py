@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
-from sage_grpo.models.family import ImageModel
+from sage_grpo.models.codec import ImageCodec
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import LatentGrid
 from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
-class Sd3(ImageModel):
+class Sd3(FamilyModel):
     """Stable Diffusion 3.5 as a VelocityModel of one-frame clips."""
 
     traits = Traits(
@@ -30,6 +31,7 @@ class Sd3(ImageModel):
         text_tokens=77 + 256,
         padded=True,
         dynamic_shift=True,
+        codec=ImageCodec,
     )
 
     @classmethod
@@ -45,10 +47,10 @@ class Sd3(ImageModel):
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         for name in self.traits.encoders:
             if has_component(self.index, name):
-                self._encoder(name)
+                self.encoder(name)
         # The network attends to the text's padding, which is part of the model.
         text, _, pooled, _ = self.pipe.encode_prompt(
-            prompt, None, None, device=self._places["text"], do_classifier_free_guidance=False
+            prompt, None, None, device=self.places["text"], do_classifier_free_guidance=False
         )
         return {"text": text[0].to(self.dtype), "pooled": pooled[0].to(self.dtype)}
 

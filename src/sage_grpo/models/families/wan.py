@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
+from sage_grpo.models.base import Abilities, SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
+from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
-from sage_grpo.models.network.decoding import wan_latents, wan_pixels
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips
 from sage_grpo.models.schedulers import start_of
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
@@ -45,6 +46,7 @@ class Wan(FamilyModel):
         encoders=("text_encoder", "image_encoder"),
         inputs={"text": "text_dim"},
         text_tokens=TEXT_TOKENS,
+        codec=WanCodec,
         options={"strength": None},
     )
 
@@ -67,24 +69,24 @@ class Wan(FamilyModel):
     def _prepare(self) -> None:
         self.expand_timesteps = bool(self.index.get("expand_timesteps"))
         self._sequence: SequenceSplit | None = None
+        config = self.transformer.config
+        self.strength = strength_of(self.options["strength"], self.stock_pipeline)
         if self.strength is not None:
             self._check_strength(self.strength)
-
-    @property
-    def strength(self) -> float | None:
-        """Share of the steps from pure noise that are made from a clip; None starts from noise."""
-        given = self.options["strength"]
-        return STRENGTH if given is None and self.index["_class_name"] == FROM_CLIP else given
-
-    @property
-    def stock_pipeline(self) -> str:
-        """The stock pipeline; with a strength the one that starts from a clip."""
-        return super().stock_pipeline if self.strength is None else FROM_CLIP
+            self.stock_pipeline = FROM_CLIP
+        if config.pos_embed_seq_len is not None:  # 2.1 FLF2V needs both frames
+            self.pictures = {2}
+        elif self.expand_timesteps:
+            self.pictures |= {1}
+        elif (
+            0 not in self.pictures and config.image_dim is None
+        ):  # 2.2 attends to no picture's CLIP tokens, and takes a last one where there is one
+            self.pictures = {1, 2}
 
     def _check_strength(self, strength: float) -> None:
         reasons = {
             "has two networks, of which that pipeline runs one at all noise levels": self.experts.boundary is not None,
-            "is image-to-video": self.image_to_video,
+            "is image-to-video": 0 not in self.pictures,
             "has the VAE of 2.2, whose size that pipeline takes for another": self.expand_timesteps,
         }
         for reason in (reason for reason, present in reasons.items() if present):
@@ -92,19 +94,6 @@ class Wan(FamilyModel):
                 f'model.options strength is for {FROM_CLIP}, and "{self.folder}" {reason}. Use a text-to-video checkpoint of 2.1, or leave it out.'
             )
         self.choices["start"] = start_of(strength, self.spec.sigmas)
-
-    @property
-    def takes_images(self) -> bool:
-        """True if a sample may have an image."""
-        return self.image_to_video or self.expand_timesteps
-
-    @property
-    def pictures(self) -> tuple[int, ...]:
-        """2.1 FLF2V needs both frames; 2.2 I2V, which attends to no picture's CLIP tokens, takes a last one where there is one."""
-        config = self.transformer.config
-        if config.pos_embed_seq_len is not None:
-            return (2,)
-        return (1,) if self.expand_timesteps or config.image_dim is not None else (1, 2)
 
     def _adapted(self, transformer: Any) -> nn.Module:
         for block in transformer.blocks:
@@ -122,15 +111,19 @@ class Wan(FamilyModel):
         return inputs
 
     def _grid(self) -> LatentGrid:
-        return self._grid_of_clips(self.pipe.vae.config.z_dim)
+        return grid_of_clips(self.pipe, self.transformer.config, self.pipe.vae.config.z_dim)
 
-    def split_sequence(self, sequence: SequenceSplit) -> None:
-        """From now on run only this rank's part of every clip's tokens; text is whole everywhere."""
+    @property
+    def abilities(self) -> Abilities:
+        return replace(super().abilities, split_sequence=self._split)
+
+    def _split(self, sequence: SequenceSplit) -> None:
+        """Text is whole everywhere."""
         self._sequence = sequence
         networks: tuple[Any, ...] = (self.network, *self.others)
         for network in networks:
             sequence.check(network.config.num_attention_heads)
-            _split(network, sequence, self.latent_shape())
+            split_network(network, sequence, self.latent_shape())
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         from diffusers.pipelines.wan.pipeline_wan import prompt_clean
@@ -141,8 +134,8 @@ class Wan(FamilyModel):
             max_length=TEXT_TOKENS,
             return_attention_mask=True,
             return_tensors="pt",
-        ).to(self._places["text"])
-        encoder = self._encoder("text_encoder")
+        ).to(self.places["text"])
+        encoder = self.encoder("text_encoder")
         if tokens.input_ids.numel():
             text = encoder(tokens.input_ids, tokens.attention_mask).last_hidden_state[0]
         else:  # an empty prompt and a tokenizer that marks no end: as in the pipelines, all of the text is padding
@@ -156,7 +149,7 @@ class Wan(FamilyModel):
         from PIL import Image
 
         pictures = [Image.fromarray(one) for one in (image if image.ndim == 4 else image[None]).cpu().numpy()]
-        height, width, device = self.video.height, self.video.width, self._places["vae"]
+        height, width, device = self.video.height, self.video.width, self.places["vae"]
         pixels, *last = (
             self.pipe.video_processor.preprocess(picture, height=height, width=width).to(device, torch.float32)
             for picture in pictures
@@ -174,12 +167,12 @@ class Wan(FamilyModel):
         )[1]
         inputs = {"condition": condition[0]}
         if self.transformer.config.image_dim is not None:  # Wan 2.1 also attends to the picture's CLIP tokens
-            self._encoder("image_encoder")
-            seen = self.pipe.encode_image(pictures, self._places["text"]).to(self.dtype)
+            self.encoder("image_encoder")
+            seen = self.pipe.encode_image(pictures, self.places["text"]).to(self.dtype)
             inputs["image"] = seen if last else seen[0]
         return inputs
 
-    def _batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         # Wan attends to its zero padding without a mask, and was trained so: here padding is part of the model. It is
         # added at the last moment, so that the cache holds valid tokens only.
         text = inputs["text"]
@@ -204,6 +197,10 @@ class Wan(FamilyModel):
         v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), sigma, timestep, inputs)
         return after_first_frame(x, frame, sigma, v)
 
+    def _running(self, sigma: Tensor) -> Any:
+        first = self.experts.all[self.experts.at(sigma)] == self.experts.components[0]
+        return self.network if first else self.others[0]
+
     def _run(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         if timestep.ndim == 2 and self._sequence is not None:
             timestep = self._sequence.split(timestep)
@@ -218,15 +215,13 @@ class Wan(FamilyModel):
             return_dict=False,
         )[0]
 
-    def _to_vae(self, latents: Tensor) -> Tensor:
-        return wan_latents(self.pipe.vae, latents)
 
-    def _pixels(self, z: Tensor) -> Iterable[Tensor]:
-        vae = self.pipe.vae
-        return super()._pixels(z) if vae.use_tiling else wan_pixels(vae, z)
+def strength_of(given: float | None, pipeline: str) -> float | None:
+    """The strength of a start from a clip: the option's, or that of the pipeline that needs one."""
+    return STRENGTH if given is None and pipeline == FROM_CLIP else given
 
 
-def _split(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
+def split_network(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
     """Split tokens before the first block and put them together after the last projection, around the stock forward."""
     total = math.prod(size // patch for size, patch in zip(latents[1:], network.config.patch_size))
 

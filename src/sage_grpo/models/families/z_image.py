@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.models.family import ImageModel
+from sage_grpo.models.codec import ImageCodec
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import SIDE, LatentGrid
 from sage_grpo.models.traits import IMAGE, Traits
 
@@ -24,7 +25,7 @@ class Batched(nn.Module):
         return torch.stack(self.transformer(list(x), time, list(text), return_dict=False)[0])
 
 
-class ZImage(ImageModel):
+class ZImage(FamilyModel):
     """Z-Image as a VelocityModel of one-frame clips."""
 
     traits = Traits(
@@ -40,6 +41,7 @@ class ZImage(ImageModel):
         ragged=(("x", 1),),
         even_sigmas=True,
         dynamic_shift=True,
+        codec=ImageCodec,
     )
 
     def _adapted(self, transformer: Any) -> nn.Module:
@@ -52,18 +54,17 @@ class ZImage(ImageModel):
         return config.n_heads, config.dim // config.n_heads
 
     def _grid(self) -> LatentGrid:
-        channels = self.transformer.config.in_channels
-        return LatentGrid(channels=channels, temporal=None, spatial=self.pipe.vae_scale_factor, patch=(1, SIDE, SIDE))
-
-    def _unread(self, transformer: Any) -> set[str]:
         from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 
-        # The pad token fills an image's tokens up to a multiple of SEQ_MULTI_OF.
-        return super()._unread(transformer) | (set() if self.tokens % SEQ_MULTI_OF else {"x_pad_token"})
+        channels, spatial = self.transformer.config.in_channels, self.pipe.vae_scale_factor
+        grid = LatentGrid(channels=channels, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
+        if not grid.tokens(self.video) % SEQ_MULTI_OF:  # nothing to fill up with pad tokens
+            self.unused = {"x_pad_token"}
+        return grid
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-        self._encoder("text_encoder")
-        (text,) = self.pipe._encode_prompt(prompt, device=self._places["text"])
+        self.encoder("text_encoder")
+        (text,) = self.pipe._encode_prompt(prompt, device=self.places["text"])
         return {"text": text.to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:

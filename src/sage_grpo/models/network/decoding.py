@@ -222,7 +222,6 @@ def _running(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]
 
 
 def _up(decoder: Any, x: Tensor, *, first: bool) -> Tensor:
-    """The decoder after its middle, for one chunk of frames."""
     for block in decoder.up_blocks:
         for resnet in block.resnets:
             x = resnet(x)
@@ -253,7 +252,6 @@ def _attend(block: Any, x: Tensor) -> Tensor:
 
 
 def _causal_conv(module: Any, x: Tensor) -> Tensor:
-    """A causal convolution of whole clips."""
     return _convolve(module, _first(module, x), x)
 
 

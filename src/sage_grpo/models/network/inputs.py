@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,15 @@ class LatentGrid:
     sides: int = 1
     """A multiple that the pipeline requires of height and width, where VAE and network need less."""
 
+    beside: int = 0
+    """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
+
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
         """Channels, frames, height and width of a clip's latents."""
         frames = 1 if self.temporal is None else (video.frames - 1) // self.temporal + 1
         return (self.channels, frames, video.height // self.spatial, video.width // self.spatial)
 
     def tokens(self, video: VideoSpec) -> int:
-        """Tokens of a clip."""
         return math.prod(size // step for size, step in zip(self.latents(video)[1:], self.patch))
 
     def check(self, video: VideoSpec) -> None:
@@ -67,13 +69,13 @@ def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: Video
     return VideoSpec(**{name: first_given(getattr(spec, name), checkpoint.get(name), fields[name]) for name in fields})
 
 
-def check_image(image: Tensor | None, *, needed: bool, taken: bool, pictures: Sequence[int] = (1,)) -> None:
-    """Refuse a picture that the model cannot use, and none where it needs one; `pictures` are the numbers that it takes."""
+def check_image(image: Tensor | None, pictures: Collection[int]) -> None:
+    """Refuse a picture that the model cannot use, and none where it needs one; `pictures` are the numbers that it takes, 0 for none."""
     if image is None:
-        if needed:
+        if 0 not in pictures:
             raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
         return
-    if not taken:
+    if not max(pictures):
         raise ModelError("This model starts from text: leave the images out, or load an image-to-video checkpoint.")
     pair = image.ndim == 4 and len(image) == 2
     if image.dtype != torch.uint8 or (image.ndim != 3 and not pair) or image.shape[-1] != 3:
@@ -99,7 +101,7 @@ def put_frames(x: Tensor, frames: Tensor, at: Tensor) -> Tensor:
 def after_frames(x: Tensor, frames: Tensor, at: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
     """The velocity v of a clip some of whose latent frames are given: there it points at them, as in `after_first_frame`."""
     current = x.gather(2, at[:, None, :, None, None].expand_as(frames))
-    return put_frames(v, (current - frames) / sigma.to(x), at)
+    return put_frames(v.to(x.dtype), (current - frames) / sigma.to(x), at)
 
 
 def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
@@ -111,8 +113,14 @@ def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Ten
 
 
 def first_given(*values: Any) -> Any:
-    """The first value that is not None."""
     return next(value for value in values if value is not None)
+
+
+def grid_of_clips(pipe: Any, config: Any, channels: int, sides: int = 1) -> LatentGrid:
+    """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer's config the size of a token."""
+    temporal, spatial, side = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial, config.patch_size
+    patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
+    return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch, sides=sides)
 
 
 def packed_grid(channels: int, spatial: int) -> LatentGrid:

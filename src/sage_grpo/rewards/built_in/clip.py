@@ -23,6 +23,8 @@ from sage_grpo.rewards.built_in.pretrained import (
     load_tokenizer,
     load_whole,
     read_safetensors,
+    read_weights,
+    renamed,
 )
 from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
@@ -148,7 +150,6 @@ class ClipScore(NetworkReward):
         self._scale, self._clamp, self._prefix = scale, clamp, prefix
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips."""
         indices = self.frames_read(videos.shape[1], fps)
         cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], indices)
         kept = cosine.clamp(min=0) if self._clamp else cosine
@@ -191,7 +192,6 @@ class PickScore(NetworkReward):
         self._divide_by = divide_by
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips."""
         cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
         scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
         return {"PickScore": scale * cosine.mean(dim=1)}
@@ -230,7 +230,6 @@ class Aesthetic(NetworkReward):
         super().__init__(self._encoder.model, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; prompts are ignored."""
         values = self._encoder.frames(videos, self.frames_read(videos.shape[1], fps))
         for weight, bias in self._layers:
             values = F.linear(values, weight, bias)
@@ -240,12 +239,7 @@ class Aesthetic(NetworkReward):
 def _read_linears(path: Path) -> Layers:
     if not path.is_file():
         raise RewardConfigError(f"The aesthetic head {path} does not exist.")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+    state = read_weights(path)
     numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
     found = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
     names = [found[index] for index in sorted(found)] or [name for name in state if name.endswith("weight")]
@@ -259,50 +253,37 @@ def _read_linears(path: Path) -> Layers:
 
 
 CONVERT = "Make it from HPS_v2.1_compressed.pt once, as docs/rewards.md (HPSv2) shows."
-_TOWERS = {"visual.": "vision_model", "": "text_model"}
-_BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)")
-_LAYERS = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
-_WHOLE = {
-    "logit_scale": "logit_scale",
-    "visual.class_embedding": "vision_model.embeddings.class_embedding",
-    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
-    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
-    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
-    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
-    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
-    "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "ln_final.weight": "text_model.final_layer_norm.weight",
-    "ln_final.bias": "text_model.final_layer_norm.bias",
-}
-_TURNED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
-"""Projections that open_clip multiplies from the right."""
+_OPEN_CLIP = (
+    (r"^visual\.transformer\.resblocks\.", "vision_model.encoder.layers."),
+    (r"^transformer\.resblocks\.", "text_model.encoder.layers."),
+    (r"\.ln_([12])\.", r".layer_norm\1."),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"^visual\.class_embedding$", "vision_model.embeddings.class_embedding"),
+    (r"^visual\.positional_embedding$", "vision_model.embeddings.position_embedding.weight"),
+    (r"^visual\.conv1\.", "vision_model.embeddings.patch_embedding."),
+    (r"^visual\.ln_pre\.", "vision_model.pre_layrnorm."),
+    (r"^visual\.ln_post\.", "vision_model.post_layernorm."),
+    (r"^token_embedding\.", "text_model.embeddings.token_embedding."),
+    (r"^positional_embedding$", "text_model.embeddings.position_embedding.weight"),
+    (r"^ln_final\.", "text_model.final_layer_norm."),
+    (r"^visual\.proj$", "visual_projection.weight"),
+    (r"^text_projection$", "text_projection.weight"),
+)
 
 
 def from_open_clip(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's weights under transformers' names; unknown names are kept, so that loading refuses them."""
+    """open_clip's weights under transformers' names."""
     result = {}
-    for name, value in state.items():
-        block = _BLOCK.fullmatch(name)
-        if name in _TURNED:
-            result[_TURNED[name]] = value.T.contiguous()
-        elif block is None:
-            result[_WHOLE.get(name, name)] = value
+    for name, value in renamed(state, _OPEN_CLIP).items():
+        if name in ("visual_projection.weight", "text_projection.weight"):
+            result[name] = value.T.contiguous()  # open_clip multiplies from the right
+        elif ".self_attn.in_proj_" in name:
+            for letter, third in zip("qkv", value.chunk(3)):
+                result[name.replace("in_proj_", f"{letter}_proj.")] = third.contiguous()
         else:
-            layer = f"{_TOWERS[block[1] or '']}.encoder.layers.{block[2]}"
-            place, _, kind = block[3].rpartition(".")
-            if place == "attn" and kind in ("in_proj_weight", "in_proj_bias"):
-                for letter, third in zip("qkv", value.chunk(3)):
-                    result[f"{layer}.self_attn.{letter}_proj.{kind.removeprefix('in_proj_')}"] = third.contiguous()
-            else:
-                result[f"{layer}.{_LAYERS.get(place, place)}.{kind}"] = value
+            result[name] = value
     return result
 
 
@@ -332,15 +313,13 @@ class Hpsv2(NetworkReward):
         """checkpoint: the weights as safetensors. base: configuration and tokenizer of the CLIP that was fine-tuned."""
         from transformers import CLIPConfig, CLIPModel
 
-        state = from_open_clip(
-            read_safetensors(checkpoint, CONVERT)
-        )  # half precision becomes float32 when it is copied
+        # half precision becomes float32 when it is copied
+        state = from_open_clip(read_safetensors(checkpoint, CONVERT))
         model = CLIPModel(load_config(CLIPConfig, base))
         fill(model, state, f"The HPSv2 checkpoint {checkpoint} for a {base}")
         self._encoder = ClipEncoder(base, "", "pad", loaded=model)
         super().__init__(model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips."""
         cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
         return {"HPSv2": cosine.mean(dim=1)}

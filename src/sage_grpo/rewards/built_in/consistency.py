@@ -22,9 +22,6 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, PartScores, RewardFacts
 from sage_grpo.utils.pretrained import load_config
 
-FRAMES_A_PASS = 32
-"""Frames per encoder call, so that memory does not grow with the clip."""
-
 
 def consistency(features: Tensor) -> Tensor:
     """B x F x dim to B: the mean of the cosines to the first and to the previous frame, none of them below 0."""
@@ -78,7 +75,6 @@ class _Consistency(NetworkReward):
         return super().frames_read(count, fps) if self._sample_fps > 0 else list(range(count))
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; prompts are ignored."""
         part, (count, total) = self.facts.parts, videos.shape[:2]
         chosen = self.frames_read(total, fps)
         if len(chosen) < 2:
@@ -86,7 +82,7 @@ class _Consistency(NetworkReward):
             return PartScores({part: torch.full((count,), torch.nan)}, dict.fromkeys(range(count), why))
         device = next(self._model.parameters()).device
         frames = videos[:, chosen].flatten(0, 1)
-        features = in_passes(lambda piece: self._features(piece.to(device)).float(), FRAMES_A_PASS, frames)
+        features = in_passes(lambda piece: self._features(piece.to(device)).float(), self.frames_a_pass, frames)
         return {part: consistency(features.view(count, len(chosen), -1))}
 
 

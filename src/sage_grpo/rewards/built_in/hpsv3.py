@@ -6,7 +6,7 @@ differ. The template's text is the authors' and is read from the user's copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.rewards.built_in.pretrained import (
-    NetworkReward,
-    in_passes,
+    FrameReward,
     load_whole,
     numbered_layers,
     read_safetensors,
     under,
 )
-from sage_grpo.rewards.built_in.qwen import Chat, read_template, renamed, target_size
+from sage_grpo.rewards.built_in.qwen import Chat, read_template, target_size, transformers_names
 from sage_grpo.rewards.frames import normalise, resize_as_pillow
 from sage_grpo.types import FileSource, RewardFacts
 from sage_grpo.utils.pretrained import load_config
@@ -32,10 +31,9 @@ TEMPLATE = ("INSTRUCTION", "prompt_with_special_token")
 """Strings of the authors' file that form the template."""
 PIXELS = 256 * 28 * 28
 """Pixels of a picture: small and large ones are resized to about this size."""
-FRAMES_A_PASS = 8
 
 
-class Hpsv3(NetworkReward):
+class Hpsv3(FrameReward):
     """The head's predicted mean preference (its first output; the second is the spread), averaged over frames."""
 
     facts = RewardFacts(
@@ -52,6 +50,7 @@ class Hpsv3(NetworkReward):
         gigabytes=15.5,
         licence="MizzenAI/HPSv3: MIT; Qwen2-VL-7B: Apache-2.0",
     )
+    frames_a_pass = 8
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Hpsv3(NetworkReward):
 
         source = "hpsv3/dataset/data_collator_qwen.py from the HPSv3 repository"
         words = read_template(Path(template).expanduser(), TEMPLATE, [REWARD_TOKEN], source)
-        state = renamed(read_safetensors(checkpoint, CONVERT))
+        state = transformers_names(read_safetensors(checkpoint, CONVERT))
         layers = numbered_layers(under(state, "rm_head."), checkpoint)
         # the scores do not need lm_head
         state = {k: v for k, v in state.items() if not k.startswith("rm_head.") and k != "lm_head.weight"}
@@ -86,16 +85,8 @@ class Hpsv3(NetworkReward):
         # loaded as it computes; its rope stays float32
         super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips."""
-        chosen = self.frames_read(videos.shape[1], fps)
-        frames = videos[:, chosen].flatten(0, 1).permute(0, 3, 1, 2)
-        texts = [prompt for prompt in prompts for _ in chosen]
-        scores = in_passes(self._score, FRAMES_A_PASS, frames, texts)
-        return {"HPSv3": scores.view(len(prompts), -1).mean(dim=1)}
-
     def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
-        batch = self.prepare(frames, prompts)
+        batch = self.prepare(frames.permute(0, 3, 1, 2), prompts)
         hidden = self.model(use_cache=False, **batch).last_hidden_state
         values = hidden[batch["input_ids"] == self._chat.read_ids.to(hidden.device)].float()
         for number, (weight, bias) in enumerate(self._layers):
@@ -108,8 +99,7 @@ class Hpsv3(NetworkReward):
         rows, columns = target_size(frames.shape[2], frames.shape[3], max_pixels=PIXELS, min_pixels=PIXELS)
         # a picture, not a video: by Pillow
         pictures = normalise(resize_as_pillow(frames.to(device), rows, columns).float() / 255)
-        batch = self._chat.batch(
-            prompts, [picture.unsqueeze(0) for picture in pictures]
-        )  # a picture counts as two equal frames
+        # a picture counts as two equal frames
+        batch = self._chat.batch(prompts, [picture.unsqueeze(0) for picture in pictures])
         batch["pixel_values"] = batch["pixel_values"].to(self.model.dtype)
         return {name: value.to(device) for name, value in batch.items()}

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from sage_grpo.rewards.built_in.clip import clip_pixels
 from sage_grpo.rewards.built_in.pretrained import (
-    NetworkReward,
+    FrameReward,
     check_head,
     fill,
-    in_passes,
     load_tokenizer,
     numbered_layers,
     read_safetensors,
+    renamed,
     under,
 )
 from sage_grpo.rewards.functions import RewardConfigError
@@ -38,29 +38,22 @@ LONGEST = 35
 """Tokens of a prompt that the authors keep."""
 HEAD = 64
 """Width of an attention head in every vision transformer of BLIP."""
-FRAMES_A_PASS = 32
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
-_LAYERS = {
-    "norm1": "layer_norm1",
-    "norm2": "layer_norm2",
-    "attn.qkv": "self_attn.qkv",
-    "attn.proj": "self_attn.projection",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-_WHOLE = {
-    "cls_token": "embeddings.class_embedding",
-    "pos_embed": "embeddings.position_embedding",
-    "patch_embed.proj.weight": "embeddings.patch_embedding.weight",
-    "patch_embed.proj.bias": "embeddings.patch_embedding.bias",
-    "norm.weight": "post_layernorm.weight",
-    "norm.bias": "post_layernorm.bias",
-}
+_TIMM = (
+    (r"^blocks\.", "encoder.layers."),
+    (r"\.norm([12])\.", r".layer_norm\1."),
+    (r"\.attn\.qkv\.", ".self_attn.qkv."),
+    (r"\.attn\.proj\.", ".self_attn.projection."),
+    (r"^cls_token$", "embeddings.class_embedding"),
+    (r"^pos_embed$", "embeddings.position_embedding"),
+    (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"^norm\.", "post_layernorm."),
+)
 _BUFFER = "embeddings.position_ids"
 """0, 1, 2, ...: older versions of BERT saved it."""
 
 
-class ImageReward(NetworkReward):
+class ImageReward(FrameReward):
     """(score - mean) / std of the frames, mean over frames; about -2 to 2."""
 
     facts = RewardFacts(
@@ -98,7 +91,7 @@ class ImageReward(NetworkReward):
         if "pos_embed" not in vision or "patch_embed.proj.weight" not in vision:
             raise RewardConfigError(f"{checkpoint} is not an ImageReward: it has no blip.visual_encoder.")
         self._vision = _vision_model(vision)
-        fill(self._vision, from_timm(vision), f"The vision tower in {checkpoint}")
+        fill(self._vision, renamed(vision, _TIMM), f"The vision tower in {checkpoint}")
         self._text = _text_model(Path(config).expanduser(), vision["cls_token"].shape[-1])
         fill(self._text, text, f"The text encoder in {checkpoint}")
         head = numbered_layers(under(state, "mlp.layers."), checkpoint)
@@ -111,25 +104,16 @@ class ImageReward(NetworkReward):
         self._tokenizer.add_special_tokens({"bos_token": "[DEC]"})
         self._tokenizer.add_tokens(["[ENC]"], special_tokens=True)
 
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips."""
-        chosen = self.frames_read(videos.shape[1], fps)
-        frames = videos[:, chosen].flatten(0, 1)
+    def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
+        device, dtype = self._text.device, self._text.dtype
         tokens = self._tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=LONGEST, return_tensors="pt"
-        )
-        rows = torch.arange(len(prompts)).repeat_interleave(len(chosen))
-        ids, mask = tokens["input_ids"][rows], tokens["attention_mask"][rows]
-        scores = in_passes(self._score, FRAMES_A_PASS, frames, ids, mask)
-        return {"ImageReward": scores.view(len(prompts), -1).mean(dim=1)}
-
-    def _score(self, frames: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        device, dtype = self._text.device, self._text.dtype
+        ).to(device)
         pixels = clip_pixels(frames.to(device), self._vision.config.image_size).to(dtype)
         seen = self._vision(pixel_values=pixels).last_hidden_state
         read = self._text(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
+            input_ids=tokens["input_ids"],
+            attention_mask=tokens["attention_mask"],
             encoder_hidden_states=seen,
             encoder_attention_mask=torch.ones(seen.shape[:-1], dtype=torch.long, device=device),
         )
@@ -137,18 +121,6 @@ class ImageReward(NetworkReward):
         for weight, bias in self._layers:  # no activations between them
             values = F.linear(values, weight, bias)
         return (values.squeeze(-1) - MEAN) / STD
-
-
-def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """BLIP's vision weights under transformers' names; unknown names are kept, so that loading refuses them."""
-    result = {}
-    for name, value in state.items():
-        block = _BLOCK.fullmatch(name)
-        if block is None:
-            result[_WHOLE.get(name, name)] = value
-        else:
-            result[f"encoder.layers.{block[1]}.{_LAYERS.get(block[2], block[2])}.{block[3]}"] = value
-    return result
 
 
 def _vision_model(state: Mapping[str, Tensor]) -> Any:

@@ -28,7 +28,6 @@ def normalise(text: str) -> str:
 
 
 def edit_distance(first: str, second: str) -> int:
-    """Levenshtein distance."""
     row = list(range(len(second) + 1))
     for i, a in enumerate(first, start=1):
         diagonal, row[0] = row[0], i
@@ -71,7 +70,6 @@ class OcrReward:
         self._engine = engine or _rapid_ocr()
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that are read."""
         return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:

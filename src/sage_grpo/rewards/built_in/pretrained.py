@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,8 @@ class NetworkReward(ABC):
     """A reward of one part, named in its facts, whose networks move between devices; subclasses score the clips."""
 
     facts: ClassVar[RewardFacts]
+    frames_a_pass: ClassVar[int] = 32
+    """Frames per call of a network, so that memory does not grow with the clip."""
 
     def __init__(
         self,
@@ -55,24 +58,34 @@ class NetworkReward(ABC):
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips."""
         return self.differentiable(videos, prompts, fps)
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that are read."""
         return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The one part."""
         return (self.facts.parts,)
 
     def to(self, device: torch.device) -> Self:
-        """Move the weights."""
         for model in self._models:
             model.to(device=device, dtype=self._dtype)
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
         return self
+
+
+class FrameReward(NetworkReward):
+    """The mean over frames of a score that subclasses compute for frames and their prompts, a limited number at a time."""
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        chosen = self.frames_read(videos.shape[1], fps)
+        texts = [prompt for prompt in prompts for _ in chosen]
+        scores = in_passes(self._score, self.frames_a_pass, videos[:, chosen].flatten(0, 1), texts)
+        return {self.facts.parts: scores.view(len(prompts), -1).mean(dim=1)}
+
+    @abstractmethod
+    def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Scores of frames N x H x W x 3 with a prompt each."""
 
 
 def frozen(model: Any) -> Any:
@@ -181,7 +194,6 @@ def load_tokenizer(name: str, rows: int) -> Any:
 def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
     """The weights of a file in its authors' names; `convert` is the advice for converting the authors' file."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     file = Path(path).expanduser()
     if file.suffix != ".safetensors":
@@ -189,9 +201,26 @@ def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
     if not file.is_file():
         raise RewardConfigError(f"{file} does not exist. {convert}")
     try:
-        return load_file(file)
+        return read_weights(file)
     except SafetensorError as error:
         raise RewardConfigError(f"{file} is damaged ({error}): make it again. {convert}") from error
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a pickle, which cannot run code when only weights are read."""
+    from safetensors.torch import load_file
+
+    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
+
+
+def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Weights under other names, by patterns and replacements in order; unknown names are kept, so that loading refuses them."""
+    result = {}
+    for name, value in state.items():
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        result[name] = value
+    return result
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:

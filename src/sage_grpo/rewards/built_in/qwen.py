@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,11 +11,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import load_tokenizer
+from sage_grpo.rewards.built_in.pretrained import load_tokenizer, renamed
 from sage_grpo.rewards.functions import RewardConfigError, check_known
 
 PATCH, MERGE, TEMPORAL = 14, 2, 2
 FACTOR = PATCH * MERGE
+_WEIGHT_NAMES = (
+    (r"^base_model\.model\.", ""),
+    (r"\.(modules_to_save\.default|base_layer)\.", "."),
+    (r"\.(lora_[AB])\.default\.", r".\1."),
+    (r"^model\.(language_model|visual)\.", r"\1."),
+    (r"^model\.", "language_model."),
+)
+"""The authors' names (peft around transformers 4) in transformers 5's, relative to Qwen2VLModel."""
 PAD_TOKEN = "<|endoftext|>"
 _BEFORE = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
 _BETWEEN, _AFTER = "<|vision_end|>", "<|im_end|>\n<|im_start|>assistant\n"
@@ -97,19 +104,9 @@ def read_template(path: Path, strings: Sequence[str], tokens: Sequence[str], sou
     return text
 
 
-def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' names (peft around transformers 4) in transformers 5's, relative to Qwen2VLModel."""
-    result = {}
-    for key, value in state.items():
-        name = re.sub(r"^(base_model\.model\.)", "", key)
-        if ".original_module." in name:  # peft's untouched copy beside modules_to_save
-            continue
-        name = name.replace(".modules_to_save.default.", ".").replace(".base_layer.", ".")
-        name = re.sub(r"\.(lora_[AB])\.default\.", r".\1.", name)
-        name = re.sub(r"^model\.(language_model|visual)\.", r"\1.", name)
-        name = re.sub(r"^model\.", "language_model.", name)
-        result[name] = value
-    return result
+def transformers_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The authors' weights under transformers' names, without peft's untouched copies beside modules_to_save."""
+    return renamed({name: value for name, value in state.items() if ".original_module." not in name}, _WEIGHT_NAMES)
 
 
 def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int) -> tuple[int, int]:

@@ -86,7 +86,6 @@ class SoundStats:
         self.names = tuple(parts)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Mapping[str, Tensor]:
-        """Measure the clips."""
         scores = {name: STATISTICS[name](videos, fps, sound) for name in self.names}
         unknown = scores.get("synchrony", torch.zeros(0)).isnan().nonzero().flatten().tolist()
         return PartScores(
@@ -150,13 +149,11 @@ class Clap:
         self._clap, self._prefix = ClapEncoder(model), prefix
 
     def to(self, device: torch.device) -> Self:
-        """Move the weights."""
         self._clap.model.to(device)
         return self
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Mapping[str, Tensor]:
-        """Score the clips."""
         text = self._clap.texts([self._prefix + prompt for prompt in prompts])
         return {"CLAP": (self._clap.sounds(sound) * text).sum(-1)}
 
@@ -204,18 +201,15 @@ class SightAndSound:
         self._heard = [f"the sound of {source}" for source in sources]
 
     def to(self, device: torch.device) -> Self:
-        """Move the weights."""
         self._clip.model.to(device)
         self._clap.model.to(device)
         return self
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that are read."""
         return sample_indices(count, fps, sample_fps=self._sample_fps)
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Mapping[str, Tensor]:
-        """Score the clips."""
         indices = self.frames_read(videos.shape[1], fps)
         seen = F.normalize(self._clip.frames(videos, indices).mean(1), dim=-1) @ self._clip.texts(self._seen).T
         heard = self._clap.sounds(sound) @ self._clap.texts(self._heard).T

@@ -99,7 +99,9 @@ def motion(clip: StatisticsBatch) -> Tensor:
 def warp_error(clip: StatisticsBatch) -> Tensor:
     """Mean absolute luma difference of neighbouring frames that remains after the best whole shift of every block."""
     small = _pooled(clip.luma)
-    return match_blocks(small[:, :-1].flatten(0, 1), small[:, 1:].flatten(0, 1)).view(len(small), -1).mean(dim=1)
+    before, after = (part.flatten(0, 1).unsqueeze(1) for part in (small[:, :-1], small[:, 1:]))
+    _, residual = _best_shift(before, after, RADIUS)
+    return residual.view(len(small), -1).mean(dim=1)
 
 
 def midframe_error(clip: StatisticsBatch) -> Tensor:
@@ -129,27 +131,6 @@ def duplicate_frames(clip: StatisticsBatch) -> Tensor:
     return (difference < DUPLICATE).float().mean(dim=1)
 
 
-def match_blocks(before: Tensor, after: Tensor) -> Tensor:
-    """Mean absolute difference that remains after the best shift, for every block of N x H x W."""
-    height, width = before.shape[-2:]
-    block = min(BLOCK, height, width)
-    padded = F.pad(before.unsqueeze(1), (RADIUS,) * 4, mode="replicate").squeeze(1)
-    best = torch.full((before.shape[0], height // block, width // block), torch.inf, device=before.device)
-    residual = torch.zeros_like(best)
-    shifts = [(dy, dx) for dy in range(-RADIUS, RADIUS + 1) for dx in range(-RADIUS, RADIUS + 1)]
-    for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
-        top, left = RADIUS + dy, RADIUS + dx
-        moved = padded[:, top : top + height, left : left + width]
-        error = F.avg_pool2d((moved - after).abs().unsqueeze(1), block).squeeze(1)
-        norm = (dy**2 + dx**2) ** 0.5
-        # a flat block fits everywhere: the small price of a shift lets it stay where it is
-        cost = error + 1e-3 * norm
-        better = cost < best
-        best = torch.where(better, cost, best)
-        residual = torch.where(better, error, residual)
-    return residual
-
-
 def _pooled(luma: Tensor) -> Tensor:
     while min(luma.shape[-2:]) >= 2 * FLOW_SIDE:
         luma = F.avg_pool2d(luma, 2)
@@ -174,7 +155,7 @@ def track(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     flow = torch.zeros(after.shape[0], 2, 1, 1, device=after.device)
     for pool in reversed(levels):
         old, new = (F.avg_pool2d(image, pool) if pool > 1 else image for image in (before, after))
-        flow = _match(old, new, _dense(flow, new) / pool) * pool
+        flow = _closest(old, new, _dense(flow, new) / pool) * pool
     dense = _dense(flow, after)
     for _ in range(2):
         dense = dense + _dense(_refine(_warp(before, dense), after), after)
@@ -183,27 +164,29 @@ def track(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     return flow, ((contrast > FLAT) & (residual < EXPLAINED * contrast)).squeeze(1)
 
 
-def _match(old: Tensor, new: Tensor, guess: Tensor) -> Tensor:
+def _closest(old: Tensor, new: Tensor, guess: Tensor) -> Tensor:
     """The guess with the best whole shift of every block added, N x 2 x rows x columns."""
-    best, chosen = None, None
-    steps = range(-REACH, REACH + 1)
-    shifts = sorted(((y, x) for y in steps for x in steps), key=lambda shift: shift[0] ** 2 + shift[1] ** 2)
-    warped = F.pad(_warp(old, guess), (REACH,) * 4, mode="replicate")
-    height, width = new.shape[-2:]
-    for y, x in shifts:
-        moved = warped[..., REACH + y : REACH + y + height, REACH + x : REACH + x + width]
+    return _blocks(guess) + _best_shift(_warp(old, guess), new, REACH)[0]
+
+
+def _best_shift(before: Tensor, after: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """The whole shift of every block that fits best, N x 2 x rows x columns in pixels (y, x), and the mean absolute difference that remains."""
+    height, width = after.shape[-2:]
+    padded = F.pad(before, (reach,) * 4, mode="replicate")
+    shift, residual = (torch.zeros_like(_blocks(after).expand(-1, size, -1, -1)) for size in (2, 1))
+    best = torch.full_like(residual, torch.inf)
+    steps = range(-reach, reach + 1)
+    for y, x in sorted(((y, x) for y in steps for x in steps), key=lambda step: step[0] ** 2 + step[1] ** 2):
+        moved = padded[..., reach + y : reach + y + height, reach + x : reach + x + width]
+        error = _blocks((moved - after).abs())
         # a flat block fits everywhere: the small price of a shift lets it stay where it is
-        cost = _blocks((moved - new).abs()) + 1e-3 * (y * y + x * x) ** 0.5
-        shift = (
-            torch.tensor([y, x], device=new.device, dtype=new.dtype).view(1, 2, 1, 1).expand(-1, -1, *cost.shape[-2:])
+        cost = error + 1e-3 * (y * y + x * x) ** 0.5
+        better = cost < best
+        best, residual = torch.where(better, cost, best), torch.where(better, error, residual)
+        shift = torch.where(
+            better, torch.tensor([y, x], device=shift.device, dtype=shift.dtype).view(1, 2, 1, 1), shift
         )
-        if best is None or chosen is None:
-            best, chosen = cost, shift.expand(cost.shape[0], -1, -1, -1)
-        else:
-            chosen = torch.where(cost < best, shift, chosen)
-            best = torch.minimum(cost, best)
-    assert chosen is not None
-    return _blocks(guess) + chosen
+    return shift, residual
 
 
 def _refine(warped: Tensor, new: Tensor) -> Tensor:
@@ -240,26 +223,17 @@ def _dense(blocks: Tensor, like: Tensor) -> Tensor:
 
 
 STATISTICS: Mapping[str, Callable[[StatisticsBatch], Tensor]] = {
-    function.__name__: function
-    for function in (
-        sharpness,
-        saturation,
-        brightness,
-        colour_entropy,
-        motion,
-        flicker,
-        warp_error,
-        midframe_error,
-        duplicate_frames,
-    )
+    "sharpness": sharpness,
+    "saturation": saturation,
+    "brightness": brightness,
+    "colour_entropy": colour_entropy,
+    "motion": motion,
+    "flicker": flicker,
+    "warp_error": warp_error,
+    "midframe_error": midframe_error,
+    "duplicate_frames": duplicate_frames,
 }
-NEEDED_FRAMES: Mapping[str, int] = {
-    "motion": 2,
-    "warp_error": 2,
-    "duplicate_frames": 2,
-    "flicker": 3,
-    "midframe_error": 3,
-}
+NEEDED_FRAMES = {"motion": 2, "warp_error": 2, "duplicate_frames": 2, "flicker": 3, "midframe_error": 3}
 """Least number of frames for a statistic; the others need one."""
 
 
@@ -280,7 +254,6 @@ class VideoStats:
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Measure the clips; prompts are ignored."""
         clip, frames = StatisticsBatch(videos, fps), videos.shape[1]
         short = [part for part in self.names if frames < NEEDED_FRAMES.get(part, 1)]
         nothing = torch.full((videos.shape[0],), torch.nan, device=videos.device)

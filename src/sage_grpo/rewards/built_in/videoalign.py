@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sage_grpo.rewards.built_in.pretrained import frozen, load_whole
-from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, renamed, target_size
+from sage_grpo.rewards.built_in.pretrained import frozen, load_whole, read_weights
+from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, target_size, transformers_names
 from sage_grpo.rewards.frames import normalise, resize_uint8
 from sage_grpo.rewards.functions import RewardConfigError, nearest
 from sage_grpo.types import FileSource, RewardFacts
@@ -62,7 +62,6 @@ class VideoAlignConfig:
 
 
 def read_config(folder: Path) -> VideoAlignConfig:
-    """Read model_config.json of a released folder."""
     path = folder / "model_config.json"
     if not path.is_file():
         raise RewardConfigError(f"{path} does not exist: give the folder that holds model_config.json.")
@@ -125,21 +124,15 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     model.safetensors (the only kind in folders from the hub) wins over model.pth, and that over adapter_model.safetensors + non_lora_state_dict.pth.
     A .pth is read with weights_only: it cannot run code.
     """
-    from safetensors.torch import load_file
-
-    whole = checkpoint / "model.pth"
+    for name in ("model.safetensors", "model.pth"):
+        if (checkpoint / name).is_file():
+            return transformers_names(read_weights(checkpoint / name)), True
     adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
-    if (checkpoint / "model.safetensors").is_file():
-        return renamed(load_file(checkpoint / "model.safetensors")), True
-    if whole.is_file():
-        return renamed(torch.load(whole, map_location="cpu", weights_only=True)), True
     if not (adapter.is_file() and rest.is_file()):
         raise RewardConfigError(
             f"{checkpoint} needs model.pth, or adapter_model.safetensors and non_lora_state_dict.pth."
         )
-    state = renamed(torch.load(rest, map_location="cpu", weights_only=True))
-    state.update(renamed(load_file(adapter)))
-    return state, False
+    return transformers_names(read_weights(rest) | read_weights(adapter)), False
 
 
 def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignConfig) -> None:
@@ -178,7 +171,6 @@ class LoraLinear(nn.Module):
         self.a, self.b = nn.Parameter(a.clone()), nn.Parameter(b.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the adapted layer."""
         return self.base(x) + F.linear(F.linear(x, self.a), self.b) * self.scale
 
 
@@ -274,7 +266,6 @@ class VideoAlign:
         return {**parts, "Overall": scores.sum(dim=1)}
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that the model reads."""
         return frame_indices(count, fps, fps=self.config.fps, num_frames=self.config.num_frames)
 
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult
 
 from sage_grpo.config.ranges import Count, Natural, NotNegative, Seconds, checked
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.http_client import Backoff, post, read_address, read_token
+from sage_grpo.rewards.http_client import Backoff, Connections, post, read_address, read_token
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.redact import hide
@@ -197,11 +197,11 @@ class Endpoint:
             )
         return key
 
-    def ask(self, body: bytes, usage: Usage, stop: threading.Event) -> Reply:
+    def ask(self, body: bytes, usage: Usage, connections: Connections) -> Reply:
         """Send a request until it is answered; EndpointFailure, Spent or RewardConfigError when it is not. Counts into `usage`."""
         reason = "not sent"
         for attempt in range(self._network.retries + 1):
-            if stop.wait(self._meter.reserve()):
+            if connections.stop.wait(self._meter.reserve()):
                 break
             usage.requests += 1
             try:
@@ -213,6 +213,7 @@ class Endpoint:
                     token=self.key(),
                     timeout=self._network.timeout,
                     largest=LARGEST_ANSWER,
+                    connections=connections,
                 )
                 if status == 200:
                     return self._read(answer, usage)
@@ -225,7 +226,7 @@ class Endpoint:
                 break
             if asked:
                 self._meter.hold(asked)  # for all threads: the limit is the account's, not the request's
-            if stop.wait(max(asked, self._backoff.pause(attempt))):
+            if connections.stop.wait(max(asked, self._backoff.pause(attempt))):
                 break
         raise EndpointFailure(self.hide(f"{self._where}: {reason}"))
 

@@ -10,7 +10,6 @@ import logging
 import math
 import re
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -22,6 +21,7 @@ from torch import Tensor
 from sage_grpo.config.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known, check_takes, nearest
+from sage_grpo.rewards.http_client import Connections
 from sage_grpo.rewards.judge.endpoint import (
     Endpoint,
     EndpointFailure,
@@ -165,14 +165,11 @@ class VlmJudge:
 
     def _ask(self, questions: Sequence[tuple[Sequence[Tensor], str]], fps: float) -> list[tuple[dict[str, float], str]]:
         """Verdicts on clips (or pairs of clips) with their prompts, in order."""
-        before, stop = self.meter.used.requests, threading.Event()
-        executor = ThreadPoolExecutor(max_workers=self._network.parallel, thread_name_prefix="judge")
-        try:
-            coming = [executor.submit(self._judge, clips, prompt, fps, stop) for clips, prompt in questions]
-            verdicts = [future.result() for future in coming]
-        finally:
-            stop.set()  # after an error or an interrupt no thread may go on paying
-            executor.shutdown(wait=False, cancel_futures=True)
+        before = self.meter.used.requests
+        # after an error or an interrupt no thread may go on paying
+        with ThreadPoolExecutor(self._network.parallel) as executor, Connections() as connections:
+            requests = [executor.submit(self._judge, clips, prompt, fps, connections) for clips, prompt in questions]
+            verdicts = [request.result() for request in requests]
         if self.meter.used.requests > before:
             line = f"The judge so far: {self.meter.describe()}."
             log.info(line)
@@ -180,7 +177,7 @@ class VlmJudge:
         return verdicts
 
     def _judge(
-        self, clips: Sequence[Tensor], prompt: str, fps: float, stop: threading.Event
+        self, clips: Sequence[Tensor], prompt: str, fps: float, connections: Connections
     ) -> tuple[dict[str, float], str]:
         """Scores of one clip, or preferences of the first of two, with the reason; empty without a usable answer."""
         body = self.request(clips, prompt, fps)
@@ -192,7 +189,7 @@ class VlmJudge:
         usage, problem, scores, reasons = Usage(), "", dict[str, float](), dict[str, str]()
         try:
             for _ in range(self._ask_again + 1):
-                reply = self._endpoint.ask(body, usage, stop)
+                reply = self._endpoint.ask(body, usage, connections)
                 if reply.refusal:
                     problem = f"the judge refused: {reply.refusal[:300]}"
                     break  # asked again it would refuse again

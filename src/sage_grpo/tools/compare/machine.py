@@ -8,10 +8,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from sage_grpo.tools.compare.engine import Process
+from sage_grpo.tools.compare.worker import Worker
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.worlds.world import SHAPES, world_of_model
 
@@ -22,24 +21,15 @@ PATIENCE = 30
 """Seconds that MPS may take to start or to stop."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The engine of one machine: one process per run side by side."""
-
-    share: bool = True
-    """Let processes share a GPU by MPS."""
-
-    @contextmanager
-    def open(
-        self, configs: Sequence[TrainConfig], out: Path, most: int | None
-    ) -> Iterator[tuple[Sequence[Process], str]]:
-        """Processes, with the GPUs in turn."""
-        devices = gpus(configs)
-        count = min(most or how_many(configs, devices), len(configs))
-        with mps(bool(devices) and count > 1 and self.share) as (own, remark):
-            workers = [Process(out, number, environment(devices, number) | own) for number in range(count)]
-            where = f"GPU {', '.join(devices)}" if devices else "the CPU"
-            yield workers, f"{where}. {remark}".rstrip()
+@contextmanager
+def opened(configs: Sequence[TrainConfig], out: Path, most: int | None) -> Iterator[tuple[list[Worker], str]]:
+    """Workers for these runs, at most `most` (None: as many as are useful), with the GPUs in turn, and a description of them. Logs go to `out`."""
+    devices = gpus(configs)
+    count = min(most or how_many(configs, devices), len(configs))
+    with mps(bool(devices) and count > 1) as (own, remark):
+        workers = [Worker(out, number, environment(devices, number) | own) for number in range(count)]
+        where = f"GPU {', '.join(devices)}" if devices else "the CPU"
+        yield workers, f"{where}. {remark}".rstrip()
 
 
 def gpus(configs: Sequence[TrainConfig]) -> list[str]:
@@ -83,52 +73,40 @@ def mps(wanted: bool) -> Iterator[tuple[dict[str, str], str]]:
     if not wanted or shutil.which(CONTROL) is None:
         yield {}, "" if not wanted else f"Processes take turns on the GPU: there is no {CONTROL}."
         return
-    if _tell("get_server_list", {}):
+    if not _control("get_server_list", {}):
         yield {}, "Processes share the GPU by the MPS that runs here."
         return
     with tempfile.TemporaryDirectory(prefix="sage-mps-", ignore_cleanup_errors=True) as folder:
         own = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         for place in own.values():
             Path(place).mkdir()
-        fault = _start(own)
-        if fault:
+        if fault := _control("", own, "-d"):
             yield {}, f"Processes take turns on the GPU: MPS does not start ({fault})."
             return
         try:
             yield own, "Processes share the GPU by MPS."
         finally:
-            _tell("quit", own)
+            _control("quit", own)
 
 
-def _start(own: dict[str, str]) -> str:
-    """Start the daemon; returns the error."""
+def _control(order: str, own: dict[str, str], *options: str) -> str:
+    """Start the daemon (-d), or send it an order; returns the error."""
     try:
-        done = subprocess.run(
-            [CONTROL, "-d"],
-            env={**os.environ, **own},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the daemon keeps inherited streams: a pipe would never end
-            stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
-            check=False,
-        )
+        with tempfile.TemporaryFile("w+") as said:  # the daemon keeps inherited streams: a pipe would never end
+            done = subprocess.run(
+                [CONTROL, *options],
+                input=f"{order}\n",
+                env={**os.environ, **own},
+                stdout=said,
+                stderr=said,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+            said.seek(0)
+            answer = said.read()
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else f"{CONTROL} -d ended with {done.returncode}"
-
-
-def _tell(order: str, own: dict[str, str]) -> bool:
-    """Send an order to the daemon; returns True if one accepted it."""
-    try:
-        done = subprocess.run(
-            [CONTROL],
-            input=f"{order}\n",
-            env={**os.environ, **own},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and "Cannot find" not in done.stdout + done.stderr
+    if done.returncode != 0:
+        return f"{CONTROL} {' '.join(options) or order} ended with {done.returncode}"
+    return answer if "Cannot find" in answer else ""

@@ -5,17 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import platform
 import shutil
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +20,11 @@ import torch
 from sage_grpo.distributed import checkpoint
 from sage_grpo.plan.passes import references
 from sage_grpo.rewards.member import RewardFailure
-from sage_grpo.run.identity import identify, of_code, plain
+from sage_grpo.run.identity import identify, plain
 from sage_grpo.run.session import assemble
 from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.store import KEPT_EVERY
+from sage_grpo.tools.compare.surroundings import surroundings
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
@@ -39,10 +35,11 @@ from sage_grpo.training.loss import Diverged
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.json_schema import finite, read_object
-from sage_grpo.version import ROOT, __version__
 
 BLOCKS = 30
 """Points of a training curve, at most."""
+KINDS = ("raw", "equalized", "sent")
+"""Gradient norms that the trainer logs by step."""
 Scores = dict[str, float | None]
 Bases = dict[str, Evaluation]
 """Evaluations of untrained models."""
@@ -96,22 +93,19 @@ class RunRecord:
         return {
             "iteration": self.seconds["iterations"] / max(1, len(self.training)),
             "evaluate": self.seconds["evaluate"],
-            "total": self._total(),
+            "total": self.seconds["before"] + time.perf_counter() - self._began,
         }
-
-    def _total(self) -> float:
-        return self.seconds["before"] + time.perf_counter() - self._began
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as JSON."""
-        known = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**known, "seconds": {**self.seconds, "before": self._total()}}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**values, "seconds": {**self.seconds, "before": self.times()["total"]}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict` that was read from a file, where keys are text."""
         for name, value in state.items():
             setattr(self, name, value)
-        self.grid = {int(step): known for step, known in self.grid.items()}
+        self.grid = {int(step): values for step, values in self.grid.items()}
         self.seconds = defaultdict(float, self.seconds)
 
 
@@ -136,8 +130,8 @@ def measure(
             if job.kind == "rollout":
                 sample(trainer, record, progress)
             else:
-                place = Unfinished(unfinished or Path(folder) / "run", made_by(job), tell)
-                train(trainer, job, record, bases, progress, place)
+                root = unfinished or Path(folder) / "run"
+                train(job, bases, progress, SavedRun(trainer, record, root, made_by(job), tell))
         if weights is not None:
             trainer.export(weights)
     except (Diverged, RewardFailure) as error:
@@ -189,7 +183,7 @@ class Recording(Observer):
 
     def keep(self, found: Evaluation, number: int) -> None:
         """Record scores as those after `number` iterations."""
-        self.record.evaluations[str(number)] = with_plain_names(_scores(found), self.trainer.config)
+        self.record.evaluations[str(number)] = _scores(found, self.trainer.config)
         self.record.passes[str(number)] = self.record.cost
         self.record.clips[str(number)] = self.record.scored
         if number in (self.trainer.config.iterations, *self.record.budgets.values()):
@@ -212,65 +206,58 @@ class Recording(Observer):
         return found
 
 
-@dataclass(frozen=True)
 class SavedRun:
-    """Saves a run under way, at its points and at intervals."""
+    """The folder of a run under way: a checkpoint of its last point, and the one that its sentinel may roll back to. It is the loop's saver."""
 
-    trainer: Trainer
-    record: RunRecord
-    place: Unfinished
-    points: Collection[int]
+    def __init__(
+        self,
+        trainer: Trainer,
+        record: RunRecord,
+        root: Path,
+        made_by: Mapping[str, Any],
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`made_by` is all that decides the run's results, as JSON; `tell` gets sentences for people."""
+        self.trainer, self.record, self.root, self.made_by, self.tell = trainer, record, root, dict(made_by), tell
+        self.points: Collection[int] = ()
+        self._saved = time.monotonic()
 
     def due(self, number: int, *, last: bool, stopping: bool) -> bool:
         """At evaluated points, and when the last save is old; a finished run needs none."""
-        return not (last or stopping) and (number in self.points or self.place.late)
+        late = time.monotonic() - self._saved > KEPT_EVERY
+        return not (last or stopping) and (number in self.points or late)
 
     def save(self, *, needed: bool) -> Path | None:
-        """Save this state."""
-        if self.trainer.state.iteration < self.trainer.config.iterations:
-            self.place.keep(self.trainer, self.record.state_dict(), needed=needed)
-        return None
-
-
-class Unfinished:
-    """The folder of a run under way: a checkpoint of its last point, and the one that its sentinel may roll back to."""
-
-    def __init__(self, root: Path, made_by: Mapping[str, Any], tell: Callable[[str], None] = lambda text: None) -> None:
-        """`made_by` is all that decides the run's results, as JSON; `tell` gets sentences for people."""
-        self.root, self.made_by, self.tell = root, dict(made_by), tell
-        self._kept = time.monotonic()
-
-    @property
-    def late(self) -> bool:
-        """True when the last save is old."""
-        return time.monotonic() - self._kept > KEPT_EVERY
-
-    def keep(self, trainer: Trainer, record: Mapping[str, Any], *, needed: bool) -> None:
         """Save this state. A full disk ends the run only where its sentinel needs this checkpoint."""
+        trainer, number = self.trainer, self.trainer.state.iteration
+        if number >= trainer.config.iterations:
+            return None
         try:
-            trainer.save(self.root, {"made_by": self.made_by}, {RECORD: json.dumps(record).encode()})
+            record = json.dumps(self.record.state_dict()).encode()
+            trainer.save(self.root, {"made_by": self.made_by}, {RECORD: record})
             trainer.writer.finish()
-            checkpoint.prune(self.root, 1, trainer.state.iteration, spare=trainer.state.sentinel.good)
+            checkpoint.prune(self.root, 1, number, spare=trainer.state.sentinel.good)
         except (checkpoint.SaveFailed, OSError) as error:
             if needed:
                 raise
-            self.tell(f"iteration {trainer.state.iteration} could not be kept ({error}). The run goes on.")
-        self._kept = time.monotonic()
+            self.tell(f"iteration {number} could not be kept ({error}). The run goes on.")
+        self._saved = time.monotonic()
+        return None
 
-    def resume(self, trainer: Trainer) -> dict[str, Any] | None:
-        """Restore the trainer to the last point, to the bit; returns the record of the run there, None for a new run."""
+    def resume(self) -> None:
+        """Restore trainer and record to the last point, to the bit."""
         if not self.root.is_dir():
-            return None
+            return
         checkpoint.recover(self.root)
         folder = checkpoint.newest_good(self.root)
         fault = "its checkpoints are damaged" if folder is None else self._fault(folder)
         if folder is None or fault:
             self.tell(f"what was kept of it is not continued ({fault}): it is made anew.")
             shutil.rmtree(self.root)
-            return None
-        trainer.state.load(folder, trainer.world)
-        self.tell(f"goes on after iteration {trainer.state.iteration}.")
-        return read_object(folder / RECORD)
+            return
+        self.trainer.state.load(folder, self.trainer.world)
+        self.record.load_state_dict(read_object(folder / RECORD))
+        self.tell(f"goes on after iteration {self.trainer.state.iteration}.")
 
     def _fault(self, folder: Path) -> str:
         """The reason why a checkpoint would not reproduce an uninterrupted run."""
@@ -281,32 +268,27 @@ class Unfinished:
             return f"it was made by another {', '.join(other)}"
         with checkpoint.continuing(folder):
             good = meta["sentinel"]["good"]
-            good = None if good is None else int(good)
-        fault = None if good is None else checkpoint.find_fault(self.root / f"{good:06d}")
+            fault = None if good is None else checkpoint.find_fault(self.root / f"{int(good):06d}")
         return f"the checkpoint that its sentinel may go back to is damaged: {fault}" if fault else ""
 
 
-def train(
-    trainer: Trainer, job: CompareJob, record: RunRecord, bases: Bases, progress: Progress, place: Unfinished
-) -> None:
+def train(job: CompareJob, bases: Bases, progress: Progress, saved: SavedRun) -> None:
     """Train to the end, from the start or from the interruption; evaluate at the points and budgets."""
+    trainer, record = saved.trainer, saved.record
     for step in range(trainer.planner.grid.num_steps):
         record.grid[step] = predicted(trainer, step)
-    known = place.resume(trainer)
-    if known is not None:
-        record.load_state_dict(known)
+    saved.resume()
     trainer.encode_prompts()  # the prompts depend on the iteration
-    points = {*job.points, *record.budgets.values()}
+    saved.points = points = {*job.points, *record.budgets.values()}
     recording = Recording(trainer, record, bases, progress, job.budgets, points)
-    guard = HealthGuard(trainer.config, trainer.state, trainer.writer, place.root, held_out=bool(trainer.held_out))
-    saver = SavedRun(trainer, record, place, points)
-    loop = Loop(trainer, guard, saver, [recording], points, StopRequest(), recording.evaluate)
+    guard = HealthGuard(trainer.config, trainer.state, trainer.writer, saved.root, held_out=bool(trainer.held_out))
+    loop = Loop(trainer, guard, saved, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
         recording.keep(recording.evaluate(), trainer.config.iterations)
     if job.unseen:
         trainer.held_out = trainer.held_out[trainer.config.evaluate.prompts :]
-        found = with_plain_names(_scores(trainer.evaluate()), trainer.config)
-        record.evaluations[str(trainer.config.iterations)] |= {f"unseen/{name}": found[name] for name in found}
+        scores = _scores(trainer.evaluate(), trainer.config)
+        record.evaluations[str(trainer.config.iterations)] |= {f"unseen/{name}": scores[name] for name in scores}
 
 
 def base_key(config: TrainConfig) -> str:
@@ -317,18 +299,14 @@ def base_key(config: TrainConfig) -> str:
 
 
 def with_plain_names(scores: Scores, config: TrainConfig) -> Scores:
-    """Parts with their reward's title where another reward has the same part names. A column asks for `TA`, and means the trained reward's."""
-    return unlabelled(scores, next(reward.title for reward in config.rewards if reward.counts)) | scores
+    """Scores, with parts of the trained reward under their plain names too: a column asks for `TA` where another reward has a part of this name."""
+    start = f"{next(reward.title for reward in config.rewards if reward.counts)}/"
+    return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)} | scores
 
 
-def unlabelled(scores: Scores, title: str) -> Scores:
-    """The parts of a reward without its title."""
-    start = f"{title}/"
-    return {name.removeprefix(start): value for name, value in scores.items() if name.startswith(start)}
-
-
-def _scores(found: Evaluation) -> Scores:
-    return {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
+def _scores(found: Evaluation, config: TrainConfig) -> Scores:
+    scores = {name.removeprefix("eval/"): finite(value) for name, value in found.metrics.items()}
+    return with_plain_names(scores, config)
 
 
 def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
@@ -373,11 +351,7 @@ def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
 
 def scored_clips(plan: Plan) -> int:
     """Clips of a rollout that rewards score."""
-    return (
-        0
-        if plan.examples
-        else sum(len(batch.members) for rank in range(len(plan.shares)) for batch in plan.batches(rank))
-    )
+    return 0 if plan.examples else sum(len(batch.members) for batch in _batches(plan))
 
 
 def rollout_cost(plan: Plan) -> int:
@@ -385,19 +359,18 @@ def rollout_cost(plan: Plan) -> int:
     if plan.examples:
         return 0
     shared = len({key for group in plan.groups for key in plan.trunk(group)})
-    apart = [
-        len(batch.members) * (plan.group_of(batch).schedule.num_steps - plan.group_of(batch).branch)
-        for rank in range(len(plan.shares))
-        for batch in plan.batches(rank)
-    ]
-    return shared + sum(apart)
+    groups = [(batch, plan.group_of(batch)) for batch in _batches(plan)]
+    return shared + sum(len(batch.members) * (group.schedule.num_steps - group.branch) for batch, group in groups)
+
+
+def _batches(plan: Plan) -> list[Any]:
+    return [batch for rank in range(len(plan.shares)) for batch in plan.batches(rank)]
 
 
 def update_cost(plan: Plan, references: Sequence[int]) -> int:
     """Network evaluations of the updates: forward and backward 3, a reference's forward pass (reference, old policy; `references` gives how many in each
     update) 1, measuring the step 1."""
-    ranks = range(len(plan.shares))
-    updates = range(plan.updates)
+    ranks, updates = range(len(plan.shares)), range(plan.updates)
     replayed = sum(
         (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
     )
@@ -415,7 +388,10 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
     """Training metrics as means over blocks of iterations; `iteration` is the last of each block."""
     size = max(1, math.ceil(len(rows) / most))
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    names = sorted({name for row in rows for name in row if _in_curves(name)})
+    names = sorted({name for row in rows for name in row})
+    # Without seconds and values by step.
+    names = [name for name in names if not name.startswith("time/")]
+    names = [name for name in names if name.count("/") < 2 or name.startswith("reward/")]
     curve: dict[str, list[float | None]] = {
         "iteration": [float(min((n + 1) * size, len(rows))) for n in range(len(parts))]
     }
@@ -423,11 +399,6 @@ def blocks(rows: Sequence[Mapping[str, float]], most: int = BLOCKS) -> dict[str,
         columns = [[row[name] for row in part if name in row] for part in parts]
         curve[name] = [finite(sum(column) / len(column)) if column else None for column in columns]
     return curve
-
-
-def _in_curves(name: str) -> bool:
-    """False for seconds and values by step."""
-    return not name.startswith("time/") and (name.count("/") < 2 or name.startswith("reward/"))
 
 
 def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str, float]]) -> dict[str, Scores]:
@@ -440,10 +411,6 @@ def by_step(rows: Sequence[Mapping[str, float]], grid: Mapping[int, Mapping[str,
     return steps
 
 
-KINDS = ("raw", "equalized", "sent")
-"""Gradient norms that the trainer logs by step."""
-
-
 def made_by(job: CompareJob) -> dict[str, Any]:
     """All that decides the results of a run: an interrupted run resumes only where it is the same."""
     around = surroundings(job.config)
@@ -454,58 +421,3 @@ def made_by(job: CompareJob) -> dict[str, Any]:
         "device": around["machine"]["device"],
         "versions": around["versions"],
     }
-
-
-def surroundings(config: TrainConfig) -> dict[str, Any]:
-    """Hardware, versions and code: they may explain different numbers on another machine."""
-    cuda = torch.cuda.is_available() and config.model.device != "cpu"
-    return {
-        "machine": {
-            "device": torch.cuda.get_device_name() if cuda else _processor(),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-        },
-        "versions": {
-            "sage-grpo": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            **{name: found for name in ("diffusers", "transformers", "peft") if (found := _version(name))},
-        },
-        "commit": commit(),
-        "code": _code(),
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-@cache
-def _code() -> str:
-    return of_code()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-@cache
-def commit() -> str:
-    """The commit of the source, "+changes" where it was edited; empty outside a checkout."""
-    folder = ROOT
-
-    def git(*words: str) -> str:
-        found = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
-        return found.stdout.strip() if found.returncode == 0 else ""
-
-    try:
-        number = git("rev-parse", "--short=12", "HEAD")
-        return f"{number}+changes" if number and git("status", "--porcelain", "--", ".") else number
-    except OSError:  # no git
-        return ""

@@ -26,8 +26,7 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     rows, or in a folder of their own."""
     suite, keys, command = store.load_suite(folder)
     rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
-    order = {key: place for place, key in enumerate(keys)}
-    rows.sort(key=lambda row: order[row["key"]])
+    rows.sort(key=lambda row: keys.index(row["key"]))
     summary = summarize(suite, rows)
     place = out or folder
     # Names come from the folder, which may be another user's, and are read in terminals.
@@ -45,25 +44,28 @@ def tables(summary: Summary) -> str:
 
 
 def _scores(summary: Summary) -> list[str]:
-    suite, first = summary.suite, summary.suite.columns[0]
-    has_way = any(arm.way is not None for arm in summary.arms.values())
-    has_equal, has_clips = any(arm.equal for arm in summary.arms.values()), suite.clips is not None
-    heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns)]
-    heads += (
-        ["way to the ceiling"] * has_way
-        + [f"{first.title} at {_whole(summary.budget)} passes"] * has_equal
-        + [f"{first.title} at {_whole(suite.clips or 0)} clips"] * has_clips
-        + ["passes", "updates"]
-    )
+    suite, first, arms = summary.suite, summary.suite.columns[0], summary.arms.values()
+    # Columns after those of the suite: heading, the base's cell, and an arm's.
+    more = []
+    if any(arm.way is not None for arm in arms):
+        more.append(("way to the ceiling", "0%", lambda arm: percent(arm.way)))
+    if any(arm.equal for arm in arms):
+        title = f"{first.title} at {_whole(summary.budget)} passes"
+        more.append((title, "", lambda arm: plus_minus(arm.equal.get(first.key))))
+    if suite.clips is not None:
+        title = f"{first.title} at {_whole(suite.clips)} clips"
+        more.append((title, "", lambda arm: plus_minus(arm.clips.get(first.key))))
+    more += [("passes", "0", lambda arm: _whole(arm.passes)), ("updates", "0", lambda arm: _whole(arm.updates))]
+    heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns), *(head for head, _, _ in more)]
     rows = []
     for names, base in _bases(summary):
-        cells = [f"base{names}", "", "0", *(base.get(column.key, NONE) for column in suite.columns)]
-        rows.append([*cells, *["0%"] * has_way, *[""] * (has_equal + has_clips), "0", "0"])
-    for arm in summary.arms.values():
-        cells = [arm.name, _seeds(arm), str(arm.iterations), *(plus_minus(arm.final[c.key]) for c in suite.columns)]
-        cells += [percent(arm.way)] * has_way + [plus_minus(arm.equal.get(first.key))] * has_equal
-        cells += [plus_minus(arm.clips.get(first.key))] * has_clips
-        rows.append([*cells, _whole(arm.passes), _whole(arm.updates)])
+        scores = (base.get(column.key, NONE) for column in suite.columns)
+        rows.append([f"base{names}", "", "0", *scores, *(cell for _, cell, _ in more)])
+    for arm in arms:
+        others = [f"{count} {state}" for state, count in arm.counts.items() if count and state != "done"]
+        seeds = f"{arm.counts['done']}" + (f" ({', '.join(others)})" if others else "")
+        scores = (plus_minus(arm.final[column.key]) for column in suite.columns)
+        rows.append([arm.name, seeds, str(arm.iterations), *scores, *(cell(arm) for _, _, cell in more)])
     return markdown(heads, rows)
 
 
@@ -74,22 +76,18 @@ def _differences(summary: Summary) -> list[str]:
         return []
     # A score gained at the price of drift is no gain: show both, at equal cost.
     both = [column for column in suite.columns if column.key in (first.key, "drift")]
-    at_equal = both if any(arm.equal_difference for arm in arms) else []
+    at_passes = both if any(arm.equal_difference for arm in arms) else []
     at_clips = both if suite.clips is not None else []
-    heads = [
-        f"minus {suite.baseline}",
-        "pairs",
-        *(column.title for column in suite.columns),
-        f"p ({first.title}, Holm)",
-    ]
-    heads += [f"{column.title} at equal passes" for column in at_equal]
+    heads = [f"minus {suite.baseline}", "pairs", *(column.title for column in suite.columns)]
+    heads += [f"p ({first.title}, Holm)"]
+    heads += [f"{column.title} at equal passes" for column in at_passes]
     heads += [f"{column.title} at equal clips" for column in at_clips]
     rows = []
     for arm in arms:
         cells = [arm.name, str(arm.difference[first.key].count if first.key in arm.difference else 0)]
         cells += [plus_minus(arm.difference.get(column.key), signed=True) for column in suite.columns]
         cells += [_p(summary.adjusted.get(arm.name))]
-        cells += [plus_minus(arm.equal_difference.get(column.key), signed=True) for column in at_equal]
+        cells += [plus_minus(arm.equal_difference.get(column.key), signed=True) for column in at_passes]
         cells += [plus_minus(arm.clips_difference.get(column.key), signed=True) for column in at_clips]
         rows.append(cells)
     return markdown(heads, rows)
@@ -99,19 +97,16 @@ def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
     """Scores before training as they are printed, with their arms; arms whose runs started equal share a row, which holds for all of them."""
     groups: list[list[ArmSummary]] = []
     for arm in summary.arms.values():
-        if not arm.base:
-            continue
-        for group in groups:
-            if _alike(_ranges([arm]), _ranges(group)):
+        if arm.base:
+            group = next((group for group in groups if _alike(arm.base_range, _ranges(group))), None)
+            if group is None:
+                groups.append([arm])
+            else:
                 group.append(arm)
-                break
-        else:
-            groups.append([arm])
-    alone = len(groups) == 1
     mark = "; " if any("," in name for name in summary.arms) else ", "
     return [
         (
-            "" if alone else f" of {mark.join(arm.name for arm in group)}",
+            "" if len(groups) == 1 else f" of {mark.join(arm.name for arm in group)}",
             {key: " to ".join(dict.fromkeys(map(number, ends))) for key, ends in _ranges(group).items()},
         )
         for group in groups
@@ -137,36 +132,32 @@ def _alike(one: Mapping[str, tuple[float, float]], other: Mapping[str, tuple[flo
 def numbers(summary: Summary) -> dict[str, Any]:
     """The numbers of the tables, with all digits, for programs."""
 
-    def plain(value: Interval | None) -> dict[str, float | int] | None:
-        if value is None:
-            return None
+    def plain(value: Interval) -> dict[str, float | int]:
         return {"mean": value.mean, "low": value.low, "high": value.high, "count": value.count}
+
+    def all_plain(values: Mapping[str, Interval]) -> dict[str, Any]:
+        return {key: plain(value) for key, value in values.items()}
 
     arms = {
         name: {
             "counts": arm.counts,
             "iterations": arm.iterations,
             "base": arm.base,
-            "final": {key: plain(value) for key, value in arm.final.items()},
-            "way": plain(arm.way),
-            "equal_passes": {key: plain(value) for key, value in arm.equal.items()},
-            "equal_clips": {key: plain(value) for key, value in arm.clips.items()},
-            "difference": {key: plain(value) for key, value in arm.difference.items()},
-            "equal_passes_difference": {key: plain(value) for key, value in arm.equal_difference.items()},
-            "equal_clips_difference": {key: plain(value) for key, value in arm.clips_difference.items()},
+            "final": all_plain(arm.final),
+            "way": None if arm.way is None else plain(arm.way),
+            "equal_passes": all_plain(arm.equal),
+            "equal_clips": all_plain(arm.clips),
+            "difference": all_plain(arm.difference),
+            "equal_passes_difference": all_plain(arm.equal_difference),
+            "equal_clips_difference": all_plain(arm.clips_difference),
             "p_holm": summary.adjusted.get(name),
             "passes": arm.passes,
             "updates": arm.updates,
         }
         for name, arm in summary.arms.items()
     }
-    found = {
-        "suite": summary.suite.name,
-        "baseline": summary.suite.baseline,
-        "budget": summary.budget,
-        "arms": arms,
-    }
-    return dict(finite(found))
+    suite = summary.suite
+    return dict(finite({"suite": suite.name, "baseline": suite.baseline, "budget": summary.budget, "arms": arms}))
 
 
 def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:
@@ -206,13 +197,12 @@ def _times(summary: Summary, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     seconds = [(arm.name, number(arm.seconds["iteration"]), _whole(arm.seconds["total"])) for arm in arms]
     lines = markdown(["arm", "s / iteration", "s / run"], seconds)
     lines += ["", "Runs shared the machine, so that these seconds are those of a busy one.", ""]
-    known = [row for row in rows if "machine" in row]
-    for title, part in (("machine", "machine"), ("versions", "versions"), ("commit", "commit"), ("code", "code")):
+    for part in ("machine", "versions", "commit", "code"):
         # Rows that were saved for a page may lack some fields.
-        values = sorted({json.dumps(row[part], sort_keys=True) for row in known if part in row})
+        values = sorted({json.dumps(row[part], sort_keys=True) for row in rows if "machine" in row and part in row})
         shown = "; ".join(_words(json.loads(value)) for value in values)
         mixed = " (runs differ in this: take care)" if len(values) > 1 else ""
-        lines.append(f"- {title}: {shown or 'unknown'}{mixed}")
+        lines.append(f"- {part}: {shown or 'unknown'}{mixed}")
     return lines
 
 
@@ -220,11 +210,6 @@ def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {part}" for name, part in value.items())
     return str(value)[:60] or "unknown"
-
-
-def _seeds(arm: ArmSummary) -> str:
-    others = [f"{count} {state}" for state, count in arm.counts.items() if count and state != "done"]
-    return f"{arm.counts['done']}" + (f" ({', '.join(others)})" if others else "")
 
 
 def plus_minus(value: Interval | None, *, signed: bool = False) -> str:

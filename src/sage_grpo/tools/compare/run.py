@@ -9,21 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sage_grpo.run.identity import of_code
+from sage_grpo.run.identity import of_code, plain
 from sage_grpo.run.lock import FolderLock
-from sage_grpo.tools.compare import store
+from sage_grpo.tools.compare import machine, store
 from sage_grpo.tools.compare.design import Suite
-from sage_grpo.tools.compare.engine import RunEngine
 from sage_grpo.tools.compare.pool import RunPool
 from sage_grpo.tools.compare.prepare import CompareJob, head
-from sage_grpo.tools.compare.worker import request, weights_of, write_config
+from sage_grpo.tools.compare.worker import RunRequest
+from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import fixed, minutes
 
 Row = dict[str, Any]
@@ -60,29 +61,37 @@ class SuiteFolder:
         if store.repair(self.rows):
             say(f"The last line of {self.rows} was cut off and is removed; its run is made again.")
         keys = [job.key for job in part.jobs]
-        found = store.latest(store.read_rows(self.rows), keys)
-        self.done = {key: row for key, row in found.items() if row["status"] in store.FINISHED}
+        rows = store.latest(store.read_rows(self.rows), keys)
+        self.done = {key: row for key, row in rows.items() if row["status"] in store.FINISHED}
         self.asked = {job.key: job for job in part.jobs if part.arms is None or job.arm in part.arms}
         store.save_suite(self.folder, self.suite, keys, command)
         for key in store.kept(self.folder, self.done):  # stopped between the two
             store.forget(self.folder, key)
-        for job in self.missing.values():
-            write_config(job, self.folder)
+        for job in self.missing.values():  # as `sage-grpo train --config` takes it
+            config = yaml.safe_dump(plain(asdict(job.config)), sort_keys=False)
+            replace_text(self.folder / "configs" / job.file, config)
 
     @property
     def missing(self) -> dict[str, CompareJob]:
         """Runs to make."""
         return {key: job for key, job in self.asked.items() if key not in self.done}
 
+    def weights_of(self, job: CompareJob) -> Path:
+        return self.folder.absolute() / "weights" / f"{Path(job.file).stem}-{job.seed}"
+
+    def request(self, job: CompareJob, *, weights: bool) -> RunRequest:
+        unfinished = store.place(self.folder.absolute(), job.key)
+        return RunRequest(job=job, weights=self.weights_of(job) if weights else None, unfinished=unfinished)
+
     def write(self, row: Row, weights: Path | None = None) -> None:
         """Write the row of a run that was made here or for another suite, under its name here; with its weights."""
         job = self.missing[row["key"]]
-        if weights is not None and weights != weights_of(job, self.folder):
-            shutil.copytree(weights, weights_of(job, self.folder), dirs_exist_ok=True)
-        own = {"suite": self.suite.name} | row | head(job, row["status"], row["error"]) | {"suite": self.suite.name}
-        store.append(self.rows, own)
+        if weights is not None and weights != self.weights_of(job):
+            shutil.copytree(weights, self.weights_of(job), dirs_exist_ok=True)
+        row = row | head(job, row["status"], row["error"]) | {"suite": self.suite.name}
+        store.append(self.rows, {"suite": self.suite.name} | row)
         if row["status"] in store.FINISHED:
-            self.done[job.key] = own
+            self.done[job.key] = row
             store.forget(self.folder, job.key)
 
 
@@ -91,72 +100,71 @@ def run(
     *,
     out: Path,
     command: str,
-    engine: RunEngine,
     side_by_side: int | None = None,
     budget: float | None = None,
     weights: bool = False,
 ) -> CompareEnded:
-    """Make the missing runs of the folders on the engine; the workers' logs go to `out`."""
+    """Make the missing runs of the folders; the workers' logs go to `out`."""
     began = time.monotonic()
     with ExitStack() as stack:
         for part in parts:
             stack.enter_context(FolderLock(part.folder))
         stack.enter_context(_stoppable())
-        teller = CompareProgress()
-        books = [SuiteFolder(part, command, teller.say) for part in parts]
-        _share(books)
-        teller.look_back(books)
-        missing, homes, kept = _missing(books)
+        progress = CompareProgress()
+        folders = [SuiteFolder(part, command, progress.say) for part in parts]
+        _share(folders)
+        progress.look_back(folders)
+        missing, homes, kept = _missing(folders)
         failed: set[str] = set()
 
         def keep(job: CompareJob, row: Row) -> None:
-            made = weights_of(job, homes[job.key].folder) if weights and row["status"] == "done" else None
-            for book in [book for book in books if job.key in book.missing]:
-                book.write(row, made)
+            made = homes[job.key].weights_of(job) if weights and row["status"] == "done" else None
+            for folder in [folder for folder in folders if job.key in folder.missing]:
+                folder.write(row, made)
             if row["status"] == "failed":
                 failed.add(job.key)
-            teller.ended(homes[job.key], job, row, pool)
+            progress.ended(homes[job.key], job, row, pool)
 
         if missing:
-            opened = engine.open([job.config for job in missing], out, side_by_side)
+            opened = machine.opened([job.config for job in missing], out, side_by_side)
             workers, where = stack.enter_context(opened)
-            teller.say(f"{len(missing)} runs to make, {len(workers)} side by side on {where}")
+            progress.say(f"{len(missing)} runs to make, {len(workers)} side by side on {where}")
             pool = RunPool(
                 missing,
                 workers,
                 keep,
-                lambda job: request(job, homes[job.key].folder, weights=weights),
-                on_note=teller.note,
+                lambda job: homes[job.key].request(job, weights=weights),
+                on_note=lambda job, text: progress.say(f"{job.name}: {text}"),
                 kept=kept,
                 budget=None if budget is None else budget - (time.monotonic() - began),
             )
-            with teller.watching():
-                pool.run(teller.look)
-        asked = {key for book in books for key in book.asked}
-        done = asked & {key for book in books for key in book.done}
+            with progress.watching():
+                pool.run(progress.look)
+        asked = {key for folder in folders for key in folder.asked}
+        done = asked & {key for folder in folders for key in folder.done}
         return CompareEnded(finished=len(done), failed=len(failed), missing=len(asked - done - failed))
 
 
-def _share(books: Sequence[SuiteFolder]) -> None:
+def _share(folders: Sequence[SuiteFolder]) -> None:
     """Copy rows that one suite already has to the others."""
-    known = {key: row for book in books for key, row in book.done.items()}
-    for book in books:
-        for key in [key for key in book.missing if key in known]:
-            book.write(known[key])
+    known = {key: row for folder in folders for key, row in folder.done.items()}
+    for folder in folders:
+        for key in [key for key in folder.missing if key in known]:
+            folder.write(known[key])
 
 
-def _missing(books: Sequence[SuiteFolder]) -> tuple[list[CompareJob], dict[str, SuiteFolder], dict[str, int]]:
-    """The runs to make, suite by suite, interrupted ones first; the book in whose folder each is kept; and their last saved iterations."""
+def _missing(folders: Sequence[SuiteFolder]) -> tuple[list[CompareJob], dict[str, SuiteFolder], dict[str, int]]:
+    """The runs to make, suite by suite, interrupted ones first; the folder in which each is kept; and their last saved iterations."""
     jobs: dict[str, CompareJob] = {}
     homes: dict[str, SuiteFolder] = {}
     kept: dict[str, int] = {}
-    for book in books:
-        for key, number in store.kept(book.folder, book.missing).items():
+    for folder in folders:
+        for key, number in store.kept(folder.folder, folder.missing).items():
             kept[key] = number
-            homes[key] = book
-    for book in books:
-        for job in sorted(book.missing.values(), key=lambda job: job.key not in kept):
-            homes.setdefault(job.key, book)
+            homes[key] = folder
+    for folder in folders:
+        for job in sorted(folder.missing.values(), key=lambda job: job.key not in kept):
+            homes.setdefault(job.key, folder)
             jobs.setdefault(job.key, homes[job.key].asked[job.key])
     return list(jobs.values()), homes, kept
 
@@ -169,7 +177,7 @@ class CompareProgress:
         self.total = self._done = 0
         self._many = False
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("runs"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -177,17 +185,16 @@ class CompareProgress:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task = self._bar.add_task("runs", total=None, note="")
+        self._task = self._bar.add_task("", total=None, note="")
 
     def say(self, text: str) -> None:
-        """A line."""
         self.console.print(text, soft_wrap=True, markup=False)
 
-    def look_back(self, books: Sequence[SuiteFolder]) -> None:
+    def look_back(self, folders: Sequence[SuiteFolder]) -> None:
         """Print the number of existing runs; warn where other code made them."""
-        asked = {key for book in books for key in book.asked}
-        rows = {key: row for book in books for key, row in book.done.items() if key in asked}
-        self.total, self._done, self._many = len(asked), len(rows), len(books) > 1
+        asked = {key for folder in folders for key in folder.asked}
+        rows = {key: row for folder in folders for key, row in folder.done.items() if key in asked}
+        self.total, self._done, self._many = len(asked), len(rows), len(folders) > 1
         code = of_code()
         others = sorted({row["code"][:24] for row in rows.values() if row.get("code") and row["code"] != code})
         if rows:
@@ -204,18 +211,14 @@ class CompareProgress:
         with self._bar:
             yield
 
-    def note(self, job: CompareJob, text: str) -> None:
-        """Print a worker's note about a run."""
-        self.say(f"{job.name}: {text}")
-
-    def ended(self, book: SuiteFolder, job: CompareJob, row: Mapping[str, Any], pool: RunPool) -> None:
+    def ended(self, folder: SuiteFolder, job: CompareJob, row: Mapping[str, Any], pool: RunPool) -> None:
         """Print a run's end."""
         self._done += 1
-        column = book.suite.columns[0]
+        column = folder.suite.columns[0]
         last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
         result = row["status"] if last is None else f"{column.title} {fixed(last, 4)}"
         fault = f": {row['error']}" if row["error"] else ""
-        name = f"{book.suite.name}: {job.name}" if self._many else job.name
+        name = f"{folder.suite.name}: {job.name}" if self._many else job.name
         self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")
 
     def look(self, pool: RunPool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,8 @@ from sage_grpo.tools.compare.design import Column, Suite
 from sage_grpo.utils.statistics import Interval, Paired, crossed_interval, holm, mean_interval, paired_interval
 
 Row = Mapping[str, Any]
+Runs = Mapping[int, Row]
+"""Rows of an arm by seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
     """Summarize the valid rows, one per arm and seed at most (see `store.latest`)."""
     by_arm = {arm.name: {row["seed"]: row for row in rows if row["arm"] == arm.name} for arm in suite.arms}
     ended = {name: {s: row for s, row in runs.items() if reached(row)} for name, runs in by_arm.items()}
-    costs = [_mean([cost(row) for row in runs.values()]) for runs in ended.values() if runs]
+    costs = [_mean(map(cost, runs.values())) for runs in ended.values() if runs]
     budget = min(costs) if costs and suite.kind == "train" and min(costs) > 0 else math.nan
     if costs and suite.passes is None and math.isclose(min(costs), max(costs)):
         budget = math.nan  # all cost the same: their ends are compared
@@ -93,58 +96,49 @@ def cost(row: Row) -> float:
     return row["passes"][str(row["iterations"])]
 
 
-def _arm(
-    suite: Suite,
-    name: str,
-    runs: Mapping[int, Row],
-    ended: Mapping[int, Row],
-    baseline: Mapping[int, Row],
-    budget: float,
-) -> ArmSummary:
+def _arm(suite: Suite, name: str, runs: Runs, ended: Runs, baseline: Runs, budget: float) -> ArmSummary:
     keys = [column.key for column in suite.columns]
-    at_end = {key: (cells(ended, key, end), cells(baseline, key, end)) for key in keys}
-    at_passes = {key: (_at_budget(suite, ended, key, budget), _at_budget(suite, baseline, key, budget)) for key in keys}
-    at_clips = {key: (cells(ended, key, within("clips")), cells(baseline, key, within("clips"))) for key in keys}
-    if math.isnan(budget):
-        at_passes = {}
-    if suite.clips is None:
-        at_clips = {}
+    rows = list(ended.values())
 
-    def minus(places: Mapping[str, tuple[Cells, Cells]]) -> dict[str, Paired]:
-        return {} if name == suite.baseline else {key: difference(*pair) for key, pair in places.items()}
+    def columns(at: Callable[[Runs, str], dict[int, Cell]]) -> tuple[dict[str, Interval], dict[str, Paired]]:
+        """Columns at a point, and their differences from the baseline's."""
+        own = {key: at(ended, key) for key in keys}
+        others = {} if name == suite.baseline else {key: at(baseline, key) for key in keys}
+        return (
+            {key: interval(cells) for key, cells in own.items()},
+            {key: difference(own[key], cells) for key, cells in others.items()},
+        )
 
-    points = sorted({int(point) for row in ended.values() for point in row["evaluations"]})
-    measured = {key: [row["evaluations"].get("0", {}).get(key) for row in ended.values()] for key in keys}
-    bases = {key: known for key, values in measured.items() if (known := _known(values))}
+    final, gaps = columns(lambda runs, key: cells(runs, key, end))
+    equal, equal_gaps = (
+        ({}, {}) if math.isnan(budget) else columns(lambda runs, key: _at_budget(suite, runs, key, budget))
+    )
+    clips, clips_gaps = (
+        ({}, {}) if suite.clips is None else columns(lambda runs, key: cells(runs, key, within("clips")))
+    )
+    points = sorted({int(point) for row in rows for point in row["evaluations"]})
+    bases = {key: known for key in keys if (known := _at(rows, key, 0))}
+    states = [runs[seed]["status"] if seed in runs else "missing" for seed in suite.seeds]
     return ArmSummary(
         name=name,
         iterations=max((row["iterations"] for row in runs.values()), default=0),
-        counts=_counts(suite, runs),
+        counts={state: states.count(state) for state in ("done", "diverged", "failed", "missing")},
         base={key: _mean(known) for key, known in bases.items()},
         base_range={key: (min(known), max(known)) for key, known in bases.items()},
-        final={key: interval(own) for key, (own, _) in at_end.items()},
-        way=_way(suite.columns[0], ended),
-        equal={key: interval(own) for key, (own, _) in at_passes.items()},
-        clips={key: interval(own) for key, (own, _) in at_clips.items()},
-        difference={key: gap for key, gap in minus(at_end).items() if gap.count},
-        equal_difference=minus(at_passes),
-        clips_difference=minus(at_clips),
-        passes=_mean([cost(row) for row in ended.values()]),
-        updates=_mean([row["updates"] for row in ended.values()]),
-        seconds={
-            part: _mean([row["seconds"][part] for row in ended.values()]) for part in ("iteration", "evaluate", "total")
-        },
-        curves={key: {p: mean_interval(_at(ended, key, p)) for p in points if _at(ended, key, p)} for key in keys},
-        passes_at={
-            p: _mean([row["passes"][str(p)] for row in ended.values() if str(p) in row["passes"]]) for p in points
-        },
-        steps=_steps(ended),
+        final=final,
+        way=_way(suite.columns[0], rows),
+        equal=equal,
+        clips=clips,
+        difference={key: gap for key, gap in gaps.items() if gap.count},
+        equal_difference=equal_gaps,
+        clips_difference=clips_gaps,
+        passes=_mean(map(cost, rows)),
+        updates=_mean(row["updates"] for row in rows),
+        seconds={part: _mean(row["seconds"][part] for row in rows) for part in ("iteration", "evaluate", "total")},
+        curves={key: {p: mean_interval(_at(rows, key, p)) for p in points if _at(rows, key, p)} for key in keys},
+        passes_at={p: _mean(row["passes"][str(p)] for row in rows if str(p) in row["passes"]) for p in points},
+        steps=_steps(rows),
     )
-
-
-def _counts(suite: Suite, runs: Mapping[int, Row]) -> dict[str, int]:
-    states = [runs[seed]["status"] if seed in runs else "missing" for seed in suite.seeds]
-    return {state: states.count(state) for state in ("done", "diverged", "failed", "missing")}
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ Cells = Mapping[int, Cell]
 """By seed."""
 
 
-def cells(runs: Mapping[int, Row], key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
+def cells(runs: Runs, key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
     """A column of every seed that has one at its point."""
     found = {}
     for seed, row in runs.items():
@@ -186,7 +180,7 @@ def within(name: str) -> Callable[[Row], str | None]:
     return point
 
 
-def _at_budget(suite: Suite, runs: Mapping[int, Row], key: str, budget: float) -> dict[int, Cell]:
+def _at_budget(suite: Suite, runs: Runs, key: str, budget: float) -> dict[int, Cell]:
     """A column of every seed at a budget: measured there where the suite has one, else interpolated."""
     if suite.passes is not None:
         return cells(runs, key, within("passes"))
@@ -216,20 +210,18 @@ def _table(rows: Sequence[Sequence[float | None]]) -> list[list[float]]:
     return table if len(lengths) == 1 and lengths != {0} else []
 
 
-def _at(runs: Mapping[int, Row], key: str, point: int) -> list[float]:
-    return _known(row["evaluations"].get(str(point), {}).get(key) for row in runs.values())
+def _at(rows: Sequence[Row], key: str, point: int) -> list[float]:
+    values = [row["evaluations"].get(str(point), {}).get(key) for row in rows]
+    return [value for value in values if value is not None]
 
 
-def _way(column: Column, runs: Mapping[int, Row]) -> Interval | None:
+def _way(column: Column, rows: Sequence[Row]) -> Interval | None:
     """The share of the gap, from each run's own base."""
     if column.ceiling is None:
         return None
     shares = []
-    for row in runs.values():
-        base, last = (
-            row["evaluations"].get("0", {}).get(column.key),
-            row["evaluations"][str(row["iterations"])].get(column.key),
-        )
+    for row in rows:
+        base, last = (row["evaluations"].get(point, {}).get(column.key) for point in ("0", end(row)))
         if base is not None and last is not None and base != column.ceiling:
             shares.append((last - base) / (column.ceiling - base))
     return mean_interval(shares) if shares else None
@@ -248,19 +240,16 @@ def at_passes(row: Row, key: str, budget: float) -> float | None:
     return found[-1][1] if found and math.isclose(found[-1][0], budget, rel_tol=1e-9) else None
 
 
-def _steps(runs: Mapping[int, Row]) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, list[float]]] = {}
-    for row in runs.values():
+def _steps(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
         for step, values in row.get("steps", {}).items():
             for name, value in values.items():
                 if value is not None:
-                    found.setdefault(int(step), {}).setdefault(name, []).append(value)
+                    found[int(step)][name].append(value)
     return {step: {name: _mean(values) for name, values in kinds.items()} for step, kinds in sorted(found.items())}
 
 
-def _known(values: Any) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.fmean(known) if known else math.nan

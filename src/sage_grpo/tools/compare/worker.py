@@ -1,98 +1,114 @@
-"""A process that makes one run after another: `python -m sage_grpo.tools.compare.worker`, jobs as JSON lines on stdin, answers on stdout.
+"""The process that makes runs, one after another, and its end in the pool.
 
-Importing the libraries takes longer than a short run, so a process makes many. After a fault it ends, because its state
-(a GPU's context above all) may be broken; the pool starts another.
+`python -m sage_grpo.tools.compare.worker FD` receives requests on a connection with this file descriptor and answers {"done": iteration},
+{"note": sentence} ... and {"row": ...}. Importing the libraries takes longer than a short run, so a process makes many. After a fault it ends,
+because its state (a GPU's context above all) may be broken; the pool starts another.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from sage_grpo.run.identity import of_code, plain
 from sage_grpo.tools.compare.prepare import CompareJob, head
-from sage_grpo.tools.compare.store import place
-from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.utils.safe_io import alone
+
+COMMAND = (sys.executable, "-m", "sage_grpo.tools.compare.worker")
 
 
-def request(job: CompareJob, folder: Path, *, weights: bool) -> dict[str, Any]:
-    """A job as a line for a worker; its configuration is a file."""
-    words, folder = asdict(replace(job, config=None)), folder.absolute()  # type: ignore[arg-type]
-    return {
-        **words,
-        "file": str(folder / "configs" / job.file),
-        "weights": str(weights_of(job, folder)) if weights else None,
-        "unfinished": str(place(folder, job.key)),
-    }
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A run to make."""
+
+    job: CompareJob
+    weights: Path | None
+    """Folder for its final weights; None does not keep them."""
+    unfinished: Path
+    """Folder of its checkpoints while it is under way."""
 
 
-def weights_of(job: CompareJob, folder: Path) -> Path:
-    """Folder of the final weights of a run."""
-    return folder / "weights" / f"{Path(job.file).stem}-{job.seed}"
+def failed(job: CompareJob, reason: str) -> dict[str, Any]:
+    """The row of a run that failed."""
+    return {**head(job, "failed", reason), "evaluations": {}, "passes": {}}
 
 
-def read(line: str) -> tuple[CompareJob, Path | None, Path | None]:
-    """The job of a line, the folder of its weights, and the folder of its checkpoints; None: not kept."""
-    from sage_grpo.config.parsing import parse
-    from sage_grpo.training.config import TrainConfig
+class Worker:
+    """A process of this machine, started with its first run and again after a fault."""
 
-    words = json.loads(line)
-    config = parse(TrainConfig, ["--config", words.pop("file")], prog="sage-grpo compare")
-    weights, unfinished = (
-        None if (name := words.pop(one)) is None else Path(name) for one in ("weights", "unfinished")
-    )
-    words |= {"config": replace(config, seed=words["seed"]), "points": tuple(words["points"])}
-    return CompareJob(**words), weights, unfinished
+    def __init__(
+        self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
+    ) -> None:
+        self.log = folder / "logs" / f"worker-{number:02d}.log"
+        self._environment, self._command = {**os.environ, **environment}, list(command)
+        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
+
+    def begin(self, request: RunRequest) -> Connection:
+        """Begin a run; returns the connection that becomes readable with every message."""
+        self._running = self._running or self._start()
+        connection = self._running[1]
+        with suppress(BrokenPipeError):  # then its end is the next message
+            connection.send(request)
+        return connection
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = Pipe()
+        with theirs, alone(self.log).open("ab") as log:
+            process = subprocess.Popen(
+                [*self._command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.PIPE,  # it ends with us, see `_end_with_parent`
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is for us: we end it, and its end is then no failure
+            )
+        return process, ours
+
+    def receive(self) -> Mapping[str, Any]:
+        """The next message; {"ended": sentence} of a process that ended before its row."""
+        assert self._running is not None
+        try:
+            message: Mapping[str, Any] = self._running[1].recv()
+        except (EOFError, ConnectionResetError):
+            return {"ended": f"The process ended with {self.close()}; {self.log} has its last words."}
+        if "row" in message and message["row"]["status"] == "failed":
+            self.close()
+        return message
+
+    def close(self, *, now: bool = False) -> int | None:
+        """End the process, after its run or at once; its exit status."""
+        if self._running is None:
+            return None
+        process, connection = self._running
+        self._running = None
+        if now:
+            process.kill()
+        connection.close()
+        with process:  # closes its stdin
+            return process.wait()
 
 
-def write_config(job: CompareJob, folder: Path) -> None:
-    """The whole configuration of a job's arm, as `sage-grpo train --config` takes it."""
-    import yaml
-
-    file = folder / "configs" / job.file
-    replace_text(file, yaml.safe_dump(plain(asdict(job.config)), sort_keys=False))
+def _end_with_parent() -> None:
+    """Exit at once when stdin ends: the parent is gone, and its next call resumes this very run."""
+    os.read(0, 1)
+    os._exit(1)
 
 
-def jobs() -> Iterator[str]:
-    """The lines of stdin. If stdin ends during a job, the parent is gone: exit at once, because the next parent resumes this very run."""
-    lines: SimpleQueue[bytes | None] = SimpleQueue()
-    asked = answered = 0
-
-    def listen() -> None:
-        nonlocal asked
-        with open(0, "rb", buffering=0, closefd=False) as stream:  # no buffer: its lock would outlive the interpreter
-            for line in stream:
-                asked += 1
-                lines.put(line)
-        if asked > answered:
-            os._exit(1)
-        lines.put(None)
-
-    threading.Thread(target=listen, daemon=True).start()
-    while (line := lines.get()) is not None:
-        yield line.decode()
-        answered += 1
-
-
-def main() -> int:
-    """Answer jobs until there are no more: {"ready": digest of the code}, then per job {"done": iteration}, {"note": sentence} ... and {"row": ...}."""
-    channel = os.dup(1)
-    os.dup2(2, 1)  # output of libraries goes to the log
-
-    def say(**words: Any) -> None:
-        line = json.dumps(words).encode() + b"\n"
-        while line:  # a pipe may take a part
-            line = line[os.write(channel, line) :]
-
+def main(descriptor: int) -> int:
+    """Make runs until the connection closes."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     from sage_grpo.tools.compare.measure import measure
@@ -100,21 +116,26 @@ def main() -> int:
     warnings.simplefilter("once")
     torch.set_num_threads(1)
     bases: dict[str, Any] = {}
-    say(ready=of_code())
-    for line in jobs():
-        job, weights, unfinished = read(line)
-        print(f"--- {job.name}", file=sys.stderr, flush=True)
-        try:
-            row = measure(job, bases, lambda done: say(done=done), weights, unfinished, lambda text: say(note=text))
-        except BrokenPipeError:  # the parent is gone
-            return 1
-        except Exception as error:  # noqa: BLE001 - one run's fault is recorded, the others go on
-            traceback.print_exc()
-            say(row={**head(job, "failed", f"{type(error).__name__}: {error}"), "evaluations": {}, "passes": {}})
-            return 1
-        say(row=row)
+    with Connection(descriptor) as pool, suppress(EOFError):
+        while True:
+            request: RunRequest = pool.recv()
+            print(f"--- {request.job.name}", file=sys.stderr, flush=True)
+            try:
+                row = measure(
+                    request.job,
+                    bases,
+                    lambda done: pool.send({"done": done}),
+                    request.weights,
+                    request.unfinished,
+                    lambda text: pool.send({"note": text}),
+                )
+            except Exception as error:  # noqa: BLE001 - one run's fault is recorded, the others go on
+                traceback.print_exc()
+                pool.send({"row": failed(request.job, f"{type(error).__name__}: {error}")})
+                return 1
+            pool.send({"row": row})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

@@ -76,7 +76,7 @@ REMEDY = {
     "prompt": "compare what the pipeline makes of the two prompts; a user's family must hand the encoding to the network",
     "padding": "a family's encode must return valid tokens only, and batches must mask or avoid padding (docs/extending.md)",
     "pipeline": "compare model.shift, model.guidance_scale and model.negative_prompt with the checkpoint; else report it",
-    "vae": "a family's _to_vae applies the VAE's scaling exactly once; compare vae/config.json with the published one",
+    "vae": "a family's codec applies the VAE's scaling exactly once; compare vae/config.json with the published one",
     "noise": "noise is keyed by (seed, iteration, group, member) in training/rollout.py: check rollout.same_noise and the prompts' own seeds",
     "guidance": "sample and replay with the guidance of model.guidance_scale and model.guidance_in_training",
     "reward valid": "score one of the clips with `sage-grpo evaluate` and read the reason",

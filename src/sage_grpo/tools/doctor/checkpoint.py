@@ -75,7 +75,7 @@ def encodings(model: FamilyModel, texts: Sequence[str], images: Sequence[Tensor 
         graded(largest, warn=limit, fail=10 * limit),
         f"cached and fresh encodings of {len(texts)} prompts differ by {largest:.2g}",
         largest,
-        remedy=f"delete {model._cache.folder}, or set model.cache to another folder",
+        remedy=f"delete {model.cache.folder}, or set model.cache to another folder",
     )
 
 

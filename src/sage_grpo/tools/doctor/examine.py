@@ -252,15 +252,15 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
 
 
-def of_workers(trainer: Trainer, crew: Dispatcher) -> Checks:
+def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
     """Every worker makes some clips, and the trainer replays a step of each."""
     asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
     try:
         for number in range(2 * asked):  # the cluster may lack room for all
-            crew.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
-            if len(crew.gaps) >= asked:
+            dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
+            if len(dispatcher.gaps) >= asked:
                 break
-        yield workers.honest(crew.gaps, crew.limit, asked, refused=crew.row["crew/refused"])
+        yield workers.honest(dispatcher.gaps, dispatcher.limit, asked, refused=dispatcher.row["crew/refused"])
     finally:
         trainer.close()
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, has_component
+from sage_grpo.models.devices import autocast
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, integrate, solve
 from sage_grpo.models.schedulers import SchedulerSolver, scheduler_shift
@@ -37,7 +38,7 @@ def why_not_stock(model: FamilyModel) -> str | None:
         return unknown
     if type(model.pipe).__name__ != wanted:
         return f"the model runs in a {type(model.pipe).__name__}, its checkpoint names a {wanted}"
-    if model.image_to_video and "Hunyuan" in wanted:
+    if 0 not in model.pictures and "Hunyuan" in wanted:
         return f"{wanted} derives the size of the clip from the picture"
     return None
 
@@ -48,7 +49,7 @@ def stock_latents(model: FamilyModel, prompt: str, image: Tensor | None, x: Tens
     pipe, video = model.pipe, model.video
     for name in model.traits.encoders:
         if has_component(model.index, name):
-            model._encoder(name)
+            model.encoder(name)
     options: dict[str, Any] = {"num_frames": video.frames, "num_inference_steps": steps}
     options |= {"height": video.height, "width": video.width, "output_type": "latent", "return_dict": False}
     if image is not None:
@@ -65,7 +66,7 @@ def stock_latents(model: FamilyModel, prompt: str, image: Tensor | None, x: Tens
         before = guider.guidance_scale
         guider.guidance_scale = model.guidance_scale - (1.0 if guider.use_original_formulation else 0.0)
     try:
-        with model._autocast():
+        with autocast(model.spec, model.device, model.dtype):
             prompts = {"prompt": [prompt], "negative_prompt": [model.spec.negative_prompt]}
             return pipe(**prompts, latents=x.clone(), **options)[0].to(torch.float32)
     finally:
@@ -78,9 +79,9 @@ def our_latents(model: FamilyModel, condition: Conditioning, x: Tensor, steps: i
     """The same clip by our own code: the ODE of a rollout where the checkpoint's solver is Euler's, else the checkpoint's solver."""
     shift = scheduler_shift(model.pipe.scheduler.config, model.tokens)
     if "Euler" in type(model.pipe.scheduler).__name__:
-        return integrate(Policy(model, Ode(), Schedule(model.stock_sigmas(steps, shift))), x, [condition])
+        return integrate(Policy(model, Ode(), Schedule(model.schedule.sigmas(steps, shift))), x, [condition])
     return solve(
-        model, SchedulerSolver(model._scheduler(steps, model.shift if shift is None else shift)), x, [condition]
+        model, SchedulerSolver(model.schedule.scheduler(steps, model.shift if shift is None else shift)), x, [condition]
     )
 
 

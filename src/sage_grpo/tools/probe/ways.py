@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor
 
 from sage_grpo.data.groups import Member
-from sage_grpo.models.base import RunsCheaply
+from sage_grpo.models.base import abilities
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.plan.passes import Guiding, PassCount
 from sage_grpo.samplers.noise import keyed_noise
@@ -267,8 +267,9 @@ def _per_clip(run: _Run) -> float:
     model, guidance, spec = prober.model, prober.config.model.training_guidance, prober.spec
 
     def branches(sigma: float) -> int:
-        if isinstance(model, RunsCheaply):
-            return model.branches(sigma, guidance)
+        guided = abilities(model).guided
+        if guided is not None:
+            return guided.branches(sigma, guidance)
         return 1 if (model.guidance_scale if guidance is None else guidance) == 1 else 2
 
     guiding = Guiding(branches)

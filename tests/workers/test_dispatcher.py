@@ -1,4 +1,4 @@
-"""A run whose clips are made by workers is the run that makes them itself, whoever did what."""
+"""A run with workers is equal to the run without, whichever worker did which task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from in_process import employing
+from in_process_pool import with_workers
 
 import tiny
 from sage_grpo.distributed.spec import RaySpec
@@ -25,7 +25,7 @@ from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
 from sage_grpo.utils.video import write_mp4
 from sage_grpo.workers.messages import moved
-from sage_grpo.workers.ray_pool import chosen_by
+from sage_grpo.workers.ray_pool import measured_attention
 from sage_grpo.workers.worker import Worker
 from trainer_helpers import resume, same, weights_of
 
@@ -43,8 +43,8 @@ def on_ray(config, **spec):
     return replace(config, rollout=replace(config.rollout, on="ray", ray=RaySpec(**spec)))
 
 
-def lying(worker, job):
-    return "lies" * (worker == "liar")
+def wrong_of(worker, task):
+    return "wrong" * (worker == "wrong")
 
 
 def figures(row):
@@ -66,87 +66,87 @@ _ALONE = []
 
 @pytest.fixture
 def alone(config, make_trainer):
-    """What the run gives without workers."""
+    """The run without workers."""
     if not _ALONE:
         _ALONE.append(run(make_trainer(config)))
     return _ALONE[0]
 
 
-def test_groups_that_go_different_ways_come_back_in_order(config, make_trainer, monkeypatch) -> None:
-    """Where some walk side by side, micro-batches do not stand in the order of groups."""
+def test_clips_come_back_in_order(config, make_trainer, monkeypatch) -> None:
+    """Of groups sampled together, micro-batches are not in the order of groups."""
     window = Window(kind="drawn", at=[0, 1])
     rollout = replace(config.rollout, window=window, same_noise=True, steps=4)
     batch = BatchConfig(prompts=6, group_size=2, micro_batch=2)
     mixed = replace(config, rollout=rollout, batch=batch, kernel=replace(config.kernel, name="sage_exact"))
     mixed = replace(mixed, update=replace(mixed.update, updates_per_rollout=1))
-    alone, others = make_trainer(mixed), employing(monkeypatch, on_ray(mixed), "a", "b")
+    alone, others = make_trainer(mixed), with_workers(monkeypatch, on_ray(mixed), "a", "b")
     disorder = False
     for _ in range(2):
         assert figures(alone.step()) == figures(others.step())
-        assert torch.equal(alone.videos, others.videos)
-        order = [member.group for task in alone.done.tasks() for member in others.studio.scored(task)]
-        disorder |= order != [member.group for member in alone.studio.scored(alone.done)]
+        assert torch.equal(alone.clips.videos, others.clips.videos)
+        order = [member.group for task in alone.plan.tasks() for member in others.engine.scored(task)]
+        disorder |= order != [member.group for member in alone.engine.scored(alone.plan)]
     assert disorder, "tasks were the whole in order: nothing was tried"
 
 
 @pytest.mark.parametrize("scores", ["workers", "trainer"])
 def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
-    trainer, ticks = employing(monkeypatch, on_ray(config, scores=scores), "a", "b"), []
+    trainer, ticks = with_workers(monkeypatch, on_ray(config, scores=scores), "a", "b"), []
     monkeypatch.setattr(trainer.engine.clock, "ticker", lambda total: lambda: ticks.append(total))
     assert_alike(run(trainer), alone)
     assert ticks.count(3) >= 3 * ITERATIONS, "a tick for every part"
-    assert {worker for worker, _ in trainer.workers.hands.done} == {"a", "b"}
-    assert len(trainer.workers.hands.done) == ITERATIONS * 3
+    assert {worker for worker, _ in trainer.workers.pool.done} == {"a", "b"}
+    assert len(trainer.workers.pool.done) == ITERATIONS * 3
     wanted = {"crew/gap": 0.0, "crew/lost": 0, "crew/refused": 0, "crew/queue": 3, "crew/workers": 2}
     assert {name: trainer.workers.row[name] for name in wanted} == wanted
-    assert list(trainer.workers.hands.weights) == [ITERATIONS - 1], "old weights are not kept"
+    assert list(trainer.workers.pool.weights) == [ITERATIONS - 1], "old weights are not kept"
 
 
 @pytest.mark.parametrize("method", [methods.nft, methods.adjoint])
-def test_what_learns_without_exploring_is_the_same_run(config, make_trainer, monkeypatch, method) -> None:
-    """There is no ratio to check a worker by: it says how probable a target is, and the trainer asks its own weights."""
+def test_objectives_that_do_not_explore_are_the_same_run(config, make_trainer, monkeypatch, method) -> None:
+    """Without a ratio, a worker is checked by the log-probability of a target."""
     steps = replace(config.rollout, steps=4)
     made = method(replace(config, rollout=steps, update=replace(config.update, updates_per_rollout=1)))
     made = replace(
         made,
         objective=replace(made.objective, levels=2),
-        rewards=[RewardSpec(name="crew_toys:smooth", options={"differentiable": True})],
+        rewards=[RewardSpec(name="worker_rewards:smooth", options={"differentiable": True})],
     )
     if method is methods.nft:  # the policy that samples is not the newest
         made = replace(made, objective=replace(made.objective, old_decay=0.5))
-    fate = lambda worker, job: lying(worker, job) * job.iteration  # noqa: E731
-    trainer = employing(monkeypatch, on_ray(made), "a", "liar", fate=fate)
-    with pytest.warns(UserWarning, match="liar is refused"):
+    outcome = lambda worker, task: wrong_of(worker, task) * task.iteration  # noqa: E731
+    trainer = with_workers(monkeypatch, on_ray(made), "a", "wrong", outcome=outcome)
+    with pytest.warns(UserWarning, match="wrong is refused"):
         assert_alike(run(trainer), run(make_trainer(made)))
     assert trainer.workers.row["crew/gap"] == 0.0
 
 
-def test_who_dies_costs_nothing_but_its_job(config, alone, monkeypatch) -> None:
+def test_a_dead_worker_costs_only_its_task(config, alone, monkeypatch) -> None:
     draw = random.Random(0)
-    fate = lambda worker, job: "dies" * (draw.random() < 0.6)  # noqa: E731
-    trainer = employing(monkeypatch, on_ray(config), "a", "b", fate=fate)
+    outcome = lambda worker, task: "dies" * (draw.random() < 0.6)  # noqa: E731
+    trainer = with_workers(monkeypatch, on_ray(config), "a", "b", outcome=outcome)
     assert_alike(run(trainer), alone)
     assert trainer.workers.row["crew/lost"] >= 1
 
 
-def test_who_lies_is_refused_and_its_clips_are_made_again(config, alone, monkeypatch) -> None:
-    trainer = employing(monkeypatch, on_ray(config), "a", "liar", fate=lying)
-    with pytest.warns(UserWarning, match="liar is refused"):
+def test_a_wrong_worker_is_refused_and_its_clips_are_made_again(config, alone, monkeypatch) -> None:
+    trainer = with_workers(monkeypatch, on_ray(config), "a", "wrong", outcome=wrong_of)
+    with pytest.warns(UserWarning, match="wrong is refused"):
         assert_alike(run(trainer), alone)
-    assert trainer.workers.hands.names == ["a"]
+    assert trainer.workers.pool.names == ["a"]
     assert trainer.workers.row["crew/refused"] == 1.0
 
 
-@pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a liar", "fail"), ("a", "warn")])
+@pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a wrong", "fail"), ("a", "warn")])
 def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> None:
     asked = replace(on_ray(config), batch=BatchConfig(prompts=1, group_size=2, micro_batch=2))
-    trainer = employing(monkeypatch, asked, *names.split(), fate=lying)
+    trainer = with_workers(monkeypatch, asked, *names.split(), outcome=wrong_of)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (check,) = examine.of_workers(trainer, trainer.workers)
     assert check.status == status, check.value
     assert "1 of 2" in check.value or trainer.workers.gaps.keys() == set(names.split())
-    assert trainer.workers.hands.names == [], "workers are let go"
+    assert trainer.workers.pool.names == [], "workers are let go"
 
 
 def stale(config, by):
@@ -161,21 +161,21 @@ def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, 
     assert all("ratio/first_log" not in row for row in rows), "it is 0 only where nothing is old"
     assert rows[2]["ratio/std"] > fresh[0][2]["ratio/std"]
     assert not same(weights_of(here), fresh[1])
-    workers = employing(monkeypatch, stale(on_ray(config), 2), "a", "b")
+    workers = with_workers(monkeypatch, stale(on_ray(config), 2), "a", "b")
     assert_alike(run(workers, 3), ([figures(row) for row in rows], weights_of(here)))
-    assert workers.crew.row["crew/gap"] == 0.0, "ratios are checked with the weights that sampled"
+    assert workers.workers.row["crew/gap"] == 0.0, "ratios are checked with the weights that sampled"
     workers.close()
-    assert not workers.crew._thread.is_alive()
+    assert not workers.workers._thread.is_alive()
 
 
 def employed(config, make_trainer, monkeypatch, where):
     if where == "workers":
-        return employing(monkeypatch, stale(on_ray(config), 2), "a")
+        return with_workers(monkeypatch, stale(on_ray(config), 2), "a")
     return make_trainer(stale(config, 2))
 
 
 @pytest.mark.parametrize("where", ["here", "workers"])
-def test_what_given_up_weights_made_is_given_up(config, make_trainer, monkeypatch, where, tmp_path) -> None:
+def test_clips_of_discarded_weights_are_discarded(config, make_trainer, monkeypatch, where, tmp_path) -> None:
     trainer = employed(replace(config, iterations=6), make_trainer, monkeypatch, where)
     trainer.step()
     good = trainer.save(tmp_path / "kept")
@@ -207,14 +207,14 @@ def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, mon
 
 
 @pytest.mark.slow
-def test_clips_to_start_from_travel_with_the_job(make_config, make_trainer, monkeypatch, tmp_path) -> None:
+def test_clips_to_start_from_are_sent_with_the_task(make_config, make_trainer, monkeypatch, tmp_path) -> None:
     write_mp4(tmp_path / "dog.mp4", torch.stack([tiny.image(frame, 16, 16) for frame in range(5)]), 8.0)
     (tmp_path / "rows.csv").write_text("prompt,source_video\na dog,dog.mp4\na cat,dog.mp4\n")
     model = {"frames": 5, "options": {"strength": 0.7}, "lora": LoraSpec(rank=2)}
     made = make_config(kind="wan_t2v", model=model, rollout={"steps": 3}, batch=BatchConfig(prompts=2, group_size=2))
     made = replace(made, data=replace(made.data, prompts=str(tmp_path / "rows.csv"), eval_prompts=None))
     alone = run(make_trainer(made), 1)
-    trainer = employing(monkeypatch, on_ray(made), "a", "b")
+    trainer = with_workers(monkeypatch, on_ray(made), "a", "b")
     trainer.encode_prompts()
     monkeypatch.setattr(inputs, "read_video", None)  # once encoded, clips are not read again, by workers least of all
     assert_alike(run(trainer, 1), alone)
@@ -237,9 +237,9 @@ def test_a_worker_on_the_same_card_takes_the_trainers_attention(card, taken, mak
     model = ModelSpec(path=str(checkpoint("wan_t2v")), lora=LoraSpec(rank=2), cache=None, device="cpu")
     config = replace(make_config(), model=model)
     trainers = inputs.load_model(config, World())
-    assert chosen_by(trainers) == ("cpu", "native")
+    assert measured_attention(trainers) == ("cpu", "native")
     native = replace(config, model=replace(config.model, attention="native"))
-    assert chosen_by(inputs.load_model(native, World())) is None
+    assert measured_attention(inputs.load_model(native, World())) is None
     worker = Worker(config, 1, torch.get_num_threads(), [], {}, (card, "_native_math"))
-    assert worker.studio.model.attention == taken
-    assert {one._attention_backend.value for one in processors(worker.studio.model.network)} == {taken}
+    assert worker.engine.model.attention == taken
+    assert {one._attention_backend.value for one in processors(worker.engine.model.network)} == {taken}

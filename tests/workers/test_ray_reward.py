@@ -32,7 +32,7 @@ def both(spec: RewardSpec, **more: Any) -> tuple[Any, Any, Near]:
     """Scores and failures here and there."""
     generator = torch.Generator().manual_seed(0)
     videos = torch.randint(0, 256, (5, 9, 16, 16, 3), dtype=torch.uint8, generator=generator)
-    other = RewardSpec(name="crew_toys:first_frame", label="other", options={"per_frame": True, "num_frames": 2})
+    other = RewardSpec(name="worker_rewards:first_frame", label="other", options={"per_frame": True, "num_frames": 2})
     near = Near(spec)
     found = []
     for away in ({}, {spec.title: near}):
@@ -46,31 +46,34 @@ def both(spec: RewardSpec, **more: Any) -> tuple[Any, Any, Near]:
 @pytest.mark.parametrize(
     ("spec", "more"),
     [
-        (RewardSpec(name="crew_toys:slow", batch_size=2), {}),
-        (RewardSpec(name="crew_toys:first_frame", options={"per_frame": True, "num_frames": 3}), {}),
-        (RewardSpec(name="crew_toys:known", options={"reads": "latents"}), {"latents": torch.arange(10.0).view(5, 2)}),
-        (RewardSpec(name="crew_toys:better", options={"takes": "pairs"}), {"groups": [0, 0, 1, 1, 1]}),
-        (RewardSpec(name="crew_toys:loud"), {"sound": Sound(torch.arange(10.0).view(5, 1, 2) / 10, 2)}),
-        (RewardSpec(name="crew_toys:picky"), {"metadata": [{"number": n} for n in range(5)]}),
+        (RewardSpec(name="worker_rewards:slow", batch_size=2), {}),
+        (RewardSpec(name="worker_rewards:first_frame", options={"per_frame": True, "num_frames": 3}), {}),
+        (
+            RewardSpec(name="worker_rewards:known", options={"reads": "latents"}),
+            {"latents": torch.arange(10.0).view(5, 2)},
+        ),
+        (RewardSpec(name="worker_rewards:better", options={"takes": "pairs"}), {"groups": [0, 0, 1, 1, 1]}),
+        (RewardSpec(name="worker_rewards:loud"), {"sound": Sound(torch.arange(10.0).view(5, 1, 2) / 10, 2)}),
+        (RewardSpec(name="worker_rewards:picky"), {"metadata": [{"number": n} for n in range(5)]}),
     ],
 )
 def test_scores_failures_and_what_is_read_are_those_of_here(spec: RewardSpec, more, monkeypatch) -> None:
-    monkeypatch.setattr("crew_toys.SECONDS", 0.0)
+    monkeypatch.setattr("worker_rewards.SECONDS", 0.0)
     here, there, near = both(spec, **more)
     assert torch.equal(here[0].total.nan_to_num(-1), there[0].total.nan_to_num(-1))
     assert here[0].total.isfinite().any()
     for name, part in here[0].parts.items():
         assert torch.equal(part.nan_to_num(-1), there[0].parts[name].nan_to_num(-1)), name
     assert here[1:] == there[1:]
-    assert (here[3] is None) == (spec.name not in ("crew_toys:first_frame", "crew_toys:known"))
+    assert (here[3] is None) == (spec.name not in ("worker_rewards:first_frame", "worker_rewards:known"))
     (sent,) = [given[0] for method, given in near.sent if method == "score"]
     assert (sent.videos.numel() > 0) != (spec.options.get("reads") == "latents")
     assert (sent.latents is None) == (spec.options.get("reads") != "latents")
-    assert (sent.sound is None) == (spec.name != "crew_toys:loud")
+    assert (sent.sound is None) == (spec.name != "worker_rewards:loud")
 
 
 def test_what_does_not_go_with_actors_is_refused(make_config) -> None:
-    spec = RewardSpec(name="crew_toys:smooth", actors=1)
+    spec = RewardSpec(name="worker_rewards:smooth", actors=1)
     with pytest.raises(ValueError, match="actors of rewards: they are processes on a Ray cluster"):
         make_config(rewards=[spec])
     with pytest.raises(RewardConfigError, match="actors have devices of their own"):

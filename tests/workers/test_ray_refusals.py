@@ -39,7 +39,7 @@ def stale(config):
     ("change", "said"),
     [
         (lambda c: replace(c, model=replace(c.model, lora=None)), "model.lora null"),
-        (lambda c: nft(stale(c)), "objective.kind nft: it learns at noise levels without the log-probability"),
+        (lambda c: nft(stale(c)), "objective.kind nft does not go with rollout.staleness 1"),
         (lambda c: replace(dpo(c), data=replace(c.data, clips="own.jsonl"), rewards=[]), "data.clips: clips are given"),
         (
             lambda c: replace(stale(c), optimizer=replace(c.optimizer, max_kl=1.0)),
@@ -186,3 +186,17 @@ def test_a_trainer_without_workers_refuses_what_needs_them(config) -> None:
         with pytest.raises(ConfigError, match=r"run\.session\.assemble"):
             Trainer(asking, build(asking))
     Trainer(here, build(here)).close()
+
+
+def test_ray_that_is_not_installed_and_addresses_without_a_cluster_are_refused(monkeypatch) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'pip install "sage-grpo\[ray\]"'), cluster.connected(None):
+        pass
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        for address in (f"127.0.0.1:{closed.getsockname()[1]}", "ray://head", "head"):
+            with pytest.raises(ConfigError, match=f"No Ray cluster answers at '{address}'"), cluster.connected(address):
+                pass
