@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import tiny
 from sage_grpo.cli import main, probe
-from sage_grpo.cli.inspect import Options, _noise_to_data, run
+from sage_grpo.cli.inspect import Options, run
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
@@ -70,17 +69,6 @@ def test_without_a_model_the_grid_is_even_and_a_kernel_has_its_own_clamp(capsys)
     assert [row["step"] for row in sage["rows"] if row["std"] == 0] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 28]
     assert any("swallows" in text for text in sage["warnings"])
     assert document["kernels"]["ode"]["sensitivity_span"] is None
-
-
-def test_an_axis_of_many_steps_names_every_few_of_them() -> None:
-    seen: dict[str, Any] = {}
-    axis = SimpleNamespace(
-        **{f"set_{name}": lambda *words, name=name: seen.update({name: words}) for name in ("xticks", "xlim", "xlabel")}
-    )
-    report: Any = SimpleNamespace(rows=[SimpleNamespace(step=step, sigma=1 - step / 32) for step in range(18)])
-    _noise_to_data(axis, report)
-    assert seen["xticks"] == ([0, 3, 6, 9, 12, 15], ["1", "0.906", "0.812", "0.719", "0.625", "0.531"])
-    assert seen["xlim"] == (-0.5, 17.5)
 
 
 def test_a_kernel_that_does_not_take_the_eta_is_left_out_by_name() -> None:
