@@ -70,20 +70,14 @@ def test_words_about_help_are_found_wherever_they_stand(capsys) -> None:
         (["--help"], "", []),
         (["--a", "1", "-h", "model", "--b"], "model", ["--a", "1", "--b"]),
         (["--help", "--b"], "", ["--b"]),
-        (["--help=model", "x"], "model", ["x"]),
-        (["--model.lora.help", "x"], "model.lora", ["x"]),
-        (["x.help", "--y"], None, ["x.help", "--y"]),
+        (["x", "--y"], None, ["x", "--y"]),
     ):
         assert cli._help_topic(words) == (topic, rest)
     for words in ([], ["help"], ["--help"]):
         assert main(words) == 0
         told = capsys.readouterr().out.splitlines()
-        assert [line for line in told if line.endswith(":") and " " not in line] == [
-            "run:",
-            "look:",
-            "publish:",
-            "serve:",
-        ]
+        groups = [line for line in told if line.endswith(":") and " " not in line]
+        assert groups == ["run:", "look:", "publish:", "serve:"]
         assert all(f"  {name} " in "\n".join(told) for name in COMMANDS)
     assert main(["--version"]) == main(["-V"]) == 0
     assert capsys.readouterr().out == f"sage-grpo {__version__}\n" * 2

@@ -93,26 +93,15 @@ def test_remarks_on_defaults_and_on_the_miniature_are_made_once_and_where_they_h
 
 
 def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
-    gpu = {"name": "card", "gigabytes": 7.95}
-    monkeypatch.setattr(rewards, "_gpu", lambda: gpu)
-    monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(notes=("not looked at",)))
+    monkeypatch.setattr(rewards, "_gpu", lambda: {"name": "card", "gigabytes": 7.95})
     mine = RewardSpec(name="mine:one", label="L", weights={"a": 1.0, "b": 2.0})
     large = rewards._entry("hpsv3")
     rewards._show([large, rewards._entry("mine:one", mine)], "some.yaml")
     told = capsys.readouterr().out
     assert told.startswith("GPU: card, 8.0 GB\nRewards of some.yaml:\n\n")
-    assert told.endswith("\nmine:one (L): your own\n  returns   a, b\n  here      not looked at\n")
+    assert "\nmine:one (L): your own\n  returns   a, b\n" in told
     assert f"\n  memory    about {large['gigabytes']:g} GB for the weights\n" in told
     assert "GB of weights, the GPU has 8.0" in told
-    gpu["gigabytes"] = large["gigabytes"]
-    assert "GB of weights" not in rewards._entry("hpsv3")["state"]
-    options = {"files": {"x": "from there", "y": "from here"}, "needed_options": ["x", "z"]}
-    row = {"name": "r", "what": "w", "parts": "p", "state": "s", "extra": "e", "network": "n"}
-    rewards._show([{**row, **options}], None)
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "", "r: w", "  returns   p", "  option    x: from there", "  option    y (optional): from here", "  option    z",
-        '  install   pip install "sage-grpo[e]"', "  network   n", "  here      s",
-    ]  # fmt: skip
     monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(missing=("a file",)))
     assert (rewards.run(rewards.Options()), rewards.run(rewards.Options(of="shapes/sage"))) == (0, 1)
 

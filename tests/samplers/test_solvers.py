@@ -8,9 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.samplers.solvers import GridSolver, Stepper
+from sage_grpo.samplers.solvers import Stepper
 
 
 def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -68,19 +67,3 @@ def test_around_puts_new_sigmas_on_the_line_through_the_old_ones(before: int, af
 
     expected = line(0, steps, before) + line(steps + 1, 2 * steps + 1, after)
     assert other.sigmas.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("rule", ["euler", "ab2"])
-def test_a_grid_is_walked_step_by_step_by_its_rule(rule: str) -> None:
-    """Against the same rule by hand, on a velocity that depends on place and time."""
-    schedule = Schedule.shifted(4, 3.0)
-    solver, stepper = GridSolver(schedule, rule), Stepper(rule)  # type: ignore[arg-type]
-    x = expected = torch.tensor([[1.0, -0.5]])
-    for index in range(solver.num_steps):
-        x = solver.step(index, x, velocity)
-        sigma, sigma_next = schedule.pair(index)
-        v = velocity(expected, sigma)
-        euler = Ode()(sigma, sigma_next)(expected, v).mean
-        expected = stepper(euler, v, float(sigma), float(sigma_next))
-    assert torch.equal(x, expected)
-    assert solver.num_steps == 4

@@ -21,7 +21,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the script."""
     if find_spec("shtab") is None:
         raise ConfigError('completion needs shtab: pip install "sage-grpo[completion]".')
     from jsonargparse import ArgumentParser

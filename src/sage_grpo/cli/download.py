@@ -27,7 +27,6 @@ class Options(TrainConfig):
 
 
 def run(options: Options) -> int:
-    """List, fetch, check."""
     from sage_grpo.run.preflight import needs
     from sage_grpo.utils.hub import in_words, listing
 

@@ -51,7 +51,6 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 
 
 def run(options: Options) -> int:
-    """Evaluate and print."""
     from sage_grpo.rewards.member import RewardFailure
 
     try:

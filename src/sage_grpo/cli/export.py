@@ -61,7 +61,6 @@ OF_A_SOURCE = ("to", "base")
 
 
 def run(options: Options) -> int:
-    """Export a run's checkpoint, or convert a source."""
     return _convert(options) if options.source else _export(options)
 
 

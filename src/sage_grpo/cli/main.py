@@ -122,14 +122,11 @@ def _run(name: str, argv: list[str]) -> int:
 
 def _help_topic(argv: list[str]) -> tuple[str | None, list[str]]:
     """The group of options that the words ask help on (empty: all groups, None: no help asked), and the words without that."""
-    for place, word in enumerate(argv):
-        if word in ("-h", "--help"):
-            topic = "".join(one for one in argv[place + 1 : place + 2] if not one.startswith("-"))
-            return topic, argv[:place] + argv[place + 1 + bool(topic) :]
-        name, _, value = word.partition("=")
-        if name == "--help" or (name.startswith("--") and name.endswith(".help")):  # --help=model, --model.lora.help
-            return value or name[2:].removesuffix(".help"), argv[:place] + argv[place + 1 :]
-    return None, argv
+    place = next((place for place, word in enumerate(argv) if word in ("-h", "--help")), None)
+    if place is None:
+        return None, argv
+    topic = "".join(one for one in argv[place + 1 : place + 2] if not one.startswith("-"))
+    return topic, argv[:place] + argv[place + 1 + bool(topic) :]
 
 
 def _fail(message: str, status: int = 2) -> int:

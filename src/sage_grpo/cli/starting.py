@@ -44,6 +44,8 @@ def from_recipe(kind: type[Options], argv: list[str], *, runs: bool = False) -> 
                 "(--print_config shows them). Add `recipe: NAME` to the file or --recipe NAME to start from a recipe."
             )
         return None, words
+    if str(named).endswith((".yaml", ".yml")):
+        raise FileNotFoundError(f"There is no file {named}.")
     if os.path.isfile(f"{named}/config.yaml"):
         raise ConfigError(
             f"{named} is the folder of a run, not a recipe: --config {named}/config.yaml has its settings."
@@ -57,7 +59,6 @@ def extended(kind: type[Options], config: TrainConfig, **more: Any) -> Options:
 
 
 def plain(options: TrainConfig) -> TrainConfig:
-    """The configuration in a command's options."""
     return TrainConfig(**{field.name: getattr(options, field.name) for field in fields(TrainConfig)})
 
 

@@ -103,7 +103,6 @@ def explain(message: str, options: type) -> str:
 
 
 def lists_parts(kind: Any) -> bool:
-    """True for a list of dataclasses, such as rewards."""
     return get_origin(kind) is list and dataclasses.is_dataclass(*get_args(kind))
 
 

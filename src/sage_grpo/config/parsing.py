@@ -205,7 +205,8 @@ def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
 
 def _check_files(file: Path, parts: Sequence[str]) -> None:
     """Refuse files that `read_yaml` refuses: this one, and those that its groups of options name."""
-    check_yaml(file)
+    with suppress(OSError):  # the parser reports a missing one
+        read_yaml(file)
     for part in parts:
         value = _lookup(str(file), part)
         if isinstance(value, str) and os.path.exists(file.parent / value):
@@ -213,12 +214,12 @@ def _check_files(file: Path, parts: Sequence[str]) -> None:
             _check_files(file.parent / value, inner)
 
 
+_NOTHING = object()
+
+
 def in_file(file: str, key: str) -> bool:
     """True if a YAML file sets a dotted key."""
     return _lookup(file, key) is not _NOTHING
-
-
-_NOTHING = object()
 
 
 def _lookup(file: str, key: str) -> object:
@@ -254,12 +255,6 @@ def read_yaml(file: Path, *, lists: bool = False) -> Any:
     if fault:
         raise ConfigError(f"{file} is not a configuration: {fault}.")
     return copy.deepcopy(content)
-
-
-def check_yaml(file: Path) -> None:
-    """Refuse a file that `read_yaml` refuses; the parser reports a missing one."""
-    with suppress(OSError):
-        read_yaml(file)
 
 
 @lru_cache(maxsize=8)

@@ -47,7 +47,6 @@ class Range:
     """Leave `most` itself out."""
 
     def holds(self, value: float) -> bool:
-        """True if a number lies inside."""
         above = value > self.least if self.open_below else value >= self.least
         below = value < self.most if self.open_above else value <= self.most
         return above and below and (abs(value) < LARGEST if isinstance(value, int) else math.isfinite(value))
@@ -67,7 +66,6 @@ class Filled:
     """Text that is not blank."""
 
     def holds(self, value: str) -> bool:
-        """True if there is more than white space."""
         return bool(value.strip())
 
     def __str__(self) -> str:
@@ -185,18 +183,15 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
 
 
 def _plain(hint: Any) -> Any:
-    """A type without its annotations."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _limits(hint: Any) -> list[Range | Filled]:
-    """The ranges that are annotated in a type."""
     marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return [mark for mark in marks if isinstance(mark, Range | Filled)]
 
 
 def _takes_nothing(hint: Any) -> bool:
-    """True if None is a value of a type."""
     hint = _plain(hint)
     if get_origin(hint) in (Union, types.UnionType):
         return any(map(_takes_nothing, get_args(hint)))

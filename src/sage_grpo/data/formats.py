@@ -41,7 +41,6 @@ class Examples:
 
     @property
     def summary(self) -> str:
-        """A sentence for the terminal."""
         clips = sum(len(prompt.clips) for prompt in self.prompts)
         reasons = "; ".join([why for _, why in self.skipped[:NAMED]] + ["..."] * (len(self.skipped) > NAMED))
         left = f"; {len(self.skipped)} rows are left out ({reasons})" if self.skipped else ""
@@ -67,7 +66,6 @@ class Examples:
         }
 
     def write_card(self, out: Path, video: VideoSpec) -> None:
-        """Write the card into the run's folder."""
         replace_text(out / CARD, json.dumps(self.card(video), indent=2, ensure_ascii=False))
 
 
@@ -152,6 +150,5 @@ def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
 
 
 def content_hash(file: Path) -> str:
-    """Hash of a file's content, whatever its name."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -65,7 +65,6 @@ class Prompt:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of its pictures and clips."""
         files = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
         return tuple(file for file in files if file is not None)
 

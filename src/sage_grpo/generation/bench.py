@@ -86,7 +86,6 @@ def _is_whole(file: Path, video: VideoSpec) -> bool:
 
 
 def clips_of(options: GenerateSpec) -> list[ClipRequest]:
-    """Every clip of the options' suite."""
     assert options.bench is not None
     entries = read_lists(options.prompts)
     lacking = remark(options.bench, entries)
@@ -159,7 +158,6 @@ def _vbench2(entry: BenchPrompt) -> Iterator[tuple[str, str]]:
 
 
 def _check(bench: str, name: str, prompt: str) -> None:
-    """Refuse a prompt that cannot be a file name."""
     wrong = next((f"it has {sign!r}" for sign in name if sign in "/\\" or not sign.isprintable()), "")
     if not wrong and len(name.encode()) > LONGEST_NAME:
         wrong = f"a name has at most {LONGEST_NAME} bytes, this one {len(name.encode())}"

@@ -129,7 +129,6 @@ def score_videos(
 
 
 def refuse_unscored(videos: Path, rows: Sequence[ScoredVideo]) -> None:
-    """Raise a ValueError if no file has a score."""
     if all(math.isnan(score) for row in rows for score in row.scores.values()):
         raise ValueError(
             f"None of the {len(rows)} videos in {videos} could be scored. {rows[0].video}: {rows[0].reason}"
@@ -139,7 +138,6 @@ def refuse_unscored(videos: Path, rows: Sequence[ScoredVideo]) -> None:
 def _batches(
     paths: Sequence[Path], rows: Sequence[ScoredVideo], size: int
 ) -> Iterator[tuple[list[ScoredVideo], Tensor]]:
-    """Batches of consecutive files with the same format."""
     import av
 
     waiting: list[ScoredVideo] = []
@@ -207,7 +205,6 @@ def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:
 
 
 def write_scores(folder: Path, rows: Sequence[ScoredVideo]) -> None:
-    """Write scores.csv and scores.json."""
     columns = list(rows[0].scores)
     facts = ("video", "prompt", "fps", "frames", "height", "width")
     table = io.StringIO()

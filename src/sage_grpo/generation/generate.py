@@ -125,10 +125,8 @@ def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> 
 
 
 def prompts_of(options: GenerateSpec) -> list[Prompt]:
-    """The prompts of the options."""
-    from sage_grpo.data.prompts import SETS, Prompt
-    from sage_grpo.training.inputs import prompts_from
-    from sage_grpo.worlds.world import WORLDS
+    from sage_grpo.data.prompts import Prompt
+    from sage_grpo.training.inputs import NAMES, prompts_from
 
     given = [options.prompts] if isinstance(options.prompts, str) else options.prompts
     if not given or given == [""]:
@@ -137,8 +135,7 @@ def prompts_of(options: GenerateSpec) -> list[Prompt]:
     if blank:
         raise ValueError(f"Prompt {blank[0]} of {len(given)} is empty: write what is to be seen, or leave it out.")
     # a misspelled file name must not become a prompt
-    names = (*SETS, *WORLDS)
-    if len(given) == 1 and (given[0] in names or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
+    if len(given) == 1 and (given[0] in NAMES or Path(given[0]).suffix.lower() in MEANT or os.path.isfile(given[0])):
         return prompts_from(given[0], split="train")
     return [Prompt(text) for text in given]
 

@@ -199,7 +199,6 @@ def unfit_eta(name: str, eta: float) -> str:
 
 
 def takes_sigma_max(name: str) -> bool:
-    """True if a kernel has a clamp."""
     return "sigma_max" in type_hints(find_kernel(name))
 
 

@@ -23,5 +23,4 @@ def interpolate(x0: Tensor, eps: Tensor, sigma: Tensor | float) -> Tensor:
 
 
 def velocity(x0: Tensor, eps: Tensor) -> Tensor:
-    """dx/dsigma along the path."""
     return eps - x0

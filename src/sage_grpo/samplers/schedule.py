@@ -62,7 +62,6 @@ class Schedule:
         return self.sigmas[index], self.sigmas[index + 1]
 
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """All steps at once: (sigmas, sigmas_next)."""
         return self.sigmas[:-1], self.sigmas[1:]
 
     def exploring(self, steps: Sequence[bool], *, deterministic_last: bool = False) -> Schedule:

@@ -50,7 +50,6 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Record a phase, or its first passes."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
@@ -63,7 +62,6 @@ class Recorder:
             self._stop()
 
     def tick(self) -> None:
-        """Count a finished pass of the phase."""
         self._ticks += 1
         if self._ticks == self.passes:
             self._stop()
@@ -116,7 +114,6 @@ class Clock:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time a phase."""
         cuda = torch.cuda.is_available()
         with nullcontext() if self.recorder is None else self.recorder.phase(phase):
             if cuda:

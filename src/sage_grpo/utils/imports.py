@@ -83,12 +83,10 @@ class ObjectNeeded(ValueError):
 
 
 def name_of(label: str) -> str:
-    """The name of an object in a configuration."""
     return f"{PREFIX}{label}"
 
 
 def is_object(name: str | None) -> bool:
-    """True if a name stands for an object."""
     return name is not None and name.startswith(PREFIX)
 
 

@@ -32,12 +32,10 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower end."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Upper end."""
         return self.mean + self.half
 
 
@@ -50,7 +48,6 @@ class Paired(Interval):
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean and t interval over seeds."""
     if not values:
         return Interval(math.nan, math.nan, 0)
     return Interval(statistics.fmean(values), _half(values), len(values))

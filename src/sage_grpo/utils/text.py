@@ -33,7 +33,6 @@ def fixed(value: float, digits: int, *, signed: bool = False, grouped: bool = Fa
 
 
 def minutes(seconds: float | None) -> str:
-    """A duration, for people."""
     if seconds is None:
         return "? min"
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
@@ -63,7 +62,6 @@ def lines_on_the_way(name: str, say: Callable[[str], None]) -> Callable[[int, in
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share as per cent."""
     return f"{fixed(100 * share, digits)}%"
 
 

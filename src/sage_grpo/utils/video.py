@@ -75,7 +75,6 @@ LAYOUTS = {1: "mono", 2: "stereo"}
 
 
 def _frame_of(sound: Sound) -> Any:
-    """The sound of one clip for FFmpeg."""
     import av
 
     samples = sound.waves.to(torch.float32).contiguous().numpy()
@@ -97,7 +96,6 @@ def has_sound(path: Path) -> bool:
 
 
 def resampled(sound: Sound, rate: int) -> Sound:
-    """The sound of one clip at another rate."""
     import av
 
     if sound.rate == rate:
@@ -266,7 +264,6 @@ def _fitting(text: str, face: Any, width: int) -> str:
 
 
 def check_clip(clip: Tensor) -> None:
-    """Refuse a tensor that is not a clip."""
     if clip.dtype != torch.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
         raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
 

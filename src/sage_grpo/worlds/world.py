@@ -61,21 +61,19 @@ class PromptWorld:
         scene = self.scene.from_text(prompt)
         return {name: getattr(scene, name) for name in self.scene.ATTRIBUTES}
 
-    def clips(self, prompts: Sequence[str], *, seed: int = 0, side: int | None = None) -> Tensor:
+    def clips(self, prompts: Sequence[str], *, seed: int = 0) -> Tensor:
         """A clean clip of every prompt, uint8 B x F x H x W x 3: what a perfect model would make."""
         import torch
 
         from sage_grpo.worlds.shapes.render import to_uint8
 
-        frames, default, _ = self.format
-        side = side or default
+        frames, side, _ = self.format
         scenes = [self.scene.from_text(text) for text in prompts]
         batch = self.scene.batch_of(scenes, torch.Generator().manual_seed(seed))
         clips: Tensor = import_module(f"{self.package}.render").render(batch, frames, side, side)
         return to_uint8(clips)
 
     def judge(self) -> Reward:
-        """The judge that knows the truth."""
         judge: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
         return judge
 

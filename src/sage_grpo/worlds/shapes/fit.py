@@ -164,12 +164,10 @@ def nearest_clip(videos: Tensor, frames: FrameFit, motions: MotionFit, tries: in
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
-    """values[n, index[n]]."""
     return values[torch.arange(len(index), device=index.device), index]
 
 
 def ramp(value: Tensor, start: float, stop: float) -> Tensor:
-    """0 below start, 1 above stop, smooth between."""
     t = ((value - start) / (stop - start)).clamp(0, 1)
     return t * t * (3 - 2 * t)
 

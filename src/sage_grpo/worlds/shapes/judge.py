@@ -82,7 +82,6 @@ class ShapesJudge:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that a call returns."""
         return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in WEIGHTS))
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
@@ -98,7 +97,6 @@ class ShapesJudge:
             return self.parts(self._look(videos / 255), prompts)
 
     def parts(self, verdict: Verdict, prompts: Sequence[str]) -> PartScores:
-        """The scores of a verdict for these prompts."""
         wanted, understood, reasons = _read(prompts, verdict.vq.device)
         parts = {"VQ": verdict.vq, "MQ": verdict.mq, "drift": verdict.drift, "TA": torch.zeros_like(verdict.gate)}
         for name, weight in WEIGHTS.items():
@@ -160,7 +158,6 @@ class NaiveProxy:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that a call returns."""
         return ("proxy",)
 
     @torch.no_grad()
@@ -203,7 +200,6 @@ def _indices(prompt: str) -> tuple[int, ...] | str:
 
 
 def _check_clips(videos: Tensor, prompts: Sequence[str]) -> None:
-    """Raise a ValueError for clips that cannot be scored."""
     if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
         raise ValueError(
             f"Expected uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}; "

@@ -16,43 +16,22 @@ from torch import Tensor
 
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch
 
-COLOURS: tuple[tuple[float, float, float], ...] = (
-    (0.90, 0.10, 0.12),  # red
-    (0.08, 0.62, 0.18),  # green
-    (0.10, 0.25, 0.95),  # blue
-    (0.98, 0.88, 0.08),  # yellow
-    (0.88, 0.12, 0.82),  # magenta
-    (0.08, 0.82, 0.88),  # cyan
-)
+COLOURS = (
+    (0.90, 0.10, 0.12), (0.08, 0.62, 0.18), (0.10, 0.25, 0.95), (0.98, 0.88, 0.08), (0.88, 0.12, 0.82), (0.08, 0.82, 0.88),
+)  # fmt: skip
 """RGB of each object colour, in the order of ATTRIBUTES["colour"]."""
-
-BACKGROUNDS: tuple[tuple[float, float, float], ...] = (
-    (0.94, 0.94, 0.94),  # white
-    (0.50, 0.50, 0.50),  # grey
-    (0.80, 0.68, 0.50),  # sand
-    (0.12, 0.14, 0.34),  # navy
-)
+BACKGROUNDS = ((0.94, 0.94, 0.94), (0.50, 0.50, 0.50), (0.80, 0.68, 0.50), (0.12, 0.14, 0.34))
 """RGB of each background at mid-height, in the order of ATTRIBUTES["background"]."""
-
 GRADIENT = 0.05
 """A background is this much brighter at the top and darker at the bottom: no frame is quite flat."""
-
-RADII: tuple[float, ...] = (0.34, 0.50)
+RADII = (0.34, 0.50)
 """Half the extent of an object, in world units: 5.4 and 8 pixels in a frame of 32."""
-
 MARGIN = 0.05
 """Least distance between an object and the border, in world units."""
-
-TRAVEL: tuple[float, ...] = (0.4, 0.8)
-"""Way of a straight path during the clip, slow and fast."""
-LOOP_RADIUS = 0.3
-"""Radius of a loop."""
-LOOP_TURNS: tuple[float, ...] = (0.5, 1.0)
-"""Turns of a loop during the clip, slow and fast."""
-BOUNCE_HEIGHT = 0.35
-"""Half the height of a bounce."""
-BOUNCE_COUNT: tuple[float, ...] = (1.0, 2.0)
-"""Bounces during the clip, slow and fast."""
+# Motions during the clip, in world units; pairs are slow and fast.
+TRAVEL = (0.4, 0.8)  # of a straight path
+LOOP_RADIUS, LOOP_TURNS = 0.3, (0.5, 1.0)
+BOUNCE_HEIGHT, BOUNCE_COUNT = 0.35, (1.0, 2.0)  # half the height
 
 _DIRECTIONS = ((1.0, 0.0), (-1.0, 0.0), (0.0, -1.0), (0.0, 1.0), (0.0, 0.0), (0.0, 0.0))
 _LOOP = ATTRIBUTES["motion"].index("loop")
@@ -117,7 +96,6 @@ def backdrop(background: Tensor, height: int, width: int) -> Tensor:
 
 
 def palette(colour: Tensor) -> Tensor:
-    """RGB of object colours, ... x 3."""
     return _take(COLOURS, colour)
 
 

@@ -121,17 +121,14 @@ class SceneBatch:
         return type(self)(**{name: rows[index] for name, rows in vars(self).items()})
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
         return type(self)(**{name: rows.to(device) for name, rows in vars(self).items()})
 
     def scenes(self) -> list[Scene]:
-        """The named attributes of every clip."""
         columns = [getattr(self, name).tolist() for name in ATTRIBUTES]
         names = [[values[i] for i in column] for values, column in zip(ATTRIBUTES.values(), columns)]
         return [Scene(**dict(zip(ATTRIBUTES, row))) for row in zip(*names)]
 
     def texts(self, template_index: int = 0) -> list[str]:
-        """A prompt for every clip, all from one template."""
         return [to_text(scene, template_index) for scene in self.scenes()]
 
 
