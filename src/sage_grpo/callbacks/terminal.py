@@ -38,19 +38,20 @@ class Outlet(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write unless the stream is lost; letters that it cannot encode become question marks."""
         try:
-            if not self._lost:
-                self._stream.write(text)
+            self._call("write", text)
         except UnicodeEncodeError:
-            self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
-        except (OSError, ValueError) as error:
-            self._lose(error)
+            self._call("write", text.encode(self.encoding, "replace").decode(self.encoding))
         return len(text)
 
     def flush(self) -> None:
-        """Flush unless the stream is lost."""
+        self._call("flush")
+
+    def _call(self, method: str, *text: str) -> None:
         try:
             if not self._lost:
-                self._stream.flush()
+                getattr(self._stream, method)(*text)
+        except UnicodeEncodeError:
+            raise
         except (OSError, ValueError) as error:
             self._lose(error)
 
@@ -70,15 +71,12 @@ class Outlet(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Encoding of the stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """True if the stream is a terminal."""
         return not self._lost and not self._stream.closed and self._stream.isatty()
 
     def fileno(self) -> int:
-        """File descriptor of the stream."""
         if self._stream is None:
             raise io.UnsupportedOperation("fileno")
         return self._stream.fileno()

@@ -41,15 +41,15 @@ def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[
     if ray.is_initialized():
         yield ray
         return
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if address is None:
         more = math.ceil(cpus) if cpus > (os.cpu_count() or 1) else None
-        own = {"num_cpus": more, "include_dashboard": False, "object_store_memory": STORE + large}
+        options = {"num_cpus": more, "include_dashboard": False, "object_store_memory": STORE + large}
     elif address != "auto":
         _knock(address)
     stops = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"No connection to the Ray cluster at {address or 'loopback'}: {error}") from error
     try:

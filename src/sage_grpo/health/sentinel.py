@@ -138,18 +138,12 @@ class Sentinel:
         cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip: float, deviates: bool
     ) -> Sentinel:
         """The sentinel of a run with `clips` clips per iteration and the parts of this reward."""
-        parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
-        return cls(
-            config,
-            clips=clips,
-            clip=clip,
-            witnesses=HeldOutRewards(
-                scores={title: weights for title, weights in parts.items() if weights},
-                statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
-            ),
-            trained=reward.weights,
-            deviates=deviates,
+        scores = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
+        held_out = HeldOutRewards(
+            scores={title: weights for title, weights in scores.items() if weights},
+            statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
         )
+        return cls(config, clips=clips, clip=clip, witnesses=held_out, trained=reward.weights, deviates=deviates)
 
     @property
     def open(self) -> list[str]:
@@ -193,13 +187,9 @@ class Sentinel:
         half = len(self.recent) // 2
         before, since = agreement_of(self.recent[:half], title), agreement_of(self.recent[half:], title)
         drop = before.to(since)
-        if (
-            drop is None
-            or min(before.iterations, since.iterations) < LEAST_PAST
-            or not drop.surely(SURE * self.config.stderrs)
-        ):
-            return ""
-        if ScoreChange(since.mean, since.stderr).surely(self.config.stderrs):
+        few = min(before.iterations, since.iterations) < LEAST_PAST
+        still = ScoreChange(since.mean, since.stderr).surely(self.config.stderrs)
+        if drop is None or few or still or not drop.surely(SURE * self.config.stderrs):
             return ""
         return (
             f"{title}, which nothing is trained on, no longer prefers those clips of a group that the total does{in_words(before, since)}: climbing "
@@ -237,15 +227,12 @@ class Sentinel:
             "held_out_exploded": exploded,
             "held_out_fell": self._fell(total),
             "held_out_part_fell": "" if exploded else self._part_fell(scores, per_prompt),
-            "decoupled": "",
-            "hacking": "",
-            "witness_fell": "",
-            "video_drift": self._drifted(scores, total),
         }
-        for title in self.witnesses.scores:
-            texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
-            texts["hacking"] = texts["hacking"] or self._hacked(title, series[title], total)
-            texts["witness_fell"] = texts["witness_fell"] or self._witness_fell(title, series[title], total)
+        checks = {"decoupled": self._decoupled, "hacking": self._hacked, "witness_fell": self._witness_fell}
+        for name, check in checks.items():
+            found = (check(title, series[title], total) for title in self.witnesses.scores)
+            texts[name] = next(filter(None, found), "")
+        texts["video_drift"] = self._drifted(scores, total)
         best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
