@@ -137,7 +137,6 @@ class Terminal:
         self.console.print(printable(text), soft_wrap=True, markup=False, style=style)
 
     def start_at(self, iteration: int) -> None:
-        """Set the iteration at which a resumed run starts."""
         self._progress.update(self._run, completed=iteration)
 
     def listen(self, phase: str, done: int, total: int) -> None:
@@ -149,14 +148,12 @@ class Terminal:
             self._evaluating(done, total)
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
-        """Print a finished iteration."""
         self._progress.update(self._run, completed=number, note=_reward(metrics))
         self._seconds.append(metrics["time/total"])
         left = sum(self._seconds) / len(self._seconds) * (self.total - number)
         self.say(iteration_line(number, self.total, metrics, left))
 
     def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
-        """Print a finished evaluation."""
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         order = sorted(shown, key=lambda name: name != "total")  # the total first

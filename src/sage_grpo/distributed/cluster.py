@@ -85,7 +85,6 @@ class Actors:
 
 @contextmanager
 def hired(ray: Any, kind: type, given: Sequence[Any], *, copies: int, cpus: float, gpus: float) -> Iterator[Actors]:
-    """Copies of an object on the cluster, within this context."""
     made = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
     actors = [made.remote(*given) for _ in range(copies)]
     try:

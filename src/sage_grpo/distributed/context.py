@@ -39,11 +39,9 @@ class SequenceParallel:
             )
 
     def counts(self, total: int) -> list[int]:
-        """Number of tokens on every rank."""
         return [stop - start for start, stop in pairwise(total * rank // self.size for rank in range(self.size + 1))]
 
     def split(self, tokens: Tensor, dim: int = 1) -> Tensor:
-        """This rank's tokens of all."""
         counts = self.counts(tokens.shape[dim])
         return tokens.narrow(dim, sum(counts[: self.rank]), counts[self.rank])
 

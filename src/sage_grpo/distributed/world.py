@@ -53,7 +53,6 @@ class World:
 
     @property
     def number(self) -> int:
-        """This process's index among all."""
         return self.rank * self.layout.sequence + self.sequence_rank
 
     @property
@@ -92,7 +91,6 @@ class World:
         return bool(self.gather(torch.tensor([float(flag)])).any())
 
     def texts(self, text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-        """The texts of all processes."""
         if self.control is None:
             return [text]
         content = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
@@ -103,7 +101,6 @@ class World:
         return self.texts(text if self.is_main else "")[0]
 
     def barrier(self, group: dist.ProcessGroup | None = None) -> None:
-        """Wait for all processes."""
         if self.control is not None:
             dist.monitored_barrier(group or self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
 

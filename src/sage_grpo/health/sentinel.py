@@ -167,7 +167,6 @@ class Sentinel:
         return self._count(iteration, texts)
 
     def _part_lost(self) -> str:
-        """A part of the trained reward is far below its best."""
         fallen = self.parts.observe(self.recent)
         return fallen and (
             f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
@@ -410,7 +409,6 @@ class Sentinel:
         return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
         state = deepcopy(dict(state))
         for name in ("start", "recent", *STATE):
             setattr(self, name, state[name])
@@ -433,5 +431,4 @@ def _plain(row: Row) -> dict[str, float | None]:
 
 
 def _agreements(state: Mapping[str, Sequence[Any]]) -> dict[str, Agreement]:
-    """From JSON."""
     return {title: Agreement(*known) for title, known in state.items()}

@@ -71,7 +71,6 @@ def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, s
 
 
 def unsure(given: Overrides) -> list[str]:
-    """Remarks on objects whose state cannot be compared with the earlier run."""
     names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not isinstance(one, Fingerprinted)]
     return [
         f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
@@ -165,7 +164,6 @@ def of_checkpoint(spec: ModelSpec) -> str:
 
 
 def of_base(spec: ModelSpec) -> str:
-    """Fingerprint of the components of a configured model."""
     if spec.own_family is not None:  # the package does not know its files, so its name counts
         return json.dumps([spec.family, spec.path, spec.revision])
     folder = resolve(spec)

@@ -115,7 +115,6 @@ def check_code(config: TrainConfig, given: Overrides) -> None:
 
 
 def idle_workers(config: TrainConfig, planner: Planner) -> str:
-    """A remark on workers without tasks."""
     workers = config.rollout.ray.workers
     if config.rollout.on != "ray":
         return ""

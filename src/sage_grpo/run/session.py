@@ -138,7 +138,6 @@ def run(
 def _loop(
     trainer: Trainer, terminal: Terminal, metrics: Metrics, hooks: Hooks, saver: CheckpointSaver, stop: StopRequest
 ) -> Loop:
-    """The loop of a run of `sage-grpo train`, with its observers."""
     config = trainer.config
     samples = VideoFolder(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
     guard = HealthGuard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
