@@ -48,7 +48,7 @@ EVALUATED = (
 """Findings at evaluations; the others are checked in every row."""
 AT_ONCE = ("not_finite",)
 """Findings that need not be confirmed by a second row."""
-ONLY_TOLD = ("decoupled", "parted", "old_is_new", "rate_at_floor")
+WARN_ONLY = ("decoupled", "parted", "old_is_new", "rate_at_floor")
 """Findings that warn only."""
 OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new", "rate_at_floor")
 """Findings about the optimizer steps; they do not put held-out scores in doubt. Any of these may last for a whole
@@ -59,7 +59,7 @@ deviations."""
 SURE = 1.5
 """Factor on `stderrs` for the finding that a held-out reward fell, or that groups no longer agree with it. More than 1,
 because the best of many evaluations is partly luck, and every evaluation is another chance to be wrong."""
-TOLD = 1.25
+WARNED = 1.25
 """The same for a held-out reward that no longer follows, which only warns: an early warning may be wrong more often (11
 instead of 4 of 100 simulated runs)."""
 MOST_REMEMBERED = 16
@@ -310,7 +310,7 @@ class Sentinel:
         before = half.agreement.get(title, Agreement())
         since = self.agreement.get(title, before).plus(before, -1)
         drop = before.to(since)
-        if evidence(short, drop) <= TOLD * sure or not (drop is None or drop.surely(sure / 2)):
+        if evidence(short, drop) <= WARNED * sure or not (drop is None or drop.surely(sure / 2)):
             return ""
         return (
             f"{title}, which nothing is trained on, rose by {gain.by:.3g} +- {gain.stderr:.2g} with the first half of the held-out total's rise, "
@@ -382,10 +382,10 @@ class Sentinel:
         found = []
         for name, text in texts.items():
             streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
-            told, confirmed, again = self._timing(name)
-            over = streak - told - confirmed
-            act = name not in ONLY_TOLD and over >= 0 and over % again == 0
-            new = streak == told
+            warned, confirmed, again = self._timing(name)
+            over = streak - warned - confirmed
+            act = name not in WARN_ONLY and over >= 0 and over % again == 0
+            new = streak == warned
             if new or act:
                 found.append(Finding(name, iteration, text, act, new))
         return found

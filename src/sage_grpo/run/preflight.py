@@ -45,6 +45,7 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     if given.model is None:
         check_model(config.model)
     check_code(config, given)
+    config.check_objective()  # one of your own is not checked with the configuration
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
     slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
     remarks = [
