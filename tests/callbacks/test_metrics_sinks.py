@@ -51,14 +51,6 @@ def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
         assert (image.info["duration"], image.info["loop"]) == (120, 0)  # 8 frames a second in hundredths, for ever
 
 
-@pytest.mark.parametrize(("resumed_at", "first"), [(None, 0), (0, 1), (3, 4)])
-def test_a_resumed_run_forgets_what_comes_after_it(resumed_at, first, tmp_path: Path, monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr("sage_grpo.callbacks.metrics.TensorBoard", lambda folder, purge_from: asked.append(purge_from))
-    Metrics.open(tmp_path, LogConfig(), {}, journal=Journal(tmp_path / "m.jsonl"), resumed_at=resumed_at)
-    assert asked == [first]
-
-
 def test_a_run_that_starts_anew_hides_the_events_of_one_that_never_got_to_a_checkpoint(tmp_path: Path) -> None:
     for purge, value in ((0, 1.0), (0, 2.0), (2, 3.0)):  # the last goes on after iteration 1
         board = TensorBoard(tmp_path, purge_from=purge)

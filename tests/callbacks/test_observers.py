@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.profiler import profile
 
 from sage_grpo.callbacks import observers
 from sage_grpo.callbacks.journal import Journal, read_events
@@ -177,22 +176,6 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
         else:
             with pytest.raises(ValueError, match="does not hold the id"):
                 run_id(tmp_path, resumed=False)
-
-
-def test_a_line_of_an_iteration_and_bars_of_a_run(capsys) -> None:
-    row = {"loss/policy": 0.25, "gradient/norm": 0.5, "time/total": 2.0, "kl/total": 1e-3, "kl/velocity": 1.0}
-    crew = {"crew/workers": 2.0, "crew/idle_s": 0.0, "crew/busy_s": 0.0, "crew/queue": 3.0, "crew/staleness": 0.0}
-    assert iteration_line(1, 9, row, 200.0) == "1/9  loss 0.250  kl 1.0e-03  grad 0.5  2.0 s  3 min left"
-    line = iteration_line(1, 9, {**row, **crew}, 2.0)
-    assert line == "1/9  loss 0.250  2 workers 0% idle  queue 3  kl 1.0e-03  2.0 s  2 s left"
-    terminal = Terminal(enabled=True, progress=True, total=9)
-    assert terminal._progress.disable  # nobody looks
-    with terminal:
-        terminal.start_at(4)
-        terminal.listen("decode", 2, 5)
-    run, phase = terminal._progress.tasks
-    assert (run.completed, run.total, phase.description, phase.completed, phase.total) == (4, 9, "  decode", 2, 5)
-    capsys.readouterr()
 
 
 ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
@@ -405,17 +388,6 @@ def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.Monke
     assert told == [("rollout", 0, 1), ("rollout", 1, 2), ("rollout", 2, 2)] * 2
     assert clock.report() == {"time/rollout": 5.0, "time/total": 5.0, "time/peak_gib_rollout": 1.5}
     assert clock.report() == {"time/total": 0}
-
-
-def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(profile, "export_chrome_trace", full)
-    clock = Clock()
-    clock.recorder = Recorder(tmp_path)
-    with pytest.warns(UserWarning, match=r"Writing a trace .* No space left .* The run goes on"), clock("decode"):
-        torch.ones(1)
 
 
 def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path) -> None:

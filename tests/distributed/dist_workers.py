@@ -175,19 +175,19 @@ class Recorder:
         self.totals: list[torch.Tensor] = []
         self.advantages: list[torch.Tensor] = []
         self.gradients: list[dict[str, torch.Tensor]] = []
-        self._methods = {name: getattr(trainer, name) for name in ("roll_out", "judge", "advantages", "_apply")}
-        trainer.sample, trainer.judge = self._roll_out, self._judge
+        self._methods = trainer.sample, trainer.score, trainer.advantages, trainer.updater.apply
+        trainer.sample, trainer.score = self._sample, self._score
         trainer.advantages, trainer.updater.apply = self._advantages, self._apply
 
-    def _roll_out(self, plan):
-        rollout = self._methods["roll_out"](plan)
+    def _sample(self, plan):
+        rollout = self._methods[0](plan)
         for replay, record in rollout.records.items():
             if replay.step == 0:
                 for member, x in zip(replay.members, expanded(record.x, len(replay.members))):
                     self.noise[plan.iteration, member.group, member.index] = x.numpy()
         return rollout
 
-    def _judge(self, rollout, plan):
+    def _score(self, rollout, plan):
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
         members = self.trainer.engine.scored(plan)
 
@@ -200,12 +200,12 @@ class Recorder:
 
         self.trainer.reward.score = keyed
         try:
-            return self._methods["judge"](rollout, plan)
+            return self._methods[1](rollout, plan)
         finally:
             self.trainer.reward.score = reward
 
     def _advantages(self, scored):
-        result = self._methods["advantages"](scored)
+        result = self._methods[2](scored)
         self.totals.append(scored.total)
         self.advantages.append(result)
         return result
@@ -213,7 +213,7 @@ class Recorder:
     def _apply(self, metrics):
         gradients = {name: p.grad for name, p in self.trainer.state.params.items() if p.grad is not None}
         self.gradients.append(self.trainer.sharding.whole(gradients))
-        return self._methods["_apply"](metrics)
+        return self._methods[3](metrics)
 
     def records(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ from sage_grpo.callbacks.journal import read_events, read_rows
 from sage_grpo.cli.train import run as command
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.run.session import run
 from sage_grpo.samplers.kernels import KernelSpec
@@ -166,11 +167,12 @@ def test_a_kernel_of_ones_own_trains_and_replays_to_the_bit(make_config, make_tr
     ("named", "said"),
     [
         ({"kernel": KernelSpec(name="subprocess:Popen")}, "is not a kernel: it must be a dataclass with"),
+        ({"objective": ObjectiveSpec(kind="trainer_toys:bright")}, "'trainer_toys:bright' is not an objective"),
         ({"log": LogConfig(sinks=["trainer_toys:Kep"])}, "trainer_toys has no 'Kep'. Did you mean 'Kept'"),
         ({"log": LogConfig(sinks=["trainer_toys:bright"])}, "log.sinks 'trainer_toys:bright' is not a sink"),
     ],
 )
-def test_what_is_not_a_kernel_or_a_sink_is_refused_before_a_run(named, said: str, make_config) -> None:
+def test_wrong_own_code_is_refused_before_a_run(named, said: str, make_config) -> None:
     with pytest.raises(ValueError, match=said):
         preflight(make_config(**named))
 

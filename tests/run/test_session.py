@@ -124,23 +124,6 @@ def test_plans_that_cannot_work_are_refused_before_a_model_is_loaded(tmp_path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_here_is_not_missing(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = recipe("hunyuan15_lora")
-    assert not any(need.is_here for need in needs(config))
-    for offline, fetched in (("0", True), ("1", False)):
-        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        with pytest.raises(FileNotFoundError) as missing:
-            check_files(config)
-        last = str(missing.value).splitlines()[-1]
-        assert last.startswith("Would be downloaded from the hub: ") == fetched
-        assert ("Qwen/Qwen2-VL-2B-Instruct" in last) >= fetched
-    for need in needs(config):
-        (tmp_path / need.value).mkdir(parents=True)
-    assert all(need.is_here for need in needs(config))
-    assert [need.key for need in needs(recipe("shapes/sage"))] == []
-
-
 def test_a_line_has_no_kl_and_no_clip_where_the_method_has_none() -> None:
     """One update has ratios of 1, and its largest is that of the first; a trust region without a term has no KL but 0."""
     bare = {name: value for name, value in ROW.items() if name != "kl/position"} | {"kl/total": 0.0}

@@ -58,15 +58,12 @@ class Sink(Protocol):
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log scalars."""
-        ...
 
     def show(self, iteration: int, clips: ShownClips) -> None:
         """Log videos."""
-        ...
 
     def close(self) -> None:
         """Flush."""
-        ...
 
 
 class TensorBoard(Sink):
@@ -232,13 +229,11 @@ class Metrics:
         return b"" if self.journal is None else bytes(self.journal.rows)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log scalars to the journal and all sinks."""
         if self.journal is not None:
             self.journal.write(iteration, metrics)
         self._log("write", iteration, metrics)
 
     def show(self, iteration: int, clips: ShownClips) -> None:
-        """Log clips to all sinks."""
         self._log("show", iteration, clips)
 
     def _log(self, method: str, iteration: int, content: Any) -> None:
@@ -253,7 +248,6 @@ class Metrics:
                 warnings.warn(f"{name} failed {FAILURES} times in a row: no more is logged to it.", stacklevel=3)
 
     def close(self) -> None:
-        """Close all sinks."""
         for sink in self.sinks:
             attempt(f"Closing {type(sink).__name__}", sink.close)
 

@@ -299,7 +299,6 @@ class CheckpointSaver(Saver):
         return folder
 
     def prune(self) -> None:
-        """Delete surplus checkpoints."""
         if self.trainer.world.is_main:
             keep, state = self.trainer.config.keep.checkpoints, self.trainer.state
             checkpoint.prune(self.root, keep, state.iteration, spare=state.sentinel.good)

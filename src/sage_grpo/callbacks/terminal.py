@@ -38,19 +38,20 @@ class Outlet(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write unless the stream is lost; letters that it cannot encode become question marks."""
         try:
-            if not self._lost:
-                self._stream.write(text)
+            self._call("write", text)
         except UnicodeEncodeError:
-            self._stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
-        except (OSError, ValueError) as error:
-            self._lose(error)
+            self._call("write", text.encode(self.encoding, "replace").decode(self.encoding))
         return len(text)
 
     def flush(self) -> None:
-        """Flush unless the stream is lost."""
+        self._call("flush")
+
+    def _call(self, method: str, *text: str) -> None:
         try:
             if not self._lost:
-                self._stream.flush()
+                getattr(self._stream, method)(*text)
+        except UnicodeEncodeError:
+            raise
         except (OSError, ValueError) as error:
             self._lose(error)
 
@@ -70,15 +71,12 @@ class Outlet(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Encoding of the stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """True if the stream is a terminal."""
         return not self._lost and not self._stream.closed and self._stream.isatty()
 
     def fileno(self) -> int:
-        """File descriptor of the stream."""
         if self._stream is None:
             raise io.UnsupportedOperation("fileno")
         return self._stream.fileno()
@@ -139,7 +137,6 @@ class Terminal:
         self.console.print(printable(text), soft_wrap=True, markup=False, style=style)
 
     def start_at(self, iteration: int) -> None:
-        """Set the iteration at which a resumed run starts."""
         self._progress.update(self._run, completed=iteration)
 
     def listen(self, phase: str, done: int, total: int) -> None:
@@ -151,14 +148,12 @@ class Terminal:
             self._evaluating(done, total)
 
     def iteration(self, number: int, metrics: Mapping[str, float]) -> None:
-        """Print a finished iteration."""
         self._progress.update(self._run, completed=number, note=_reward(metrics))
         self._seconds.append(metrics["time/total"])
         left = sum(self._seconds) / len(self._seconds) * (self.total - number)
         self.say(iteration_line(number, self.total, metrics, left))
 
     def evaluation(self, number: int, metrics: Mapping[str, float]) -> None:
-        """Print a finished evaluation."""
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         order = sorted(shown, key=lambda name: name != "total")  # the total first

@@ -41,15 +41,15 @@ def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[
     if ray.is_initialized():
         yield ray
         return
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if address is None:
         more = math.ceil(cpus) if cpus > (os.cpu_count() or 1) else None
-        own = {"num_cpus": more, "include_dashboard": False, "object_store_memory": STORE + large}
+        options = {"num_cpus": more, "include_dashboard": False, "object_store_memory": STORE + large}
     elif address != "auto":
         _knock(address)
     stops = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"No connection to the Ray cluster at {address or 'loopback'}: {error}") from error
     try:
@@ -85,7 +85,6 @@ class Actors:
 
 @contextmanager
 def hired(ray: Any, kind: type, given: Sequence[Any], *, copies: int, cpus: float, gpus: float) -> Iterator[Actors]:
-    """Copies of an object on the cluster, within this context."""
     made = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
     actors = [made.remote(*given) for _ in range(copies)]
     try:

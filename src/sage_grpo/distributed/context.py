@@ -39,11 +39,9 @@ class SequenceParallel:
             )
 
     def counts(self, total: int) -> list[int]:
-        """Number of tokens on every rank."""
         return [stop - start for start, stop in pairwise(total * rank // self.size for rank in range(self.size + 1))]
 
     def split(self, tokens: Tensor, dim: int = 1) -> Tensor:
-        """This rank's tokens of all."""
         counts = self.counts(tokens.shape[dim])
         return tokens.narrow(dim, sum(counts[: self.rank]), counts[self.rank])
 
@@ -107,8 +105,8 @@ def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.Pro
 class _Merge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
-        own = dist.get_rank(group)
-        ctx.bounds = (sum(counts[:own]), sum(counts[: own + 1]))
+        rank = dist.get_rank(group)
+        ctx.bounds = (sum(counts[:rank]), sum(counts[: rank + 1]))
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]

@@ -62,8 +62,8 @@ class Engine:
 @torch.no_grad()
 def disagreeing(tensors: Mapping[str, Tensor], world: World) -> list[int]:
     """The processes whose tensors differ from those of the first; all of them call this. Shards are gathered one tensor at a time."""
-    own = torch.tensor([_digest(tensor) for tensor in tensors.values()], dtype=torch.float64).reshape(1, -1)
-    table = world.gather(own)
+    digests = [_digest(tensor) for tensor in tensors.values()]
+    table = world.gather(torch.tensor(digests, dtype=torch.float64).reshape(1, -1))
     return [number for number, row in enumerate(table) if not torch.equal(row, table[0])]
 
 
@@ -117,25 +117,20 @@ def _shard(
     compute: torch.dtype | None,
     keep: set[nn.Parameter],
 ) -> FSDPModule:
-    arguments: dict[str, Any] = {
-        "mesh": mesh,
-        # Inputs are left alone: timesteps must not be rounded, and autocast or the adapter has the tokens' dtype in hand.
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False),
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        if spec.cpu_offload
-        else OffloadPolicy(),
-        "ignored_params": keep,
-    }
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if spec.cpu_offload else OffloadPolicy()
+    # Inputs are left alone: timesteps must not be rounded, and autocast or the adapter has the tokens' dtype in hand.
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    wrap = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=keep)
     # FSDP warns of networks that return views, because changing them in place would be wrong; no caller does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     before: FSDPModule | None = None
     for block in blocks:
-        sharded = fully_shard(block, reshard_after_forward=spec.reshard, **arguments)
+        sharded = wrap(block, reshard_after_forward=spec.reshard)
         if before is not None:
             # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
             sharded.set_modules_to_backward_prefetch([before])
         before = sharded
-    root = fully_shard(network, reshard_after_forward=True, **arguments)
+    root = wrap(network, reshard_after_forward=True)
     # FSDP moves only what it shards.
     for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):
         tensor.data = tensor.data.to(mesh.device_type)

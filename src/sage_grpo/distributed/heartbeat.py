@@ -133,7 +133,6 @@ class Heartbeat:
             self._asked = True
 
     def stop(self) -> None:
-        """Stop the heartbeats."""
         self._stop.set()
         # A thread that still uses the store when the interpreter ends would abort the process.
         for thread in self._threads:

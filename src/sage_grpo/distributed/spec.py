@@ -77,7 +77,6 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """All ranks."""
         return self.data * self.sequence
 
     @property

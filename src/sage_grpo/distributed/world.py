@@ -49,12 +49,10 @@ class World:
 
     @property
     def processes(self) -> int:
-        """Number of all processes."""
         return self.layout.processes
 
     @property
     def number(self) -> int:
-        """This process among all."""
         return self.rank * self.layout.sequence + self.sequence_rank
 
     @property
@@ -93,7 +91,6 @@ class World:
         return bool(self.gather(torch.tensor([float(flag)])).any())
 
     def texts(self, text: str, group: dist.ProcessGroup | None = None) -> list[str]:
-        """The texts of all processes."""
         if self.control is None:
             return [text]
         content = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
@@ -104,7 +101,6 @@ class World:
         return self.texts(text if self.is_main else "")[0]
 
     def barrier(self, group: dist.ProcessGroup | None = None) -> None:
-        """Wait for all processes."""
         if self.control is not None:
             dist.monitored_barrier(group or self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
 
@@ -121,9 +117,8 @@ class World:
         except RuntimeError as error:
             if self.heartbeat is None or not _is_connection(error):
                 raise
-            raise RankLost(
-                f"{self.heartbeat.missing()}\nThis process (rank {self.number}) got: {_first_line(error)}"
-            ) from error
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise RankLost(f"{self.heartbeat.missing()}\nThis process (rank {self.number}) got: {first}") from error
 
     def close(self) -> None:
         """Leave the process group in good order."""
@@ -168,25 +163,11 @@ def join(layout: Layout, device: torch.device, timeout: float) -> World:
             group = dist.new_group(members, timeout=limit)
             sequence_group = group if number in members else sequence_group
     rank, sequence_rank = divmod(number, layout.sequence)
-    return World(
-        rank=rank,
-        size=layout.data,
-        sequence_rank=sequence_rank,
-        layout=layout,
-        device=device,
-        control=control,
-        files=files,
-        sequence_group=sequence_group,
-        heartbeat=Heartbeat.start(number, layout.processes, patience=min(5.0, timeout)),
-        timeout=timeout,
-    )
+    heartbeat = Heartbeat.start(number, layout.processes, patience=min(5.0, timeout))
+    return World(rank, layout.data, sequence_rank, layout, device, control, files, sequence_group, heartbeat, timeout)
 
 
 def _is_connection(error: RuntimeError) -> bool:
     """True for an error of the network between processes; gloo and NCCL raise plain RuntimeErrors for some."""
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "monitoredbarrier", "broken pipe")
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

@@ -81,12 +81,8 @@ def robust(numbers: Sequence[float]) -> tuple[float, float]:
 def not_finite(row: Row, past: MetricHistory) -> str:
     """A metric that every row has is not a number."""
     names = ("reward/total", "reward/group_std", "gradient/norm", "ratio/mean", "ratio/largest_log", "kl/total")
-    broken = [name for name in names if name in row and (row[name] is None or not math.isfinite(row[name] or 0.0))]
-    return (
-        f"{', '.join(broken)} is not finite. Lower optimizer.lr, and look at the rewards of this iteration."
-        if broken
-        else ""
-    )
+    broken = ", ".join(name for name in names if name in row and not values([row], name))
+    return broken and f"{broken} is not finite. Lower optimizer.lr, and look at the rewards of this iteration."
 
 
 def spread_vanished(row: Row, past: MetricHistory) -> str:
@@ -141,7 +137,6 @@ def replay_differs(row: Row, past: MetricHistory) -> str:
 
 
 def ratio_off(row: Row, past: MetricHistory) -> str:
-    """Ratios far from 1."""
     mean = row.get("ratio/mean")
     if mean is not None and abs(mean - 1.0) > RATIO_OFF:
         return f"ratio/mean is {mean:.3g}: the updates of a rollout go too far. Lower optimizer.lr or set optimizer.max_kl."
@@ -160,12 +155,10 @@ def clipped_away(row: Row, past: MetricHistory) -> str:
 
 
 def gradient_exploded(row: Row, past: MetricHistory) -> str:
-    """A gradient far above its past."""
     return _grown(row, past, "gradient/norm")
 
 
 def kl_away(row: Row, past: MetricHistory) -> str:
-    """A KL far above its past."""
     return _grown(row, past, "kl/total") or _grown(row, past, "optimizer/kl")
 
 

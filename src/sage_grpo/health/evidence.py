@@ -4,6 +4,7 @@ agreements within groups."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
@@ -51,12 +52,8 @@ def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> ScoreChange
         return ScoreChange(0.0, math.inf)
     gained, gains = [b - a for *_, a, b, _ in clips], [c - b for *_, b, c in clips]
     rate, longer = fmean(gained) / fmean(early), fmean(late) / fmean(early)
-    return _mean(
-        [
-            longer * (own - rate * step) + rate * next_step - gain
-            for own, step, next_step, gain in zip(gained, early, late, gains)
-        ]
-    )
+    columns = zip(gained, early, late, gains)
+    return _mean([longer * (first - rate * step) + rate * later - gain for first, step, later, gain in columns])
 
 
 def _mean(numbers: Sequence[float]) -> ScoreChange:
@@ -73,17 +70,11 @@ def by_prompt(column: Column, clips: int) -> list[float | None]:
 
 def weighted(scores: Scores, weights: Mapping[str, float]) -> list[float | None]:
     """The weighted sum of parts, clip by clip; None where one is missing."""
-    columns = [scores[name] for name in weights]
-    return [
-        None
-        if any(value is None for value in clip)
-        else sum(weight * value for weight, value in zip(weights.values(), clip))
-        for clip in zip(*columns)
-    ]
+    clips = zip(*(scores[name] for name in weights))
+    return [None if None in clip else sum(map(operator.mul, weights.values(), clip)) for clip in clips]
 
 
 def finite(column: Column) -> list[float]:
-    """The valid scores."""
     return [value for value in column if value is not None and math.isfinite(value)]
 
 
@@ -108,7 +99,6 @@ class Agreement(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean agreement of an iteration."""
         return self.total / max(1, self.iterations)
 
     @property
@@ -134,7 +124,6 @@ class PastEvaluation:
 
 
 def agreement_of(rows: Sequence[Row], title: str) -> Agreement:
-    """Add up the agreements of a held-out reward in these rows."""
     found = [(row.get(AGREEMENT + title), row.get(STDERR + title)) for row in rows]
     pairs = [(mean, stderr) for mean, stderr in found if mean is not None and stderr is not None]
     return Agreement(len(pairs), math.fsum(mean for mean, _ in pairs), math.fsum(stderr**2 for _, stderr in pairs))

@@ -106,6 +106,5 @@ class RewardParts:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
         self.best = {name: (mean, doubt) for name, (mean, doubt) in state["best"].items()}
         self.rows, self.held_out, self.low = int(state["rows"]), dict(state["held_out"]), list(state["low"])

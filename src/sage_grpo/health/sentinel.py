@@ -48,7 +48,7 @@ EVALUATED = (
 """Findings at evaluations; the others are checked in every row."""
 AT_ONCE = ("not_finite",)
 """Findings that need not be confirmed by a second row."""
-ONLY_TOLD = ("decoupled", "parted", "old_is_new", "rate_at_floor")
+WARN_ONLY = ("decoupled", "parted", "old_is_new", "rate_at_floor")
 """Findings that warn only."""
 OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new", "rate_at_floor")
 """Findings about the optimizer steps; they do not put held-out scores in doubt. Any of these may last for a whole
@@ -59,7 +59,7 @@ deviations."""
 SURE = 1.5
 """Factor on `stderrs` for the finding that a held-out reward fell, or that groups no longer agree with it. More than 1,
 because the best of many evaluations is partly luck, and every evaluation is another chance to be wrong."""
-TOLD = 1.25
+WARNED = 1.25
 """The same for a held-out reward that no longer follows, which only warns: an early warning may be wrong more often (11
 instead of 4 of 100 simulated runs)."""
 MOST_REMEMBERED = 16
@@ -138,18 +138,12 @@ class Sentinel:
         cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip: float, deviates: bool
     ) -> Sentinel:
         """The sentinel of a run with `clips` clips per iteration and the parts of this reward."""
-        parts = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
-        return cls(
-            config,
-            clips=clips,
-            clip=clip,
-            witnesses=HeldOutRewards(
-                scores={title: weights for title, weights in parts.items() if weights},
-                statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
-            ),
-            trained=reward.weights,
-            deviates=deviates,
+        scores = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
+        held_out = HeldOutRewards(
+            scores={title: weights for title, weights in scores.items() if weights},
+            statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
         )
+        return cls(config, clips=clips, clip=clip, witnesses=held_out, trained=reward.weights, deviates=deviates)
 
     @property
     def open(self) -> list[str]:
@@ -173,7 +167,6 @@ class Sentinel:
         return self._count(iteration, texts)
 
     def _part_lost(self) -> str:
-        """A part of the trained reward is far below its best."""
         fallen = self.parts.observe(self.recent)
         return fallen and (
             f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
@@ -193,13 +186,9 @@ class Sentinel:
         half = len(self.recent) // 2
         before, since = agreement_of(self.recent[:half], title), agreement_of(self.recent[half:], title)
         drop = before.to(since)
-        if (
-            drop is None
-            or min(before.iterations, since.iterations) < LEAST_PAST
-            or not drop.surely(SURE * self.config.stderrs)
-        ):
-            return ""
-        if ScoreChange(since.mean, since.stderr).surely(self.config.stderrs):
+        few = min(before.iterations, since.iterations) < LEAST_PAST
+        still = ScoreChange(since.mean, since.stderr).surely(self.config.stderrs)
+        if drop is None or few or still or not drop.surely(SURE * self.config.stderrs):
             return ""
         return (
             f"{title}, which nothing is trained on, no longer prefers those clips of a group that the total does{in_words(before, since)}: climbing "
@@ -237,15 +226,12 @@ class Sentinel:
             "held_out_exploded": exploded,
             "held_out_fell": self._fell(total),
             "held_out_part_fell": "" if exploded else self._part_fell(scores, per_prompt),
-            "decoupled": "",
-            "hacking": "",
-            "witness_fell": "",
-            "video_drift": self._drifted(scores, total),
         }
-        for title in self.witnesses.scores:
-            texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
-            texts["hacking"] = texts["hacking"] or self._hacked(title, series[title], total)
-            texts["witness_fell"] = texts["witness_fell"] or self._witness_fell(title, series[title], total)
+        checks = {"decoupled": self._decoupled, "hacking": self._hacked, "witness_fell": self._witness_fell}
+        for name, check in checks.items():
+            found = (check(title, series[title], total) for title in self.witnesses.scores)
+            texts[name] = next(filter(None, found), "")
+        texts["video_drift"] = self._drifted(scores, total)
         best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
@@ -324,7 +310,7 @@ class Sentinel:
         before = half.agreement.get(title, Agreement())
         since = self.agreement.get(title, before).plus(before, -1)
         drop = before.to(since)
-        if evidence(short, drop) <= TOLD * sure or not (drop is None or drop.surely(sure / 2)):
+        if evidence(short, drop) <= WARNED * sure or not (drop is None or drop.surely(sure / 2)):
             return ""
         return (
             f"{title}, which nothing is trained on, rose by {gain.by:.3g} +- {gain.stderr:.2g} with the first half of the held-out total's rise, "
@@ -396,10 +382,10 @@ class Sentinel:
         found = []
         for name, text in texts.items():
             streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
-            told, confirmed, again = self._timing(name)
-            over = streak - told - confirmed
-            act = name not in ONLY_TOLD and over >= 0 and over % again == 0
-            new = streak == told
+            warned, confirmed, again = self._timing(name)
+            over = streak - warned - confirmed
+            act = name not in WARN_ONLY and over >= 0 and over % again == 0
+            new = streak == warned
             if new or act:
                 found.append(Finding(name, iteration, text, act, new))
         return found
@@ -423,7 +409,6 @@ class Sentinel:
         return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
         state = deepcopy(dict(state))
         for name in ("start", "recent", *STATE):
             setattr(self, name, state[name])
@@ -446,5 +431,4 @@ def _plain(row: Row) -> dict[str, float | None]:
 
 
 def _agreements(state: Mapping[str, Sequence[Any]]) -> dict[str, Agreement]:
-    """From JSON."""
     return {title: Agreement(*known) for title, known in state.items()}

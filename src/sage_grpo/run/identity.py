@@ -72,16 +72,11 @@ def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, s
 
 
 def unsure(given: Overrides) -> list[str]:
-    """Remarks on objects whose state cannot be compared with the earlier run."""
-    names = [
-        name.removeprefix(PREFIX) for name, reward in given.rewards.items() if not isinstance(reward, Fingerprinted)
-    ]
-    if not names:
-        return []
+    names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not isinstance(one, Fingerprinted)]
     return [
         f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
         "cannot be told. A method fingerprint() would tell."
-    ]
+    ] * bool(names)
 
 
 def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
@@ -95,10 +90,11 @@ def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, A
     refused |= {
         name: what for name, what in CONTENT.items() if not f"{identity[name]}/".startswith(f"{known.get(name)}/")
     }
-    allowed = [key for key in refused if _covers(config.allow_changes, key)]
+    allowed = [key for key in refused if any(f"{key}.".startswith(f"{name}.") for name in config.allow_changes)]
     wrong = [key for key in refused if key not in allowed]
     if wrong:
-        lines = "".join(f"\n  {key}: {_short(refused[key])}" for key in wrong)
+        short = {key: text if len(text) <= 200 else f"{text[:200]}..." for key, text in refused.items()}
+        lines = "".join(f"\n  {key}: {short[key]}" for key in wrong)
         raise ConfigError(
             f"{out} holds a run that differs from this one; to continue it would mix the two:{lines}\n"
             f"Choose another `out`, go back to what {out / 'config.yaml'} names, or ask for the change by name: "
@@ -147,14 +143,6 @@ def _without_free(rewards: Any) -> Any:
     return [{key: value for key, value in one.items() if affects(RewardSpec, key) in MEANING} for one in rewards]
 
 
-def _covers(names: Iterable[str], key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _short(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
 def _of_prompts(prompts: Sequence[Prompt]) -> str:
     sha = hashlib.sha256()
     for prompt in prompts:
@@ -177,7 +165,6 @@ def of_checkpoint(spec: ModelSpec) -> str:
 
 
 def of_base(spec: ModelSpec) -> str:
-    """Fingerprint of the components of a configured model."""
     if spec.own_family is not None:  # the package does not know its files, so its name counts
         return json.dumps([spec.family, spec.path, spec.revision])
     folder = resolve(spec)
@@ -346,11 +333,8 @@ def find_run(config: TrainConfig, given: Overrides, out: Path) -> FoundRun:
         meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
         changed = check(config, prints, meta, out)
         notes += unsure(given)
-        done = int(meta["iteration"]) if int(meta["iteration"]) >= config.iterations and _is_final(out, meta) else None
-        found = replace(found, checkpoint=folder.name, changed=changed, finished=done)
+        done, marker = int(meta["iteration"]), out / FINISHED
+        exported = (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(done)
+        finished = done if done >= config.iterations and exported else None
+        found = replace(found, checkpoint=folder.name, changed=changed, finished=finished)
     return found
-
-
-def _is_final(out: Path, meta: dict[str, Any]) -> bool:
-    marker = out / FINISHED
-    return (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(meta["iteration"])

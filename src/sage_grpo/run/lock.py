@@ -153,7 +153,6 @@ def refuse_strangers(out: Path) -> None:
 
 @contextmanager
 def owned(out: Path, world: World) -> Iterator[None]:
-    """Context with an exclusive lock on the run's folder."""
     lock = FolderLock(out)
 
     def acquire() -> str:

@@ -45,6 +45,7 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     if given.model is None:
         check_model(config.model)
     check_code(config, given)
+    config.check_objective()  # one of your own is not checked with the configuration
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
     slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
     remarks = [
@@ -115,17 +116,16 @@ def check_code(config: TrainConfig, given: Overrides) -> None:
 
 
 def idle_workers(config: TrainConfig, planner: Planner) -> str:
-    """A remark on workers without tasks."""
     workers = config.rollout.ray.workers
     if config.rollout.on != "ray":
         return ""
     plan = planner.plan(0, [Prompt("")] * config.batch.prompts)
     tasks = sum(len(plan.tasks(rank)) for rank in range(planner.ranks))
+    if tasks >= workers:
+        return ""
     return (
         f"rollout.ray.workers is {workers}, but an iteration has {tasks} task(s), so that {workers - tasks} of them have nothing to do: use more "
         "batch.prompts, or a smaller batch.micro_batch that divides batch.group_size."
-        if tasks < workers
-        else ""
     )
 
 
@@ -168,10 +168,6 @@ def check_files(config: TrainConfig, given: Overrides | None = None) -> None:
     raise FileNotFoundError(f"{many} missing:\n" + "\n".join(lines))
 
 
-def _moved(source: str) -> str:
-    return f" {source!r} is {MOVED[source]} of the project's repository." if source in MOVED else ""
-
-
 def needs(config: TrainConfig) -> Iterator[Need]:
     """Every file that a configuration names."""
     data, model = config.data, config.model
@@ -181,27 +177,18 @@ def needs(config: TrainConfig) -> Iterator[Need]:
             "data.clips", data.clips, "your clips: a .jsonl or .csv with prompt, win and lose, or prompt and clip"
         )
     elif data.prompts not in NAMES:
-        hint = did_you_mean(data.prompts, NAMES) or _moved(data.prompts)
-        yield Need(
-            "data.prompts", data.prompts, f"your training prompts: {form}; --data.prompts FILE, or starter.{hint}"
-        )
+        source = f"your training prompts: {form}; --data.prompts FILE, or starter.{_hint(data.prompts)}"
+        yield Need("data.prompts", data.prompts, source)
+    held_out = str(data.held_out)
     if data.held_out not in (None, *NAMES):
-        yield Need(
-            "data.eval_prompts",
-            str(data.held_out),
-            f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing."
-            + (did_you_mean(str(data.held_out), NAMES) or _moved(str(data.held_out))),
+        source = (
+            f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing.{_hint(held_out)}"
         )
+        yield Need("data.eval_prompts", held_out, source)
     if model.path not in (None, "shapes"):
-        yield Need(
-            "model.path",
-            str(model.path),
-            ORIGINS.get(
-                Path(str(model.path)).name,
-                "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)",
-            ),
-            hub="model_index.json",
-        )
+        origin = "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)"
+        source = ORIGINS.get(Path(str(model.path)).name, origin)
+        yield Need("model.path", str(model.path), source, hub="model_index.json")
     if model.lora is not None and model.lora.path is not None:
         yield Need(
             "model.lora.path",
@@ -212,3 +199,8 @@ def needs(config: TrainConfig) -> Iterator[Need]:
         )
     for spec in config.rewards:
         yield from reward_needs(spec)
+
+
+def _hint(prompts: str) -> str:
+    moved = f" {prompts!r} is {MOVED[prompts]} of the project's repository." if prompts in MOVED else ""
+    return did_you_mean(prompts, NAMES) or moved

@@ -108,7 +108,6 @@ def refuse_own(out: Path, run: Path) -> None:
 
 
 def _numbers(run: Path) -> list[int]:
-    """Iterations of the existing checkpoints."""
     return sorted(int(folder.name) for folder in inside(run, "checkpoints").glob("[0-9]*") if folder.name.isdigit())
 
 

@@ -83,9 +83,8 @@ def run(
     world, given, out = world or World(), given or Overrides(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
-        found = FoundRun(
-            **json.loads(by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, given, out)))))
-        )
+        text = by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, given, out))))
+        found = FoundRun(**json.loads(text))
         for text in found.notes:
             terminal.say(text, style="yellow")
         if found.finished is not None:
@@ -116,7 +115,13 @@ def run(
                 trainer.writer.finish()
                 saver.prune()  # background checkpoints count only now
                 if stopped:
-                    _say_why(trainer, terminal, by_sentinel=loop.guard.stops, by_signal=stop.signal is not None)
+                    cause = (
+                        "by the sentinel" if loop.guard.stops else "as asked" if stop.signal is None else "by signal"
+                    )
+                    number = trainer.state.iteration
+                    where = f"after iteration {number}; saved" if number else "before the first iteration"
+                    note(trainer, "stop", cause)
+                    terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
                 else:
                     _finish(trainer, terminal)
             return RunEnded(trainer.state.iteration, stopped=stopped, model=trainer.model)
@@ -133,20 +138,11 @@ def run(
 def _loop(
     trainer: Trainer, terminal: Terminal, metrics: Metrics, hooks: Hooks, saver: CheckpointSaver, stop: StopRequest
 ) -> Loop:
-    """The loop of a run of `sage-grpo train`, with its observers."""
     config = trainer.config
     samples = VideoFolder(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
     guard = HealthGuard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
     observers = observers_of(trainer, metrics, terminal, samples, hooks, saver)
     return Loop(trainer, guard, saver, observers, config.evaluate.points(config.iterations), stop)
-
-
-def _say_why(trainer: Trainer, terminal: Terminal, *, by_sentinel: bool, by_signal: bool) -> None:
-    number = trainer.state.iteration
-    where = f"after iteration {number}; saved" if number else "before the first iteration"
-    cause = "by the sentinel" if by_sentinel else "by signal" if by_signal else "as asked"
-    note(trainer, "stop", cause)
-    terminal.say(f"Stopped {cause} {where}. The same command continues from here.")
 
 
 def _finish(trainer: Trainer, terminal: Terminal) -> None:
@@ -157,22 +153,16 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
             f"The trained weights could not be written to {out / 'final'}: {fault}. Checkpoint {number} has them: fix the cause, "
             "and the same command writes them."
         )
-    doubt = _doubt(trainer)
+    signs, best = ", ".join(trainer.state.sentinel.doubts), trainer.state.best.get("iteration", 0)
+    advice = f"best/ has those after iteration {best}" if best else "look at their clips before you use them"
+    # Findings of the last evaluation have no action.
+    doubt = f"The sentinel doubts the weights that this run ends with ({signs}): {advice}." if signs else ""
     if trainer.world.is_main:
         replace_text(out / FINISHED, f"{number}\n")
         note(trainer, "finish", doubt)
     terminal.say(f"Done. Weights: {out / 'final'}   metrics: {out / 'metrics.jsonl'}   videos: {out / 'videos'}")
     if doubt:
         terminal.say(doubt, style="yellow")
-
-
-def _doubt(trainer: Trainer) -> str:
-    """A warning on the final weights if the sentinel doubts them: findings of the last evaluation have no action."""
-    signs, best = trainer.state.sentinel.doubts, trainer.state.best.get("iteration", 0)
-    if not signs:
-        return ""
-    advice = f"best/ has those after iteration {best}" if best else "look at their clips before you use them"
-    return f"The sentinel doubts the weights that this run ends with ({', '.join(signs)}): {advice}."
 
 
 def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) -> int | None:

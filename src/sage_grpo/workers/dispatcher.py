@@ -78,7 +78,6 @@ class PendingIteration:
 
     @property
     def done(self) -> bool:
-        """True if every part is done."""
         return len(self.results) == len(self.tasks)
 
 
@@ -147,7 +146,6 @@ class Dispatcher:
         return rollout_of(due, self.engine.world.rank, results, replayed, self.engine.model.device)
 
     def close(self) -> None:
-        """Stop all workers."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

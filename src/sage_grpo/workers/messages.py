@@ -58,7 +58,6 @@ class TaskResult:
 
     @property
     def bytes(self) -> int:
-        """Size of the message's tensors."""
         tensors = [one for saved in self.records.values() for one in (saved.x, saved.x_next, saved.v_old)]
         tensors += [latents for _, latents in self.latents]
         tensors += [] if self.clips is None else [self.clips.videos]
@@ -103,7 +102,6 @@ def packed(params: Mapping[str, Tensor]) -> bytes:
 
 @torch.no_grad()
 def unpack(weights: bytes, params: Mapping[str, nn.Parameter]) -> None:
-    """Load packed weights into parameters of the same names."""
     loaded = load(weights)
     if different := sorted(loaded.keys() ^ params.keys()):
         raise WorkerError(

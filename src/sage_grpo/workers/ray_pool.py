@@ -106,7 +106,6 @@ class RayWorkerPool:
         self._starting[self._actors[name].ready.remote()] = name
 
     def ready(self) -> Sequence[str]:
-        """Workers that are ready or busy."""
         return list(self._ready)
 
     def publish(self, version: int, weights: bytes, oldest: int) -> None:
