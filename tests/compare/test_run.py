@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import parse
-from sage_grpo.run.identity import of_code
 from sage_grpo.tools.compare import machine, store
 from sage_grpo.tools.compare import run as lab
 from sage_grpo.tools.compare.design import Arm, Suite
@@ -186,31 +184,6 @@ def test_several_suites_share_runs_from_the_command_to_their_tables(
     assert "6/6" in told.err
     assert sorted(path.name for path in both.iterdir()) == ["one", "other"]
     assert (both / "other" / "table.md").read_text().strip() in told.out
-
-
-def test_what_is_told_of_the_runs_of_several_suites(suites_of_two: dict[str, Suite], capsys) -> None:
-    jobs = {job.key: job for job in jobs_of(suites_of_two["one"])}
-    made = {"a1": {"code": "0.0/other"}, "x": {}, "b1": {"code": of_code()}}
-    one = SimpleNamespace(asked=jobs, done=made, suite=suites_of_two["one"])
-    teller = lab.CompareProgress()
-    teller.look_back([one, SimpleNamespace(asked={"c1": None}, done={})])  # type: ignore[list-item]
-    pool = SimpleNamespace(running={"a2": None, "b2": None}, left=lambda: 120.0)
-    task = teller._bar.tasks[0]
-    assert teller._bar.disable  # nobody looks
-    with teller.watching():
-        assert (task.completed, task.total, task.fields["note"]) == (2, 5, "")
-    row = {"status": "done", "error": None, "iterations": 3, "evaluations": {"2": {}, "3": {"total": 0.125}}}
-    teller.ended(one, jobs["a2"], row, pool)  # type: ignore[arg-type]
-    teller.look(pool)  # type: ignore[arg-type]
-    assert (task.completed, task.fields["note"]) == (3, "2 under way, 2 min left")
-    teller.ended(one, jobs["b2"], {**row, "status": "diverged", "error": "why", "evaluations": {}}, pool)  # type: ignore[arg-type]
-    first, warned, *told = capsys.readouterr().err.splitlines()
-    assert first == "2 of 5 runs are there already."
-    assert "made by other code (0.0/other...)" in warned
-    assert told == [
-        "3/5  one: plain, seed 2: Overall 0.1250  (2 min left)",
-        "4/5  one: b, seed 2: diverged: why  (2 min left)",
-    ]
 
 
 def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(

@@ -150,7 +150,6 @@ def kept(folder: Path, keys: Iterable[str]) -> dict[str, int]:
 
 
 def forget(folder: Path, key: str) -> None:
-    """Delete a finished run's checkpoints."""
     shutil.rmtree(place(folder, key), ignore_errors=True)
     with suppress(OSError):  # other runs remain
         (folder / UNFINISHED).rmdir()

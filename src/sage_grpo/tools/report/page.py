@@ -174,7 +174,7 @@ def gallery(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Pa
     for place, run in enumerate(runs):
         for iteration, clips in run.clips.items():
             for clip in clips:
-                new = {
+                new: dict[str, Any] = {
                     "prompt": clip.prompt,
                     "noise": clip.noise,
                     "base": [None] * len(bases),

@@ -82,7 +82,6 @@ class Handler(BaseHTTPRequestHandler):
     server: ReportServer
 
     def do_GET(self) -> None:
-        """Answer."""
         parts = self.path.split("?")[0].split("/")
         if not self._allowed(parts):
             return self._plain(HTTPStatus.NOT_FOUND, "Not found.")
@@ -170,7 +169,6 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address for a browser."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

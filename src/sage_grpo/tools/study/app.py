@@ -240,7 +240,6 @@ class StudyServer:
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
-    """A refusal as JSON."""
     from starlette.responses import JSONResponse
 
     status = getattr(error, "status", 500)

@@ -144,7 +144,6 @@ def _time(seconds: float) -> str:
 
 
 def to_text(found: Mapping[str, Any]) -> str:
-    """The results as a table for a terminal."""
     lines = [f"{found['title']}: {found['votes']} votes of {found['voters']} raters on {found['prompts']} prompts"]
     if found["flagged"]:
         what = "left out" if found["excluded"] else "counted; --exclude_flagged leaves them out"
