@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -12,10 +18,12 @@ import pytest
 
 from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import parse
+from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import machine, store
 from sage_grpo.tools.compare import run as lab
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import CompareJob, head
+from sage_grpo.tools.compare.measure import measure
+from sage_grpo.tools.compare.prepare import CompareJob, head, prepare
 from sage_grpo.tools.compare.worker import RunRequest
 from sage_grpo.training.config import TrainConfig
 
@@ -196,3 +204,28 @@ def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(
     assert folder.request(job, weights=False) == RunRequest(job=job, weights=None, unfinished=unfinished)
     assert folder.request(job, weights=True).weights == tmp_path / "weights" / "b-at-1-2--b2-2"
     assert parse(TrainConfig, ["--config", str(tmp_path / "configs" / job.file)], prog="train") == job.config
+
+
+@pytest.mark.slow
+def test_interrupted_and_continued_its_rows_are_those_of_runs_that_nobody_disturbed(
+    toy_options: dict[str, Any], tmp_path: Path
+) -> None:
+    out, root = tmp_path / "out", Path(__file__).parents[2]
+    options = {key: value if isinstance(value, str) else json.dumps(value) for key, value in toy_options.items()}
+    words = ["compare", "shapes/sage", "shapes/branch", "--seeds", "1", "--iterations", "96", "--jobs", "2"]
+    words += ["--points", json.dumps(list(range(4, 96, 4))), "--out", str(out)]
+    command = [sys.executable, "-m", "sage_grpo", *words, "--set", *(f"{key}={options[key]}" for key in options)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root / "tests")])}
+    with subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        while not list(out.glob("unfinished/*/[0-9]*")):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert "The same command continues" in process.communicate()[1]
+    assert process.returncode == 130
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    assert (done.returncode, "goes on after iteration" in done.stderr) == (0, True), done.stderr
+    rows = {row["key"]: row for row in store.read_rows(out / store.ROWS)}
+    for job in prepare(store.load_suite(out)[0], recipe):
+        whole = json.loads(json.dumps(measure(job, {}, lambda done: None)))
+        assert {**rows[job.key], "seconds": None} == {"suite": "out", **whole, "seconds": None}
