@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -354,16 +353,12 @@ def test_the_commit_says_whether_the_source_was_changed(tmp_path: Path, monkeypa
         subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
 
     monkeypatch.setattr(surroundings, "ROOT", tmp_path)
-    commit = surroundings.commit.__wrapped__
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit() == ""
     (tmp_path / "code").write_text("1")
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
-    first = commit()
-    assert re.fullmatch("[0-9a-f]{12}", first)
+    first = surroundings.commit.__wrapped__()
     (tmp_path / "code").write_text("2")
-    assert commit() == f"{first}+changes"
+    assert surroundings.commit.__wrapped__() == f"{first}+changes"
     monkeypatch.setenv("PATH", "")
-    assert commit() == ""
+    assert (len(first), surroundings.commit.__wrapped__()) == (12, "")
