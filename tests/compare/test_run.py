@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import parse
-from sage_grpo.run.identity import of_code
+from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import machine, store
 from sage_grpo.tools.compare import run as lab
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import CompareJob, head
+from sage_grpo.tools.compare.measure import measure
+from sage_grpo.tools.compare.prepare import CompareJob, head, prepare
 from sage_grpo.tools.compare.worker import RunRequest
 from sage_grpo.training.config import TrainConfig
 
@@ -188,31 +194,6 @@ def test_several_suites_share_runs_from_the_command_to_their_tables(
     assert (both / "other" / "table.md").read_text().strip() in told.out
 
 
-def test_what_is_told_of_the_runs_of_several_suites(suites_of_two: dict[str, Suite], capsys) -> None:
-    jobs = {job.key: job for job in jobs_of(suites_of_two["one"])}
-    made = {"a1": {"code": "0.0/other"}, "x": {}, "b1": {"code": of_code()}}
-    one = SimpleNamespace(asked=jobs, done=made, suite=suites_of_two["one"])
-    teller = lab.CompareProgress()
-    teller.look_back([one, SimpleNamespace(asked={"c1": None}, done={})])  # type: ignore[list-item]
-    pool = SimpleNamespace(running={"a2": None, "b2": None}, left=lambda: 120.0)
-    task = teller._bar.tasks[0]
-    assert teller._bar.disable  # nobody looks
-    with teller.watching():
-        assert (task.completed, task.total, task.fields["note"]) == (2, 5, "")
-    row = {"status": "done", "error": None, "iterations": 3, "evaluations": {"2": {}, "3": {"total": 0.125}}}
-    teller.ended(one, jobs["a2"], row, pool)  # type: ignore[arg-type]
-    teller.look(pool)  # type: ignore[arg-type]
-    assert (task.completed, task.fields["note"]) == (3, "2 under way, 2 min left")
-    teller.ended(one, jobs["b2"], {**row, "status": "diverged", "error": "why", "evaluations": {}}, pool)  # type: ignore[arg-type]
-    first, warned, *told = capsys.readouterr().err.splitlines()
-    assert first == "2 of 5 runs are there already."
-    assert "made by other code (0.0/other...)" in warned
-    assert told == [
-        "3/5  one: plain, seed 2: Overall 0.1250  (2 min left)",
-        "4/5  one: b, seed 2: diverged: why  (2 min left)",
-    ]
-
-
 def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(
     here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path
 ) -> None:
@@ -223,3 +204,28 @@ def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(
     assert folder.request(job, weights=False) == RunRequest(job=job, weights=None, unfinished=unfinished)
     assert folder.request(job, weights=True).weights == tmp_path / "weights" / "b-at-1-2--b2-2"
     assert parse(TrainConfig, ["--config", str(tmp_path / "configs" / job.file)], prog="train") == job.config
+
+
+@pytest.mark.slow
+def test_interrupted_and_continued_its_rows_are_those_of_runs_that_nobody_disturbed(
+    toy_options: dict[str, Any], tmp_path: Path
+) -> None:
+    out, root = tmp_path / "out", Path(__file__).parents[2]
+    options = {key: value if isinstance(value, str) else json.dumps(value) for key, value in toy_options.items()}
+    words = ["compare", "shapes/sage", "shapes/branch", "--seeds", "1", "--iterations", "96", "--jobs", "2"]
+    words += ["--points", json.dumps(list(range(4, 96, 4))), "--out", str(out)]
+    command = [sys.executable, "-m", "sage_grpo", *words, "--set", *(f"{key}={options[key]}" for key in options)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root / "tests")])}
+    with subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        while not list(out.glob("unfinished/*/[0-9]*")):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert "The same command continues" in process.communicate()[1]
+    assert process.returncode == 130
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    assert (done.returncode, "goes on after iteration" in done.stderr) == (0, True), done.stderr
+    rows = {row["key"]: row for row in store.read_rows(out / store.ROWS)}
+    for job in prepare(store.load_suite(out)[0], recipe):
+        whole = json.loads(json.dumps(measure(job, {}, lambda done: None)))
+        assert {**rows[job.key], "seconds": None} == {"suite": "out", **whole, "seconds": None}

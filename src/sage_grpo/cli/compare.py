@@ -72,7 +72,6 @@ class Options:
 
     @property
     def folder(self) -> Path:
-        """Folder of the runs."""
         return Path(self.out or "runs/compare")
 
 

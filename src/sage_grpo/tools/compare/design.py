@@ -45,7 +45,6 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The heading."""
         return self.label or self.key
 
 

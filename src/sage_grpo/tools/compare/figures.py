@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from sage_grpo.utils.safe_io import replacing
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's, which color-blind readers tell apart (brown in place of yellow, too pale for a line)."""
+BASE = {"color": "#999999", "lw": 0.9, "ls": ":"}
+"""A line that an axis is read by."""
 STYLES = ("-", "--", ":", "-.")
 """After every eight arms the next style; together with the colours they name an arm."""
 
@@ -48,20 +50,16 @@ def _curves(summary: Summary, path: Path) -> Path | None:
             for axis, x in ((row[0], points), (row[1], [arm.passes_at.get(p, math.nan) for p in points])):
                 axis.plot(x, [curve[p].mean for p in points], **_look(place), label=arm.name)
                 axis.fill_between(x, low, high, color=_look(place)["color"], alpha=0.15, lw=0)
-        _finish(row, column, summary)
+        for axis in row:
+            axis.set_ylabel(_label(column))
+        if not math.isnan(summary.budget):
+            row[1].axvline(summary.budget, **BASE)
     axes[-1][0].set_xlabel("iterations")
     for row in axes:
         row[0].xaxis.get_major_locator().set_params(integer=True)
         row[1].xaxis.get_major_locator().set_params(nbins=5)  # long numbers
     axes[-1][1].set_xlabel("network passes (samples; forward 1, forward and backward 3)")
     return _save(figure, axes, path, "held-out prompts, mean and 95% interval over seeds")
-
-
-def _finish(row: Sequence[Any], column: Column, summary: Summary) -> None:
-    for axis in row:
-        axis.set_ylabel(f"{column.title} ({'higher' if column.higher else 'lower'} is better)")
-    if not math.isnan(summary.budget):
-        row[1].axvline(summary.budget, color="#999999", lw=0.9, ls=":")
 
 
 def _steps(summary: Summary, path: Path) -> Path | None:
@@ -99,10 +97,10 @@ def _bars(summary: Summary, path: Path) -> Path | None:
         for place, value, colour in zip(places, found, range(len(arms))):
             axis.errorbar(value.mean, place, xerr=_band(value.half), fmt="o", capsize=3, color=_look(colour)["color"])
         if arms[0].base.get(column.key) is not None:
-            axis.axvline(arms[0].base[column.key], color="#999999", lw=0.9, ls=":")
+            axis.axvline(arms[0].base[column.key], **BASE)
         axis.set_yticks(places, [arm.name for arm in arms] if axis is axes[0][0] else [""] * len(arms))
         axis.set_ylim(-0.6, len(arms) - 0.4)
-        axis.set_xlabel(f"{column.title} ({'higher' if column.higher else 'lower'} is better)")
+        axis.set_xlabel(_label(column))
     return _save(figure, axes, path, "after the last iteration, mean and 95% interval over seeds", legend=False)
 
 
@@ -117,6 +115,10 @@ def _panels(rows: int, columns: int, *, height: float, width: float = 4.6) -> tu
 
     size = (width * columns + 2.4, height * rows + 0.5)
     return pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
+def _label(column: Column) -> str:
+    return f"{column.title} ({'higher' if column.higher else 'lower'} is better)"
 
 
 def _look(place: int) -> dict[str, Any]:

@@ -104,7 +104,8 @@ def broken_rule(suite: Suite, runs: Sequence[Row]) -> str:
 
 def _entry(suite: Suite, runs: Mapping[int, Row], at: Mapping[str, Cells]) -> dict[str, Any]:
     rows = list(runs.values())
-    last, first = ([row["evaluations"].get(point(row), {}) for row in rows] for point in (end, lambda row: "0"))
+    last = [row["evaluations"].get(end(row), {}) for row in rows]
+    first = [row["evaluations"].get("0", {}) for row in rows]
     settings: Mapping[str, Any] = next((row["settings"] for row in rows if row["settings"]), {})
     rewards = settings.get("rewards", [{"name": "shapes"}])
     measured = [name for name in TRUTH if all(score.get(name) is not None for score in last)]

@@ -43,7 +43,6 @@ def gpus(configs: Sequence[TrainConfig]) -> list[str]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every system

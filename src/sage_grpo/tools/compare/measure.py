@@ -97,7 +97,6 @@ class RunRecord:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as JSON."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**values, "seconds": {**self.seconds, "before": self.times()["total"]}}
 
@@ -157,7 +156,6 @@ class Recording(Observer):
     """Iterations to evaluate; the last one within a budget is added as soon as the next one would exceed it."""
 
     def after(self, row: dict[str, float]) -> None:
-        """Record metrics and cost."""
         trainer, record, plan = self.trainer, self.record, self.trainer.plan
         if plan is None:
             raise RuntimeError("An iteration is complete, but there is no plan of it.")
@@ -178,7 +176,6 @@ class Recording(Observer):
         self.progress(trainer.state.iteration)
 
     def evaluated(self, found: Evaluated) -> None:
-        """Record the scores at this point."""
         self.keep(found.result, self.trainer.state.iteration)
 
     def keep(self, found: Evaluation, number: int) -> None:
@@ -190,7 +187,6 @@ class Recording(Observer):
             self.record.by_prompt[str(number)] = by_prompt(found.rows)
 
     def told(self, event: SentinelEvent) -> None:
-        """Record the sentinel's event."""
         self.record.sentinel.append([event.iteration, event.name, event.action])
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:

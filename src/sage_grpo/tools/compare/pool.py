@@ -102,7 +102,6 @@ class RunPool:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.began
 
     def left(self) -> float | None:

@@ -60,7 +60,6 @@ class CompareJob:
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.arm}, seed {self.seed}"
 
     @property
@@ -145,7 +144,6 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[
 
 
 def head(job: CompareJob, status: str, fault: str | None) -> dict[str, Any]:
-    """The job's part of a row."""
     return {
         "format": FORMAT,
         "arm": job.arm,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,13 @@ def render(folder: Path, out: Path | None = None) -> Summary:
 
 
 def tables(summary: Summary) -> str:
-    """Scores and paired differences as Markdown."""
     return "\n".join([*_scores(summary), "", *_differences(summary)]).strip()
 
 
 def _scores(summary: Summary) -> list[str]:
     suite, first, arms = summary.suite, summary.suite.columns[0], summary.arms.values()
     # Columns after those of the suite: heading, the base's cell, and an arm's.
-    more = []
+    more: list[tuple[str, str, Callable[[ArmSummary], str]]] = []
     if any(arm.way is not None for arm in arms):
         more.append(("way to the ceiling", "0%", lambda arm: percent(arm.way)))
     if any(arm.equal for arm in arms):
@@ -161,7 +160,6 @@ def numbers(summary: Summary) -> dict[str, Any]:
 
 
 def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:
-    """The report."""
     suite = summary.suite
     parts = [f"# {suite.title}", suite.question, f"    {command}", "## Results", tables(summary), READING]
     if suite.notes:
@@ -213,14 +211,12 @@ def _words(value: Any) -> str:
 
 
 def plus_minus(value: Interval | None, *, signed: bool = False) -> str:
-    """Mean ± half."""
     if value is None or value.count == 0:
         return NONE
     return printing.plus_minus(value.mean, value.half, signed=signed)
 
 
 def percent(value: Interval | None) -> str:
-    """A share in percent."""
     if value is None:
         return NONE
     mean = printing.percent(value.mean)

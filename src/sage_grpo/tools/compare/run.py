@@ -73,7 +73,6 @@ class SuiteFolder:
 
     @property
     def missing(self) -> dict[str, CompareJob]:
-        """Runs to make."""
         return {key: job for key, job in self.asked.items() if key not in self.done}
 
     def weights_of(self, job: CompareJob) -> Path:
@@ -206,13 +205,11 @@ class CompareProgress:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Show progress meanwhile."""
         self._bar.update(self._task, completed=self._done, total=self.total)
         with self._bar:
             yield
 
     def ended(self, folder: SuiteFolder, job: CompareJob, row: Mapping[str, Any], pool: RunPool) -> None:
-        """Print a run's end."""
         self._done += 1
         column = folder.suite.columns[0]
         last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
@@ -222,7 +219,6 @@ class CompareProgress:
         self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")
 
     def look(self, pool: RunPool) -> None:
-        """Refresh the bar."""
         note = f"{len(pool.running)} under way, {minutes(pool.left())} left"
         self._bar.update(self._task, completed=self._done, note=note)
 

@@ -37,15 +37,11 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
-        except ValueError as error:
+            fault = _fault(row)
+        except ValueError:
             if number == len(lines):
                 break
-            raise ConfigError(
-                f"{file}: line {number} is no JSON. Remove it (its run is then done again), or restore the file from a copy."
-            ) from error
-        if not isinstance(row, dict) or row.get("format") != FORMAT:
-            raise ConfigError(f"{file}: line {number} is no row of format {FORMAT} that `sage-grpo compare` writes.")
-        fault = _fault(row)
+            fault = "it is no JSON."
         if fault:
             raise ConfigError(
                 f"{file}, line {number}: {fault} Remove the line (its run is then done again), or restore the file from a copy."
@@ -68,29 +64,26 @@ MEASURED = {
 """Fields of rows of runs that measured something."""
 
 
-def _fault(row: Mapping[str, Any]) -> str:
+def _fault(row: Any) -> str:
     """The fault of a row, in a sentence: a folder may come from another user, and tables trust its rows."""
-    lacking = [name for name in HEAD if name not in row]
-    needed = ("evaluations", "passes", "updates", "seconds") if row.get("status") in FINISHED else ()
-    lacking += [name for name in needed if name not in row]
-    if lacking:
-        return f"it lacks {lacking[0]!r}."
+    if not isinstance(row, dict) or row.get("format") != FORMAT:
+        return f"it is no row of format {FORMAT} that `sage-grpo compare` writes."
+    finished = row.get("status") in FINISHED
+    for name in (*HEAD, *(("evaluations", "passes", "updates", "seconds") if finished else ())):
+        if name not in row:
+            return f"it lacks {name!r}."
     for name, hint in (HEAD | MEASURED).items():
         if name in row and (fault := misfit(row[name], hint, name)):
             return fault
-    if row["status"] in FINISHED and not row["evaluations"].keys() <= row["passes"].keys():
+    if finished and not row["evaluations"].keys() <= row["passes"].keys():
         return "it has evaluations without the passes that they took."
-    if row["status"] in FINISHED and not {"iteration", "evaluate", "total"} <= row["seconds"].keys():
+    if finished and not {"iteration", "evaluate", "total"} <= row["seconds"].keys():
         return "seconds must be those of an iteration, of an evaluation and in total."
     rewards = row["settings"].get("rewards", [])
-    return misfit(rewards, list[dict[str, Any]], "settings.rewards") or next(
-        (
-            f"a reward among its settings has no name: {shown(one)}."
-            for one in rewards
-            if not isinstance(one.get("name"), str)
-        ),
-        "",
-    )
+    if fault := misfit(rewards, list[dict[str, Any]], "settings.rewards"):
+        return fault
+    nameless = [one for one in rewards if not isinstance(one.get("name"), str)]
+    return f"a reward among its settings has no name: {shown(nameless[0])}." if nameless else ""
 
 
 def repair(file: Path) -> bool:
@@ -146,7 +139,7 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
 
 
 def place(folder: Path, key: str) -> Path:
-    """Folder of a run under way: checkpoints by the number of their iteration (see `Unfinished` in tools/compare/measure.py)."""
+    """Folder of a run under way: checkpoints by the number of their iteration (see `SavedRun`)."""
     return inside(folder, UNFINISHED, key)
 
 
@@ -157,7 +150,6 @@ def kept(folder: Path, keys: Iterable[str]) -> dict[str, int]:
 
 
 def forget(folder: Path, key: str) -> None:
-    """Delete a finished run's checkpoints."""
     shutil.rmtree(place(folder, key), ignore_errors=True)
     with suppress(OSError):  # other runs remain
         (folder / UNFINISHED).rmdir()

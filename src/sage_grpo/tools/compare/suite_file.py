@@ -54,31 +54,33 @@ def load(file: Path, size: Size = "full") -> Suite:
     if "name" in content:
         fault = "it has 'name', which is the file's: leave it out."
     try:
-        if fault:
-            raise ConfigError(fault)
+        _refuse(fault)
         more = Extra(**extra)
         content |= {"name": file.stem, "arms": [_with_groups(arm, more.groups) for arm in content["arms"]]}
-        if fault := misfit(content, Suite, "the suite"):
-            raise ConfigError(fault)
+        _refuse(misfit(content, Suite, "the suite"))
         return _sized(suite_from(content), more, size)
     except ConfigError as error:
         raise ConfigError(f"{file} is not a suite: {error}") from error
 
 
+def _refuse(fault: str) -> None:
+    if fault:
+        raise ConfigError(fault)
+
+
 def _with_groups(arm: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """An arm of the file with the options of its groups."""
     names, shared = arm.get("groups", []), dict[str, Any]()
-    if fault := misfit(names, list[str], "arms[].groups"):
-        raise ConfigError(fault)
+    _refuse(misfit(names, list[str], "arms[].groups"))
     for name in names:
         if name not in groups:
             raise ConfigError(f"an arm is in the group {name!r}, and `groups` has none." + did_you_mean(name, groups))
         shared |= groups[name]
-    own = {key: value for key, value in arm.items() if key != "groups"}
-    options = own.get("options", {})
-    return (
-        {**own, "options": {**shared, **options}} if isinstance(options, dict) else own
-    )  # else it is refused by its type
+    own = {"options": {}, **arm}
+    own.pop("groups", None)
+    if isinstance(own["options"], dict):  # else it is refused by its type
+        own["options"] = {**shared, **own["options"]}
+    return own
 
 
 def _sized(suite: Suite, extra: Extra, size: Size) -> Suite:

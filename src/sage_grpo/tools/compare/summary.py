@@ -166,7 +166,6 @@ def cells(runs: Runs, key: str, point: Callable[[Row], str | None]) -> dict[int,
 
 
 def end(row: Row) -> str:
-    """The last iteration."""
     return str(row["iterations"])
 
 

@@ -20,7 +20,6 @@ from sage_grpo.version import ROOT, __version__
 
 
 def surroundings(config: TrainConfig) -> dict[str, Any]:
-    """The part of a row that is about the machine."""
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     versions = {"sage-grpo": __version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in ("diffusers", "transformers", "peft"):

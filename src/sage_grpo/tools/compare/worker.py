@@ -39,7 +39,6 @@ class RunRequest:
 
 
 def failed(job: CompareJob, reason: str) -> dict[str, Any]:
-    """The row of a run that failed."""
     return {**head(job, "failed", reason), "evaluations": {}, "passes": {}}
 
 

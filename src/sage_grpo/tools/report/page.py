@@ -174,13 +174,13 @@ def gallery(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, Pa
     for place, run in enumerate(runs):
         for iteration, clips in run.clips.items():
             for clip in clips:
-                fresh: dict[str, Any] = {
+                new: dict[str, Any] = {
                     "prompt": clip.prompt,
                     "noise": clip.noise,
                     "base": [None] * len(bases),
                     "runs": [[] for _ in runs],
                 }
-                entry = entries.setdefault(clip.key, fresh)
+                entry = entries.setdefault(clip.key, new)
                 scores = [clip.scores.get(name) for name in names]
                 base = bases.index(base_key(run))
                 if iteration > 0:

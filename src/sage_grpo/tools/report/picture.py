@@ -65,14 +65,8 @@ def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
         figure = plt.figure(figsize=(14, 4.7 + 3.1 * lines), dpi=100, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.03)
         last = run.evaluations[-1]["iteration"] if run.evaluations else run.rows[-1]["iteration"]
-        figure.suptitle(
-            f"{letters.show(run.name)}: {last} iterations",
-            fontsize=18,
-            weight="bold",
-            x=0.01,
-            ha="left",
-            parse_math=False,
-        )
+        title = f"{letters.show(run.name)}: {last} iterations"
+        figure.suptitle(title, fontsize=18, weight="bold", x=0.01, ha="left", parse_math=False)
         top, bottom = figure.subfigures(2, 1, height_ratios=(4.4, 3.1 * lines)) if pairs else (figure, None)
         _curves(top.subplots(1, 3), run)
         if bottom is not None:
@@ -105,12 +99,10 @@ def _curve(axis: Any, rows: Sequence[Any], names: Sequence[str], title: str, uni
         colour = COLOURS.get(short) or next(spare)
         marker = SHAPES[place % len(SHAPES)] if len(points) < 25 else ""
         axis.plot(*zip(*points), label=short, color=colour, marker=marker, markersize=5)
-    errors = [
-        (row["iteration"], row["eval/total"], row["eval/total_stderr"]) for row in rows if row.get("eval/total_stderr")
-    ]
-    if errors and "eval/total" in names:
-        x, y, half = zip(*errors)
-        low, high = ([v + sign * Z95 * h for v, h in zip(y, half)] for sign in (-1, 1))
+    known = [row for row in rows if row.get("eval/total_stderr")]
+    if known and "eval/total" in names:
+        x, y, errors = zip(*((row["iteration"], row["eval/total"], row["eval/total_stderr"]) for row in known))
+        low, high = ([v + sign * Z95 * error for v, error in zip(y, errors)] for sign in (-1, 1))
         axis.fill_between(x, low, high, color=COLOURS["total"], alpha=0.1, lw=0, label="total, 95% interval")
     if log:
         axis.set_yscale("log")
@@ -143,21 +135,12 @@ def _before_after(figure: Any, pairs: list[tuple[str, Path, Path]], frames: int,
         )
         caption = textwrap.shorten(letters.show(prompt), 110, placeholder=" …")
         axis.set_title(textwrap.fill(caption, 58), fontsize=13, fontweight="normal", parse_math=False)
-        axis.text(-0.01 * width, height / 2, "base", ha="right", va="center", color="#6b7280", rotation=90)
-        axis.text(
-            -0.01 * width, height * 1.5 + len(gap), "tuned", ha="right", va="center", color="#1368aa", rotation=90
-        )
-        step = width / len(chosen)
+        side = {"ha": "right", "va": "center", "rotation": 90}
+        axis.text(-0.01 * width, height / 2, "base", color="#6b7280", **side)
+        axis.text(-0.01 * width, height * 1.5 + len(gap), "tuned", color="#1368aa", **side)
+        below, small = 2.06 * height + len(gap), {"ha": "center", "va": "top", "fontsize": 11, "color": "#6b7280"}
         for place, frame in enumerate(chosen.tolist()):
-            axis.text(
-                (place + 0.5) * step,
-                2.06 * height + len(gap),
-                f"{frame / fps:.2f} s",
-                ha="center",
-                va="top",
-                fontsize=11,
-                color="#6b7280",
-            )
+            axis.text((place + 0.5) * (width / len(chosen)), below, f"{frame / fps:.2f} s", **small)
     if letters.remark:
         figure.supxlabel(letters.remark, fontsize=11, color="#6b7280")
 

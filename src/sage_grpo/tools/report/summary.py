@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sage_grpo.config.metadata import MEANING, affects
-from sage_grpo.tools.report.run_data import ReportClip, RunData
+from sage_grpo.tools.report.run_data import RunData
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.statistics import Z95, mean_interval
 from sage_grpo.utils.text import fixed
@@ -35,14 +35,8 @@ def interval(values: Sequence[float], of: str) -> dict[str, Any] | None:
 
 def parts(runs: Sequence[RunData]) -> list[str]:
     """Names of scores, the total first, then parts, then parts of parts."""
-    names = {
-        name.removeprefix("eval/")
-        for run in runs
-        for row in run.evaluations
-        for name in row
-        if name.startswith("eval/")
-    }
-    names = {name for name in names if not name.startswith(NOT_SCORES)}
+    metrics = {name for run in runs for row in run.evaluations for name in row if name.startswith("eval/")}
+    names = {name for metric in metrics if not (name := metric.removeprefix("eval/")).startswith(NOT_SCORES)}
     return sorted(names, key=lambda name: (name != "total", name.count("/"), name))
 
 
@@ -74,11 +68,8 @@ def table(runs: Sequence[RunData]) -> dict[str, Any]:
 def base_key(run: RunData) -> str:
     """Runs with equal keys start from the same model and sample it alike: before training their clips are equal. A new adapter changes nothing."""
     settings = run.settings
-    counted = [
-        (key, value)
-        for key, value in settings.items()
-        if key.startswith(("model.", "evaluate.")) and affects(TrainConfig, key) in ("values", "content")
-    ]
+    named = [(key, value) for key, value in settings.items() if key.startswith(("model.", "evaluate."))]
+    counted = [(key, value) for key, value in named if affects(TrainConfig, key) in ("values", "content")]
     return repr((sorted(counted), settings.get("data.eval_prompts") or settings.get("data.prompts")))
 
 
@@ -202,11 +193,11 @@ def _last(run: RunData, names: Sequence[str]) -> dict[str, Any]:
 
 def _scores(run: RunData, iteration: int, names: Sequence[str], *, gain: bool) -> dict[str, Any]:
     """Scores of an evaluation, over its prompts if they were kept, and the gain over the same clips before training."""
-    row = next(row for row in reversed(run.evaluations) if row["iteration"] == iteration)
+    first, row = run.evaluations[0], next(row for row in reversed(run.evaluations) if row["iteration"] == iteration)
     clips, before = run.clips.get(iteration, ()), {clip.key: clip for clip in run.clips.get(0, ())}
     scores, gains = {}, {}
     for name in names:
-        found = interval(_column(clips, name), "prompts")
+        found = interval([value for clip in clips if (value := clip.scores.get(name)) is not None], "prompts")
         if found is None and isinstance(row.get(f"eval/{name}"), float):
             stderr = row.get("eval/total_stderr") if name == "total" else None
             half = Z95 * stderr if stderr else None
@@ -214,20 +205,13 @@ def _scores(run: RunData, iteration: int, names: Sequence[str], *, gain: bool) -
         scores[name] = found
         if gain:
             pairs = [(clip.scores.get(name), before[clip.key].scores.get(name)) for clip in clips if clip.key in before]
-            paired = interval([new - old for new, old in pairs if new is not None and old is not None], "prompts")
-            gains[name] = paired or _plain_gain(run, row, name)
+            means = [(row.get(f"eval/{name}"), first.get(f"eval/{name}"))] if first["iteration"] == 0 else []
+            gains[name] = _gain(pairs) or _gain(means)
     return {"scores": scores, "gains": gains}
 
 
-def _plain_gain(run: RunData, row: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    old, new = run.evaluations[0].get(f"eval/{name}"), row.get(f"eval/{name}")
-    if run.evaluations[0]["iteration"] != 0 or old is None or new is None:
-        return None
-    return interval([new - old], "prompts")
-
-
-def _column(clips: Sequence[ReportClip], name: str) -> list[float]:
-    return [value for clip in clips if (value := clip.scores.get(name)) is not None]
+def _gain(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, Any] | None:
+    return interval([new - old for new, old in pairs if new is not None and old is not None], "prompts")
 
 
 def _same_but_seed(runs: Sequence[RunData]) -> list[list[int]]:
@@ -235,19 +219,14 @@ def _same_but_seed(runs: Sequence[RunData]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         if run.evaluations and run.config:
-            kept = {key: value for key, value in run.settings.items() if _is_of_experiment(key)}
-            groups.setdefault(repr((run.evaluations[-1]["iteration"], sorted(kept.items(), key=repr))), []).append(
-                place
-            )
+            fixed_keys = [key for key in run.settings if affects(TrainConfig, key) in (*MEANING, "course", "content")]
+            kept = [(key, run.settings[key]) for key in fixed_keys if key != "seed"]
+            experiment = repr((run.evaluations[-1]["iteration"], sorted(kept, key=repr)))
+            groups.setdefault(experiment, []).append(place)
     several = [members for members in groups.values() if len(members) > 1]
     return [
         members for members in several if len({runs[place].settings.get("seed") for place in members}) == len(members)
     ]
-
-
-def _is_of_experiment(key: str) -> bool:
-    """True if a setting must be the same in all runs of one experiment."""
-    return key != "seed" and affects(TrainConfig, key) in (*MEANING, "course", "content")
 
 
 def _over_seeds(runs: Sequence[RunData], members: list[int], names: Sequence[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,7 +41,7 @@ class Watcher:
             now = time.monotonic()
             if not self._data or now - self._read >= self.every:
                 stamp = self._look()
-                if stamp != self._stamp or not self._data:
+                if stamp != self._stamp:
                     self._data, self._stamp = self._describe(), stamp
                 self._read = now
             return self._data, self._stamp
@@ -64,20 +65,13 @@ class Watcher:
 
     def _look(self) -> str:
         """Sizes and times of the report's files."""
-        seen: list[str] = []
+        seen: list[tuple[str, int, int]] = []
         for folder in self.folders:
             names = ("metrics.jsonl", "events.jsonl", "config.yaml", ".finished")
-            files = [*(folder / name for name in names), *sorted((folder / "videos").glob("heldout-*.json"))]
-            seen += [f"{file.name}:{_state(file)}" for file in files]
+            for file in [*(folder / name for name in names), *sorted((folder / "videos").glob("heldout-*.json"))]:
+                with suppress(OSError):  # it is not there, or not yet
+                    seen.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
         return f"{hash(tuple(seen)) & 0xFFFFFFFFFFFF:x}"
-
-
-def _state(file: Path) -> str:
-    try:
-        found = file.stat()
-    except OSError:
-        return "-"
-    return f"{found.st_size}:{found.st_mtime_ns}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -88,14 +82,13 @@ class Handler(BaseHTTPRequestHandler):
     server: ReportServer
 
     def do_GET(self) -> None:
-        """Answer."""
         parts = self.path.split("?")[0].split("/")
         if not self._allowed(parts):
             return self._plain(HTTPStatus.NOT_FOUND, "Not found.")
         rest = "/".join(parts[2:])
         try:
             if rest in ("", "data.json"):
-                return self._page() if rest == "" else self._news()
+                return self._page(data_only=rest == "data.json")
         except (OSError, ValueError) as error:  # a run that was moved away; the page keeps its last data
             return self._plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         file = self.server.watcher.clip(parts[3]) if len(parts) == 4 and parts[2] == "clips" else None
@@ -106,24 +99,18 @@ class Handler(BaseHTTPRequestHandler):
     def _allowed(self, parts: list[str]) -> bool:
         """The secret, and a name of this machine: a page of another site could point its own name here."""
         host = self.headers.get("Host", "").rpartition(":")[0]
-        told = parts[1] if len(parts) > 2 else ""
-        return hmac.compare_digest(told.encode(), self.server.token.encode()) and host in (
-            "127.0.0.1",
-            "localhost",
-            "[::1]",
-        )
+        token = parts[1] if len(parts) > 2 else ""
+        here = host in ("127.0.0.1", "localhost", "[::1]")
+        return hmac.compare_digest(token.encode(), self.server.token.encode()) and here
 
-    def _page(self) -> None:
-        data, _ = self.server.watcher.data()
-        self._send(render(data).encode(), "text/html; charset=utf-8")
-
-    def _news(self) -> None:
+    def _page(self, *, data_only: bool) -> None:
         data, stamp = self.server.watcher.data()
+        if not data_only:
+            return self._send(render(data).encode(), "text/html; charset=utf-8")
         if self.headers.get("If-None-Match") == f'"{stamp}"':
             self.send_response(HTTPStatus.NOT_MODIFIED)
-            self.end_headers()
-            return
-        self._send(as_script(data).encode(), "application/json", {"ETag": f'"{stamp}"'})
+            return self.end_headers()
+        return self._send(as_script(data).encode(), "application/json", {"ETag": f'"{stamp}"'})
 
     def _video(self, file: Path) -> None:
         """Send a file, or the requested range."""
@@ -182,7 +169,6 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address for a browser."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -11,8 +11,8 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from sage_grpo.tools.study.making import clip_file
 from sage_grpo.tools.study.results import results, to_csv
 from sage_grpo.tools.study.store import ANSWERS, NoSuchTask, OtherVote, Store
 from sage_grpo.utils.http_server import Refused, check_installed
-from sage_grpo.utils.json_schema import parse_json
+from sage_grpo.utils.json_schema import misfit, parse_json
 from sage_grpo.utils.video import has_sound
 
 if TYPE_CHECKING:
@@ -70,6 +70,16 @@ class StudyLimits:
     """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ballot:
+    """The body of a vote."""
+
+    task: str
+    nonce: str
+    answers: dict[str, str]
+    """Dimension -> left, tie or right."""
+
+
 class Buckets:
     """A bucket of requests for each name, filled at a rate; the names used longest ago are forgotten."""
 
@@ -102,9 +112,9 @@ class StudyServer:
     async def vote(self, request: Request) -> Response:
         """POST /api/vote: store a vote, answer with the next task. The same vote again gets the same answer."""
         rater = await self._rater(request)
-        name, nonce, answers = self._read_vote(await self._body(request))
+        ballot = self._read_vote(await self._body(request))
         try:
-            await asyncio.to_thread(self.store.vote, rater, name, nonce, answers)
+            await asyncio.to_thread(self.store.vote, rater, ballot.task, ballot.nonce, ballot.answers)
         except NoSuchTask as error:
             raise Refused(404, str(error)) from error
         except OtherVote as error:
@@ -119,8 +129,7 @@ class StudyServer:
         file = await asyncio.to_thread(self.store.clip, name) if OPAQUE.fullmatch(name) else None
         path = None if file is None else clip_file(self.clips, file)
         if path is None:
-            self._count_failure(request)
-            raise Refused(404, "There is no such video.")
+            raise self._invalid(request, 404, "There is no such video.")
         kind = {".mp4": "video/mp4", ".webm": "video/webm"}[path.suffix]
         return FileResponse(path, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
@@ -171,22 +180,22 @@ class StudyServer:
         token = self._token(request)
         rater = await asyncio.to_thread(self.store.rater_of, token) if token else None
         if rater is None:
-            self._count_failure(request)
-            raise Refused(401, "This link is not valid.")
-        if not self._buckets.take(f"rater {rater}"):
-            raise Refused(429, "Too many requests: wait a moment.")
+            raise self._invalid(request, 401, "This link is not valid.")
+        self._limit(f"rater {rater}")
         return rater
 
     async def _admin(self, request: Request) -> None:
         token = self._token(request)
         if not token or not await asyncio.to_thread(self.store.is_admin, token):
-            self._count_failure(request)
-            raise Refused(401, "This link is not valid.")
+            raise self._invalid(request, 401, "This link is not valid.")
 
-    def _count_failure(self, request: Request) -> None:
+    def _invalid(self, request: Request, status: int, message: str) -> Refused:
         """Limit the rate of invalid tokens of an address; valid tokens behind it are not limited."""
-        address = request.client.host if request.client else ""
-        if not self._buckets.take(f"address {address}"):
+        self._limit(f"address {request.client.host if request.client else ''}")
+        return Refused(status, message)
+
+    def _limit(self, name: str) -> None:
+        if not self._buckets.take(name):
             raise Refused(429, "Too many requests: wait a moment.")
 
     async def _body(self, request: Request) -> bytes:
@@ -210,42 +219,34 @@ class StudyServer:
             raise Refused(400, "The connection broke before the vote was complete.") from error
         return bytes(received)
 
-    def _read_vote(self, body: bytes) -> tuple[str, str, Mapping[str, str]]:
+    def _read_vote(self, body: bytes) -> Ballot:
         """Task, nonce and an answer to every question; any other field is refused."""
         try:
-            vote = parse_json(body)
+            content = parse_json(body)
         except ValueError as error:
             raise Refused(400, "The vote is not JSON.") from error
-        if not isinstance(vote, dict) or vote.keys() != {"task", "nonce", "answers"}:
-            raise Refused(400, "A vote has task, nonce and answers.")
-        task, nonce, answers = vote["task"], vote["nonce"], vote["answers"]
-        if not isinstance(task, str) or not OPAQUE.fullmatch(task):
+        if fault := misfit(content, Ballot, "the vote"):
+            raise Refused(400, f"A vote has task, nonce and answers: {fault}")
+        ballot, dimensions = Ballot(**content), self.store.study.dimensions
+        if not OPAQUE.fullmatch(ballot.task):
             raise Refused(400, "The task has no such name.")
-        if not isinstance(nonce, str) or not NONCE.fullmatch(nonce):
+        if not NONCE.fullmatch(ballot.nonce):
             raise Refused(400, "The nonce is 32 hexadecimal digits.")
-        dimensions = self.store.study.dimensions
-        if not isinstance(answers, dict) or answers.keys() != dimensions.keys():
+        if ballot.answers.keys() != dimensions.keys():
             raise Refused(400, f"Answer each of: {', '.join(dimensions)}.")
-        if not all(isinstance(answer, str) and answer in ANSWERS for answer in answers.values()):
+        if not set(ballot.answers.values()) <= set(ANSWERS):
             raise Refused(400, f"An answer is one of {', '.join(ANSWERS)}.")
-        return task, nonce, answers
+        return ballot
 
 
-def _answered(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """Refusals as JSON."""
+async def _refuse(_request: Request, error: Exception) -> Response:
+    from starlette.responses import JSONResponse
 
-    async def answer(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
-        try:
-            return await handler(request)
-        except Refused as refused:
-            headers = {"Retry-After": "1"} if refused.status == 429 else {}
-            if refused.status in (408, 413, 415):  # the body was not read to its end
-                headers["Connection"] = "close"
-            return JSONResponse({"error": str(refused)}, refused.status, headers=headers)
-
-    return answer
+    status = getattr(error, "status", 500)
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    if status in (408, 413, 415):  # the body was not read to its end
+        headers["Connection"] = "close"
+    return JSONResponse({"error": str(error)}, status, headers=headers)
 
 
 class _Guarded:
@@ -283,10 +284,10 @@ def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) 
     routes += [
         Route("/", lambda _request: RedirectResponse("rate"), methods=["GET"]),
         Route("/health", lambda _request: Response("ok", media_type="text/plain"), methods=["GET"]),
-        Route("/api/task", _answered(server.task), methods=["GET"]),
-        Route("/api/vote", _answered(server.vote), methods=["POST"]),
-        Route("/api/results", _answered(server.results), methods=["GET"]),
-        Route("/api/votes.csv", _answered(server.votes), methods=["GET"]),
-        Route("/clip/{name}", _answered(server.clip), methods=["GET"]),
+        Route("/api/task", server.task, methods=["GET"]),
+        Route("/api/vote", server.vote, methods=["POST"]),
+        Route("/api/results", server.results, methods=["GET"]),
+        Route("/api/votes.csv", server.votes, methods=["GET"]),
+        Route("/clip/{name}", server.clip, methods=["GET"]),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Guarded)])
+    return Starlette(routes=routes, middleware=[Middleware(_Guarded)], exception_handlers={Refused: _refuse})

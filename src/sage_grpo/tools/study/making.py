@@ -123,17 +123,20 @@ def _design(plan: StudyPlan) -> Study:
 
 
 def _copy(
-    found: Mapping[str, Sequence[Path]], study: Study, folder: Path
+    files: Mapping[str, Sequence[Path]], study: Study, folder: Path
 ) -> tuple[dict[tuple[int, Shown], str], list[str]]:
+    """The copies by prompt and clip, and a note on differences that reveal a method without the picture: sizes, lengths or a sound."""
     clips: dict[tuple[int, Shown], str] = {}
-    kinds = {}
-    for number, (method, files) in enumerate(found.items()):
-        for prompt, file in enumerate(files):
-            clips[prompt, Shown(number)], kinds[prompt, method] = copy_clip(file, folder)
+    differing = []
+    for prompt in range(len(study.prompts)):
+        kinds = {}
+        for number, method in enumerate(files):
+            clips[prompt, Shown(number)], kinds[method] = copy_clip(files[method][prompt], folder)
+        if len(set(kinds.values())) > 1:
+            looks = ", ".join(f"{method} {kind}" for method, kind in kinds.items())
+            differing.append(f"prompt {prompt + 1}: {looks}")
     for prompt, number in study.pool:
-        file = list(found.values())[number][prompt]
-        clips[prompt, Shown(number, degraded=True)] = spoil_clip(file, folder)
-    differing = unequal(kinds, len(study.prompts))
+        clips[prompt, Shown(number, degraded=True)] = spoil_clip(files[study.methods[number]][prompt], folder)
     if not differing:
         return clips, []
     return clips, [
@@ -168,16 +171,6 @@ def invite(store: Store) -> tuple[int, str]:
         rng=random.Random(f"{study.seed} rater {len(store.progress()) + 1}"),
     )
     return store.add_rater(tasks)
-
-
-@dataclass(frozen=True)
-class ClipFormat:
-    """The visible format of a clip."""
-
-    width: int
-    height: int
-    seconds: float
-    sound: bool = False
 
 
 def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[str, list[Path]]:
@@ -236,8 +229,9 @@ def clip_file(folder: Path, name: str) -> Path | None:
     return path if is_name and path.is_file() and not path.is_symlink() else None
 
 
-def copy_clip(source: Path, folder: Path) -> tuple[str, ClipFormat]:
-    """Copy a video's pictures and sound unchanged into the folder, under a random name; StudyError when browsers cannot play it."""
+def copy_clip(source: Path, folder: Path) -> tuple[str, str]:
+    """Copy a video's pictures and sound unchanged into the folder: its random name, and its format in words. StudyError when browsers cannot
+    play it."""
     import av
 
     suffix = source.suffix.lower()
@@ -268,7 +262,7 @@ def copy_clip(source: Path, folder: Path) -> tuple[str, ClipFormat]:
                     packet.stream = copies[packet.stream]
                     new.mux(packet)
             seconds = float((stream.duration or 0) * stream.time_base) if stream.time_base else 0.0
-            kind = ClipFormat(stream.width, stream.height, round(seconds, 2), bool(heard))
+            kind = f"{stream.width} x {stream.height}, {round(seconds, 2):g} s{', sound' if heard else ''}"
     except av.error.FFmpegError as error:
         raise StudyError(f"{source} cannot be read as a video: {error}.") from error
     return _settled(target), kind
@@ -299,17 +293,3 @@ def _settled(file: Path) -> str:
     finally:
         os.close(handle)
     return file.name
-
-
-def unequal(kinds: Mapping[tuple[int, str], ClipFormat], prompts: int) -> list[str]:
-    """Differences that reveal a method without the picture: sizes, lengths or a sound that differ for one prompt."""
-    told = []
-    for place in range(prompts):
-        here = {method: kind for (prompt, method), kind in kinds.items() if prompt == place}
-        if len(set(here.values())) > 1:
-            looks = ", ".join(
-                f"{method} {kind.width} x {kind.height}, {kind.seconds:g} s{', sound' if kind.sound else ''}"
-                for method, kind in here.items()
-            )
-            told.append(f"prompt {place + 1}: {looks}")
-    return told

@@ -7,7 +7,6 @@ import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
@@ -99,30 +98,20 @@ def _dimension(study: Study, votes: Sequence[Vote], name: str) -> dict[str, Any]
         else:
             wins[prompt, winner, left + right - winner] += 1
     judged = sorted({vote.task.prompt for vote in votes})
+    won, tied, methods = wins.sum(0).astype(int), ties.sum(0).astype(int), study.methods
+    ranking = [
+        {"method": method, "strength": float(strength), "low": float(low), "high": float(high)}
+        for method, (strength, low, high) in zip(methods, ranked((wins + ties / 2)[judged], seed=study.seed))
+    ]
     return {
-        "pairs": _pairs(study, wins.sum(0), ties.sum(0)),
+        "pairs": [
+            {"first": methods[i], "second": methods[j], **win_rate(int(won[i, j]), int(tied[i, j]), int(won[j, i]))}
+            for _, i, j in comparisons(1, size, study.against)
+        ],
         "agreement": krippendorff_alpha(units.values()),
         "judged_twice": sum(len(unit) > 1 for unit in units.values()),
-        "ranking": _ranking(study, (wins + ties / 2)[judged]),
+        "ranking": sorted(ranking, key=lambda row: -float(row["strength"])),
     }
-
-
-def _pairs(study: Study, wins: np.ndarray, ties: np.ndarray) -> list[dict[str, Any]]:
-    rows = []
-    for _, i, j in comparisons(1, len(study.methods), study.against):
-        rate = win_rate(int(wins[i, j]), int(ties[i, j]), int(wins[j, i]))
-        rows.append({"first": study.methods[i], "second": study.methods[j], **asdict(rate)})
-    return rows
-
-
-def _ranking(study: Study, prompts: np.ndarray) -> list[dict[str, Any]]:
-    if not len(prompts):
-        return []
-    rows = [
-        {"method": name, "strength": float(strength), "low": float(low), "high": float(high)}
-        for name, (strength, low, high) in zip(study.methods, ranked(prompts, seed=study.seed))
-    ]
-    return sorted(rows, key=lambda row: -row["strength"])
 
 
 def to_csv(store: Store) -> str:
@@ -155,18 +144,18 @@ def _time(seconds: float) -> str:
 
 
 def to_text(found: Mapping[str, Any]) -> str:
-    """The results as a table for a terminal."""
     lines = [f"{found['title']}: {found['votes']} votes of {found['voters']} raters on {found['prompts']} prompts"]
     if found["flagged"]:
         what = "left out" if found["excluded"] else "counted; --exclude_flagged leaves them out"
         lines.append(f"flagged by attention checks: {', '.join(f'rater {one}' for one in found['flagged'])} ({what})")
     for part in found["dimensions"]:
         lines += ["", part["name"], *_table(part["pairs"])]
-        lines += [f"  agreement (Krippendorff's alpha): {_number(part['agreement'])}"]
-        places = (
-            f"{row['method']} {_signed(row['strength'])} [{_signed(row['low'])}, {_signed(row['high'])}]"
-            for row in part["ranking"]
-        )
+        alpha = "-" if part["agreement"] is None else fixed(part["agreement"], 2)
+        lines += [f"  agreement (Krippendorff's alpha): {alpha}"]
+        places = []
+        for row in part["ranking"]:
+            strength, low, high = (fixed(row[name], 2, signed=True) for name in ("strength", "low", "high"))
+            places.append(f"{row['method']} {strength} [{low}, {high}]")
         lines += [f"  Bradley-Terry log-strength: {', '.join(places) or '-'}"]
     lines += [
         "",
@@ -189,35 +178,12 @@ def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else fixed(value, 2)
-
-
-def _signed(value: float) -> str:
-    return fixed(value, 2, signed=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WinRate:
-    """The win rate of a method over another."""
-
-    wins: int
-    ties: int
-    losses: int
-    rate: float | None
-    """Wins over decided votes; ties are left out of it. None without a decided vote."""
-    low: float | None
-    """Lower end of the 95% interval."""
-    high: float | None
-    """Upper end of the 95% interval."""
-
-
-def win_rate(wins: int, ties: int, losses: int) -> WinRate:
-    """Wins among decided votes with Wilson's interval."""
+def win_rate(wins: int, ties: int, losses: int) -> dict[str, float | None]:
+    """Wins over decided votes with Wilson's 95% interval; ties are left out of it. None without a decided vote."""
     decided = wins + losses
     rate = wins / decided if decided else None
     low, high = wilson(wins, decided) if decided else (None, None)
-    return WinRate(wins=wins, ties=ties, losses=losses, rate=rate, low=low, high=high)
+    return {"wins": wins, "ties": ties, "losses": losses, "rate": rate, "low": low, "high": high}
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -290,6 +256,8 @@ def ranked(groups: np.ndarray, *, draws: int = 1000, seed: int = 0) -> np.ndarra
     every two methods (see `bradley_terry`).
     """
     count = len(groups)
+    if not count:
+        return np.empty((0, 3))
     strengths = bradley_terry(groups.sum(0), prior=1.0)
     times = np.random.default_rng(seed).multinomial(count, [1 / count] * count, size=draws)
     drawn = bradley_terry(np.tensordot(times, groups, axes=1), prior=1.0, tolerance=1e-6)

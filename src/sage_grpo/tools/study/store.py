@@ -123,7 +123,6 @@ def hashed(token: str) -> str:
 
 
 def new_token() -> str:
-    """A token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
@@ -160,7 +159,6 @@ class Store:
         return cls(file), token
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._db.close()
 
@@ -181,12 +179,10 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     def is_admin(self, token: str) -> bool:
-        """True if the token opens the results."""
         ((stored,),) = self._read("SELECT admin FROM study")
         return secrets.compare_digest(stored.encode(), hashed(token).encode())
 
     def rater_of(self, token: str) -> int | None:
-        """The rater with this token."""
         found = self._read("SELECT id FROM raters WHERE token = ?", (hashed(token),))
         return found[0][0] if found else None
 
@@ -274,14 +270,12 @@ class Store:
         return found[0][0] if found else None
 
     def clip_of(self, prompt: int, method: int) -> str:
-        """The file of a method's clip of a prompt."""
         ((file,),) = self._read(
             "SELECT file FROM clips WHERE prompt = ? AND method = ? AND degraded = 0", (prompt, method)
         )
         return str(file)
 
     def files(self) -> list[str]:
-        """The names of all clips' files."""
         return [file for (file,) in self._read("SELECT file FROM clips ORDER BY file")]
 
     def dealt(self) -> dict[Comparison, int]:
@@ -347,7 +341,6 @@ def _connect(file: Path, *, new: bool = False) -> sqlite3.Connection:
 
 
 def _tables(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    """All definitions of a database."""
     return db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 
 
