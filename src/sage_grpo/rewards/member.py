@@ -52,7 +52,6 @@ class Failure:
     """Number of clips with this reward and reason."""
 
     def describe(self) -> str:
-        """Reward, prompt and reason in one line."""
         prompt, reason = " ".join(self.prompt.split())[:120], " ".join(self.reason.split())[:500]
         return f"{self.reward}{f' x{self.clips}, first' if self.clips > 1 else ''} on {prompt!r}: {reason}"
 
@@ -76,7 +75,6 @@ class FailureReport:
     """Reasons that rewards gave for clips that they did score."""
 
     def counts(self) -> dict[str, int]:
-        """Number of failures per reward."""
         return dict(Counter(failure.reward for failure in self.failures))
 
 
@@ -139,7 +137,6 @@ class ClipBatch:
     """Sound of the clips, if any."""
 
     def grouped(self) -> list[list[int]]:
-        """The indices of every group's clips."""
         found: dict[object, list[int]] = {}
         for place, group in enumerate(self.groups or self.prompts):
             found.setdefault(group, []).append(place)
@@ -203,7 +200,6 @@ class RewardMember:
             )
 
     def batch(self, count: int) -> int:
-        """Clips a call when there are `count`."""
         default = 0 if self.asks_others else DEFAULT_BATCH
         size = default if self.spec.batch_size is None else self.spec.batch_size
         return max(1, size or count)
@@ -357,7 +353,6 @@ class RewardMember:
 
 
 def without_gradient(spec: RewardSpec) -> str:
-    """Error text for a reward in the total that cannot be differentiated."""
     return (
         f"objective.kind gradient differentiates every reward that counts, and {spec.title!r} cannot be: it has no method "
         "`differentiable(videos, prompts, fps)`, or is a function without options: {differentiable: true} (docs/rewards.md). Give it "
@@ -366,7 +361,6 @@ def without_gradient(spec: RewardSpec) -> str:
 
 
 def without_latents(spec: RewardSpec) -> str:
-    """Error text for a reward of latents where there are none."""
     return (
         f"Reward {spec.title!r} reads latents, which only a run has that samples clips: files and requests to a reward server have none. "
         "Leave it out here."
@@ -374,7 +368,6 @@ def without_latents(spec: RewardSpec) -> str:
 
 
 def _raised(result: PartScores | Exception) -> bool:
-    """True if the reward raised; a wrong return would be wrong again."""
     return isinstance(result, Exception) and not isinstance(result, BadReturn)
 
 
