@@ -37,8 +37,6 @@ def prompts(count: int) -> list[str]:
 
 
 class Held:
-    """A scorer that waits until it may go on, and notes how many clips its calls had."""
-
     def __init__(self) -> None:
         self.started, self.go_on, self.sizes = threading.Event(), threading.Event(), []
 
@@ -95,7 +93,6 @@ def received(sock: socket.socket) -> bytes:
 
 
 def raw(port: int, payload: bytes, *, close: bool = False) -> bytes:
-    """Send bytes as they are, perhaps close our side, and read the answer."""
     with opened(port, payload) as sock:
         if close:
             sock.shutdown(socket.SHUT_WR)
@@ -207,7 +204,6 @@ def post(data: bytes) -> bytes:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds; goes on after a while, so that a test fails instead of hanging."""
     for _ in range(300):
         if condition():
             return
@@ -243,7 +239,6 @@ def test_a_client_that_pauses_in_its_clips_is_answered_408(limits: dict[str, flo
 
 @pytest.mark.parametrize("limit", ["max_connections", "max_queue"])
 def test_a_request_that_is_scored_keeps_its_place(limit: str) -> None:
-    """Beyond the limit others are answered 503."""
     score = Held()
     with thread_server(score=score, limits=ServerLimits(**{limit: 1})) as port, opened(port, post(body())) as first:
         assert score.started.wait(20)

@@ -36,7 +36,6 @@ def judge(url: str, **options: Any) -> VlmJudge:
 
 
 def clips(count: int = 1, frames: int = 8) -> torch.Tensor:
-    """Every clip is grey of its own, and gets brighter."""
     levels = torch.arange(count).view(-1, 1) * 40 + torch.arange(frames) * 3 + 10
     return levels.view(count, frames, 1, 1, 1).expand(-1, -1, 32, 48, 3).to(torch.uint8).contiguous()
 
@@ -112,8 +111,6 @@ def _spec(url: str, **options: Any) -> RewardSpec:
 
 
 class Patience(threading.Event):
-    """An event that notes how long it is waited for, and does not wait."""
-
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[float] = []

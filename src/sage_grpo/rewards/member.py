@@ -37,13 +37,10 @@ class Failure:
     """One clip that one reward could not score (or, among the remarks, its comment on one that it scored)."""
 
     reward: str
-    """Title of the reward."""
     index: int
     """Index of the clip in the scored batch."""
     prompt: str
-    """The clip's prompt."""
     reason: str
-    """The reason, as text."""
     raised: bool = False
     """True if the call itself failed (an exception, a wrong return); false if the reward gave up on this clip."""
     silent: bool = False
@@ -70,7 +67,6 @@ class FailureReport:
     failed: int
     """Clips without a valid total."""
     total: int
-    """Clips scored."""
     remarks: tuple[Failure, ...] = ()
     """Reasons that rewards gave for clips that they did score."""
 
@@ -79,7 +75,6 @@ class FailureReport:
 
 
 def merged(failures: Iterable[Failure]) -> list[Failure]:
-    """One failure per reward and reason, which names the first clip."""
     alike: dict[tuple[str, str], Failure] = {}
     for one in failures:
         first = alike.get((one.reward, one.reason))
@@ -126,7 +121,6 @@ class ClipBatch:
     prompts: Sequence[str]
     """One a clip."""
     fps: float
-    """The clips' frame rate."""
     metadata: Sequence[Mapping[str, Any]]
     """One a clip."""
     latents: Tensor | None = None
@@ -154,7 +148,6 @@ class Outcome:
     remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
     seconds: float = 0.0
-    """Seconds that it took."""
 
     def is_silent(self, counting: Collection[str]) -> bool:
         """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""

@@ -205,8 +205,7 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
     parameters = inspect.signature(target).parameters
     if "parts" in parameters and spec.weights:
         options.setdefault("parts", list(spec.weights))
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if not takes_any:
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         check_known(options, parameters, f"Reward {spec.name!r} has no option")
     for name, parameter in parameters.items():
         variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -235,7 +234,6 @@ class Need:
     """The option's name in errors."""
     value: str
     source: str
-    """Its source, for errors."""
     hub: str = ""
     """A file by which to find it in the hub's cache; empty if only a path is allowed."""
     repo: str = ""
@@ -321,9 +319,8 @@ def readiness(spec: RewardSpec) -> Readiness:
             missing.append(f"{need.key.partition(': ')[2]} {need.value} is missing ({need.source})")
     key = str(spec.options.get("key_env", "")) if spec.name == "vlm_judge" else ""
     if key and not os.environ.get(key, "").strip():
-        missing.append(
-            "the environment variable that key_env names is empty"
-        )  # its name is not shown: it may be the key itself
+        # its name is not shown: it may be the key itself
+        missing.append("the environment variable that key_env names is empty")
     notes = ("the server is asked when it is tried out",) if facts.network else ()
     return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)
 

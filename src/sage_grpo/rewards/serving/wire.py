@@ -56,7 +56,6 @@ class ScoreRequest:
     prompts: list[str]
     """One a clip."""
     fps: float
-    """Frames per second of the clips."""
 
 
 def content_checksum(videos: Tensor, prompts: Sequence[str], fps: float) -> str:
