@@ -8,13 +8,11 @@ from tiny_rewards import Make, maker
 
 @pytest.fixture(scope="session")
 def spec(tmp_path_factory) -> Make:
-    """name -> a built-in reward on a tiny network."""
     return maker(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")
 def clip_model(spec) -> str:
-    """The folder of a tiny CLIP."""
     return spec("clip").options["model"]
 
 

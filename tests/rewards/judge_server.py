@@ -23,7 +23,6 @@ class Reply:
 
 
 def completion(content: Any, *, finish: str = "stop", refusal: str | None = None, usage: Any = (1000, 50)) -> Reply:
-    """A chat completion with a text, or with an object as JSON."""
     text = content if isinstance(content, str) or content is None else json.dumps(content)
     message = {"role": "assistant", "content": text, "refusal": refusal}
     body: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
@@ -70,7 +69,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def judge_server(answer: Callable[[dict[str, Any], int], Reply] | list[Reply] | Reply) -> Iterator[Server]:
-    """Serve; a list is answered in order, its last reply for ever."""
     if isinstance(answer, Reply):
         answer = [answer]
     if isinstance(answer, list):

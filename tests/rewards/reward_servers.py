@@ -23,7 +23,6 @@ from sage_grpo.utils.http_server import server_config
 
 
 def content(videos, texts, fps) -> PartScores:
-    """What a server of the toy reward `content` answers."""
     return PartScores({"content": toy_rewards.content(videos, texts, fps)})
 
 
@@ -76,7 +75,6 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
 
 
 def call(port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None):
-    """One plain HTTP request: status and body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request(method, path, body=body, headers=headers or {})

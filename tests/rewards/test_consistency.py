@@ -23,7 +23,6 @@ def clips(count: int = 2, frames: int = 5, height: int = 40, width: int = 56) ->
 
 
 def by_the_loop(features: torch.Tensor) -> float:
-    """The definition, frame by frame: cosines to the first and to the previous frame, cut at 0, averaged."""
     total, first, former = 0.0, None, None
     for feature in features:
         if first is None:

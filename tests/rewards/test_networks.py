@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("small")
 
 @pytest.fixture(scope="module")
 def loaded(spec) -> Callable[[str], CompositeReward]:
-    """name -> that reward alone, loaded once."""
     made: dict[str, CompositeReward] = {}
     return lambda name: made[name] if name in made else made.setdefault(name, CompositeReward([spec(name)]))
 
@@ -81,7 +80,6 @@ def level(frames, prompts):
 
 
 def engine(frame):
-    """Reads a frame's brightness, as letters."""
     corners = [[0, 0], [9, 0], [9, 9], [0, 9]]
     return [(corners, "ball squares"[: 1 + int(frame.mean()) % 12], 0.9)], None
 
@@ -150,7 +148,6 @@ def test_a_score_belongs_to_its_own_clip_and_prompt_in_every_batch(name, loaded,
 
 
 def smooth(height: int, width: int, frames: int = 4) -> torch.Tensor:
-    """A float clip in the middle of the range: nothing is cut off."""
     coarse = torch.rand(frames, 3, 5, 7, generator=torch.Generator().manual_seed(1)) * 180 + 40
     return torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear").permute(0, 2, 3, 1)[None]
 
@@ -171,7 +168,6 @@ def test_floats_are_scored_as_the_bytes_that_they_equal(name, loaded) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_gradients_are_those_of_finite_differences(name, loaded) -> None:
-    """Along the gradient and along a random direction."""
     reward, videos = loaded(name), smooth(*NETWORKS[name][1])
     gradient = reward.gradient(videos, lambda clips: clips, "a red ball", 2.0)
     assert float(gradient.norm()) > 0

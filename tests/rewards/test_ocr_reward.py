@@ -13,7 +13,6 @@ WORDS = {10: "OPEN", 20: "OPEM", 30: "nothing alike"}
 
 
 def fake_engine(frame):
-    """Reads the word that the frame's red value stands for; frames come blue-green-red."""
     word = WORDS.get(int(frame[0, 0, 2]))
     boxes = [[[0, 0], [1, 0], [1, 1], [0, 1]]]
     return ([[boxes[0], word, 0.9]] if word else None), 0.1

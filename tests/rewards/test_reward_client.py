@@ -119,7 +119,6 @@ def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog)
 
 
 def raises(videos, texts, fps):
-    """A server whose configuration is broken: answered 500."""
     raise SystemExit("no such model")
 
 
@@ -167,13 +166,6 @@ def test_a_server_that_repeats_the_token_does_not_get_it_into_logs(echoing, capl
         told = [*asked(echoing), caplog.text]
         assert all("answered 500" in reason for reason in told)
         assert not any(TOKEN[:8] in text for text in told), place
-
-
-def test_what_was_sent_again_is_logged(echoing, caplog) -> None:
-    echoing._retries = 2
-    echoing.answer = lambda *_: (503, {}, b"")
-    assert len(asked(echoing)) == 2
-    assert "4 reward requests were sent again; 2 of 2 clips have no score" in caplog.text
 
 
 def test_errors_reasons_and_names_of_parts_do_not_show_the_token(echoing, caplog) -> None:

@@ -18,7 +18,6 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.tx
 
 
 def edit(folder: Path, name: str, tensor: torch.Tensor | None) -> Path:
-    """Replace, add or (None) remove a tensor."""
     file = folder / "model.safetensors"
     state = {one: value for one, value in load_file(file).items() if one != name}
     save_file(state if tensor is None else {**state, name: tensor}, file, {"format": "pt"})

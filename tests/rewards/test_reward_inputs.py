@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from concurrent.futures import Future
 
 import pytest
 import torch
 import toy_rewards
 from toy_rewards import clips, toy
 
-from sage_grpo.rewards.base import CompositeReward, _joined
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
-from sage_grpo.rewards.member import Failure, Outcome
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import Sound
 
@@ -31,20 +29,6 @@ def test_a_write_through_numpy_reaches_nobody_else(size):
     assert torch.equal(videos, clips())  # what is saved afterwards
     torch.testing.assert_close(scores.parts["mean_level"], LEVELS)
     torch.testing.assert_close(scores.parts["as_list"], torch.tensor([float(len(p)) for p in PROMPTS]))
-
-
-def test_what_ships_with_the_package_gets_no_copy():
-    seen = []
-
-    def watched(videos, prompts, fps):
-        seen.append(videos.untyped_storage().data_ptr())
-        return [0.0] * len(prompts)
-
-    names, videos = ("ocr", "toy_rewards:mean_level"), clips()
-    objects = {name: FunctionReward(watched) for name in names}
-    CompositeReward([RewardSpec(name=name) for name in names], objects=objects).score(videos, PROMPTS, FPS)
-    own = videos.untyped_storage().data_ptr()
-    assert [pointer == own for pointer in seen] == [True, False]
 
 
 @pytest.mark.parametrize("size", [0, 2])
@@ -147,7 +131,6 @@ def test_functions_that_see_frames_get_what_belongs_to_their_clip_and_no_more_fr
 
 
 def stops(videos, prompts, fps, error):
-    """The user presses Ctrl-C, or a library calls sys.exit."""
     raise {"interrupts": KeyboardInterrupt, "exits": SystemExit}[error]
 
 
@@ -220,19 +203,6 @@ def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
         (index, prompts[index], f"because of {prompts[index]}") for index in (0, 2, 3, 4)
     ]
     assert report.remarks == plain.remarks
-
-
-def test_the_time_of_all_pieces_counts_and_failures_count_on() -> None:
-    pieces = [Future() for _ in range(3)]
-    for number, piece in enumerate(pieces):
-        told = {kind: [Failure("r", 1, f"{number}", kind)] for kind in ("failures", "remarks")}
-        piece.set_result(Outcome({"level": torch.full((2 + number,), 0.5)}, seconds=float(number + 1), **told))
-    joined = _joined(pieces)
-    assert joined.seconds == 6
-    assert joined.values["level"].tolist() == [0.5] * 9
-    for kind in ("failures", "remarks"):
-        found = [(one.index, one.prompt, one.reason) for one in getattr(joined, kind)]
-        assert found == [(1, "0", kind), (3, "1", kind), (6, "2", kind)]
 
 
 def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys_device() -> None:

@@ -75,8 +75,6 @@ def test_a_reward_counts_unless_it_is_only_measured_or_has_no_weight() -> None:
 
 
 class Here:
-    """The judges of a reward, in this process; what was asked is noted."""
-
     def __init__(self, spec: RewardSpec) -> None:
         self.judge, self.asked = RewardActor(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
 

@@ -67,7 +67,6 @@ def test_files_are_scored_at_their_own_fps_with_their_rows(folder, tmp_path):
 
 
 def evaluate(videos: Path, prompts: str, rewards: str, *words: str) -> int:
-    """`sage-grpo evaluate` of a folder, with a prompt a line."""
     (videos / "prompts.txt").write_text(prompts)
     return main(
         ["evaluate", "--videos", str(videos), "--prompts", str(videos / "prompts.txt"), "--rewards", rewards, *words]

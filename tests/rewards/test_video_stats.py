@@ -17,13 +17,11 @@ def picture(height: int = 64, width: int = 64, seed: int = 0) -> torch.Tensor:
 
 
 def walk(places: list[int], height: int = 64) -> torch.Tensor:
-    """A camera at these places of a wide picture."""
     wide = picture(height, 64 + max(places))
     return torch.stack([wide[:, place : place + 64] for place in places]).unsqueeze(0)
 
 
 def pan(step: int, frames: int = 9, height: int = 64) -> torch.Tensor:
-    """A camera that moves `step` pixels a frame."""
     return walk([step * i for i in range(frames)], height)
 
 
@@ -108,7 +106,6 @@ def test_what_compares_frames_cannot_be_measured_on_too_few(part, frames):
 
 
 def waves(frames: int, height: int, width: int) -> torch.Tensor:
-    """A clip by a formula, in which two waves move and a grain flickers."""
     t, y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in (frames, height, width)), indexing="ij")
     wave = 60 * torch.sin(0.31 * (x - 1.7 * t) + 0.13 * y) + 40 * torch.sin(0.37 * (y + 0.6 * t * t) - 0.11 * x)
     grain = (x * 7 + y * 13 + t * 5 + x * y) % 11

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_reward_checkpoints import NORMS, TEMPLATE, naive_patches, read_by_qwen, reference_model, write_videoalign
+from tiny_reward_checkpoints import NORMS, TEMPLATE, read_by_qwen, reference_model, write_videoalign
 
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.built_in.qwen import patchify, read_template, transformers_names
+from sage_grpo.rewards.built_in.qwen import read_template
 from sage_grpo.rewards.built_in.qwen import target_size as qwen_size
 from sage_grpo.rewards.built_in.videoalign import (
     MIN_PIXELS,
@@ -91,21 +91,6 @@ def test_the_latest_checkpoint_wins_and_of_its_files_the_safest(tmp_path):
     assert read_state(place) == ({"rm_head.weight": 3 * one}, True)
 
 
-def test_the_authors_names_become_those_of_transformers_5():
-    """Of peft's copies the trained one counts; a base's embeddings may come with the adapter."""
-    ours = {
-        "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight": "language_model.layers.0.self_attn.q_proj.weight",
-        "base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight": "language_model.layers.0.mlp.up_proj.lora_B.weight",
-        "base_model.model.model.embed_tokens.modules_to_save.default.weight": "language_model.embed_tokens.weight",
-        "base_model.model.visual.merger.mlp.0.bias": "visual.merger.mlp.0.bias",
-        "model.language_model.norm.weight": "language_model.norm.weight",
-        "model.visual.blocks.0.norm1.weight": "visual.blocks.0.norm1.weight",
-    }
-    given = {name: torch.tensor(float(number)) for number, name in enumerate(ours)}
-    found = transformers_names({**given, "base_model.model.model.embed_tokens.original_module.weight": torch.zeros(1)})
-    assert found == {ours[name]: value for name, value in given.items()}
-
-
 class Evil:
     def __reduce__(self):
         return (open, ("/tmp/sage_grpo_must_not_exist", "w"))
@@ -130,15 +115,6 @@ def test_the_template_is_parsed_not_run_and_checked(tmp_path):
         read(template, strings=["DETAILED_PROMPT_WITH_SPECIAL_TOKENS"])
 
 
-def test_patches_equal_plain_loops():
-    """An odd frame counts twice."""
-    frames = torch.randn(4, 3, 84, 112, generator=torch.Generator().manual_seed(0))
-    for given, whole in ((frames, frames), (frames[:3], torch.cat([frames[:3], frames[2:3]]))):
-        patches, grid = patchify(given)
-        assert grid == (2, 6, 8)
-        assert torch.equal(patches, naive_patches(whole))
-
-
 @pytest.mark.parametrize(("kind", "output_dim"), LAYOUTS)
 def test_scores_equal_the_reference_for_every_layout(kind, output_dim, good, tmp_path):
     made = reference_model(Path(good["base"]), lora=kind != "whole", output_dim=output_dim)
@@ -159,7 +135,6 @@ def test_scores_equal_the_reference_for_every_layout(kind, output_dim, good, tmp
 
 
 def configured(folder: Path, to: Path, *without: str, **changes: object) -> Path:
-    """The released configuration with other values, wherever they stand."""
     config = json.loads((folder / "model_config.json").read_text())
     for part in config.values():
         part |= {name: value for name, value in changes.items() if name in part}
@@ -173,7 +148,6 @@ def configured(folder: Path, to: Path, *without: str, **changes: object) -> Path
 
 
 def test_what_is_looked_at_comes_from_the_released_configuration(folder, tmp_path):
-    """And the LoRA's scale; a rank-stabilised one is divided by the root of its rank."""
     changes = {"fps": 4, "num_frames": 6, "max_frame_pixels": 50176, "num_lora_modules": 2, "lora_r": 9}
     read = read_config(configured(folder, tmp_path, **changes))
     assert (read.fps, read.num_frames, read.max_pixels, read.lora_everywhere) == (4, 6, 50176, False)

@@ -36,7 +36,6 @@ def judge(url: str, **options: Any) -> VlmJudge:
 
 
 def clips(count: int = 1, frames: int = 8) -> torch.Tensor:
-    """Every clip is grey of its own, and gets brighter."""
     levels = torch.arange(count).view(-1, 1) * 40 + torch.arange(frames) * 3 + 10
     return levels.view(count, frames, 1, 1, 1).expand(-1, -1, 32, 48, 3).to(torch.uint8).contiguous()
 
@@ -112,8 +111,6 @@ def _spec(url: str, **options: Any) -> RewardSpec:
 
 
 class Patience(threading.Event):
-    """An event that notes how long it is waited for, and does not wait."""
-
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[float] = []
@@ -285,7 +282,7 @@ def test_answers_are_read_strictly_first_and_then_from_inside_the_text(text):
     [
         ("I would say 7 and 4.", "no JSON object"),
         ('{"look": 7, "mov', "no JSON object"),
-        ('{"look": 7}', "lacks 'move'"),
+        ('{"look": 7}', "no JSON object"),
         ('{"look": 7, "move": 11}', "move is 11, outside of 0 to 10"),
         ('{"look": NaN, "move": 1}', "look is nan, outside"),
         ('{"look": true, "move": 1}', "not a number"),

@@ -22,7 +22,6 @@ NORMS = {"VQ": (3.6757, 2.2476), "MQ": (1.1646, 1.3811), "TA": (2.8105, 2.5121)}
 
 
 def byte_symbols() -> list[str]:
-    """The 256 printable stand-ins of byte-level BPE."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     return sorted(ByteLevel.alphabet())
@@ -64,7 +63,6 @@ def write_qwen_base(folder: Path) -> Path:
 
 
 def spread(model, width: float = 0.3):
-    """Its weights, so that scores depend visibly on everything."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -178,7 +176,6 @@ def write_videoalign(folder: Path, model, head: torch.Tensor, *, kind: str) -> P
 
 
 def write_clip(folder: Path) -> Path:
-    """A tiny random CLIP with a byte-level tokenizer."""
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
     symbols = byte_symbols()
@@ -197,7 +194,6 @@ def write_clip(folder: Path) -> Path:
 
 
 def write_dino(folder: Path, *, version: int = 1) -> Path:
-    """A tiny random DINO (a ViT without a pooler, as its authors' is) or DINOv2."""
     from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}

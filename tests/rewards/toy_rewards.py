@@ -18,7 +18,6 @@ def toy(name: str, **kwargs) -> RewardSpec:
 
 
 def clips(count: int = 5) -> torch.Tensor:
-    """Clips of one grey each: 5, 15, 25, ..."""
     levels = (torch.arange(count) * 10 + 5).to(torch.uint8)
     return levels.view(-1, 1, 1, 1, 1).expand(count, 4, 6, 6, 3).contiguous()
 
@@ -92,7 +91,6 @@ class Movable:
 
 
 def content(videos, prompts, fps):
-    """A number that only this clip with this prompt and fps has."""
     weights = torch.arange(1, videos[0].numel() + 1, dtype=torch.float64)
     pixels = videos.flatten(1).double() @ weights
     texts = torch.tensor([sum(i * ord(char) for i, char in enumerate(prompt, 1)) for prompt in prompts])
@@ -100,7 +98,6 @@ def content(videos, prompts, fps):
 
 
 def through_numpy(videos, prompts, fps):
-    """Blackens its clips in a way that no version counter sees, and its lists too."""
     level = level_of(videos)
     videos.numpy()[...] = 0
     prompts.clear()
@@ -133,7 +130,6 @@ class AsyncJudge:
 
 
 def counts_words(videos, prompts, fps, metadata):
-    """Compares the prompt with what its row says; falsifies the row afterwards."""
     right = [len(prompt.split()) == int(row.get("words", -1)) for prompt, row in zip(prompts, metadata)]
     for row in metadata:
         row.clear()
@@ -148,13 +144,11 @@ class TakesMetadata:
 
 
 def with_reasons(videos, prompts, fps):
-    """Says in a plain mapping why it gave up, and something about clips that it scored, if they are worth a word."""
     scores = [None if prompt == "bad" else 1.0 for prompt in prompts]
     return {"with_reasons": scores, "reasons": [None if one == "two" else f"because of {one}" for one in prompts]}
 
 
 def frame_number(frames, prompts):
-    """The level of a frame; a frame of level 255 cannot be scored."""
     return [None if level == 255 else float(level) for level in frames[:, 0, 0, 0].tolist()]
 
 
@@ -168,15 +162,12 @@ def meets_first(videos, prompts, fps):
 
 
 def meets_second(videos, prompts, fps):
-    """Needs no gradients, also in a thread."""
     BOTH.wait()
     assert not torch.is_grad_enabled()
     raise KeyError("second")
 
 
 class Picky:
-    """A reward that only scores clips of the run's own format."""
-
     names = ("picky",)
 
     def __init__(self, *, frames: int) -> None:
@@ -190,7 +181,6 @@ class Picky:
 
 
 def lost_in_a_library(videos, prompts, fps):
-    """Raises inside a library, because of a line of its own."""
     return json.loads("scores")
 
 

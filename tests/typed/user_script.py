@@ -240,7 +240,6 @@ def mistakes(config: sage.TrainConfig, model: OwnModel, event: sage.IterationEve
     sage.evaluate(model=Net())  # type: ignore[arg-type]
     sage.evaluate("run", weights="newest")  # type: ignore[arg-type]
     sage.evaluate_pairs("run", model=model)  # type: ignore[arg-type]
-    own_reward(smooth, weight={"smooth": 1.0})  # type: ignore[call-arg]
     replace(config, iterations="3")  # type: ignore[arg-type]
     sage.RewardSpec(name="video_stats", weights=["x"])  # type: ignore[arg-type]
     event.metrics["reward/total"].upper()  # type: ignore[attr-defined]

@@ -42,7 +42,6 @@ class AsyncScoring:
         metadata: Sequence[Mapping[str, Any]],
         latents: Tensor | None = None,
     ) -> None:
-        """Queue decoded clips for scoring."""
         check_clips(videos, prompts, self.fps)
         clips = ClipBatch(videos, list(prompts), self.fps, list(metadata), latents)
         for member, thread in self._lines:
@@ -54,7 +53,6 @@ class AsyncScoring:
 
 
 def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
-    """Outcomes of consecutive clips as one."""
     outcomes = [one.result() for one in coming]
     values: dict[str, list[Tensor]] = {part: [] for part in outcomes[0].values}
     failures, remarks, count = [], [], 0
@@ -124,7 +122,6 @@ class CompositeReward:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The titles of the rewards, in order."""
         return tuple(member.spec.title for member in self._members)
 
     @property
@@ -167,12 +164,10 @@ class CompositeReward:
 
     @property
     def hears(self) -> bool:
-        """True if any reward takes the sound."""
         return any(member.hears for member in self._members)
 
     @property
     def compares(self) -> bool:
-        """True if any reward compares the clips of a group with one another."""
         return any(member.compares for member in self._members)
 
     def refuse_comparing(self, why: str) -> None:
@@ -200,7 +195,6 @@ class CompositeReward:
         return sorted(set().union(*known)) if len(known) == len(read) else None
 
     def onload(self) -> None:
-        """Move the rewards' weights to their devices."""
         for member in self._members:
             if isinstance(member.reward, Placeable) and member.spec.title not in self._placed:
                 member.reward.to(member.device)
@@ -284,7 +278,6 @@ class CompositeReward:
         return torch.where(finite.view(-1, *[1] * (found.ndim - 1)), found, 0.0)
 
     def early(self, fps: float) -> AsyncScoring:
-        """An asynchronous scorer for the rewards that may overlap and do not use the policy's device."""
         elsewhere = [
             member
             for member in self._members
@@ -369,7 +362,6 @@ def _try(
 
 
 def _noise(video: VideoSpec, count: int) -> Sound:
-    """Random noise as long as the clip."""
     rate = 16_000
     waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=torch.Generator().manual_seed(0))
     return Sound(waves - 0.5, rate)

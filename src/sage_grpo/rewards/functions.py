@@ -180,21 +180,22 @@ class FunctionReward:
         metadata: Sequence[Mapping[str, Any]] | None = None,
         sound: Sound | None = None,
     ) -> Mapping[str, Tensor]:
-        """Score the clips."""
-        rows = [{} for _ in prompts] if metadata is None else list(metadata)
+        rows = metadata or [{} for _ in prompts]
         if self._per_frame:
             return self._score_frames(videos, prompts, fps, rows)
-        extra: dict[str, Any] = {"metadata": rows} if self._takes_metadata else {}
-        extra |= {"sound": sound} if self.hears else {}
-        result = finish(self.function(videos, list(prompts), fps, **self._arguments, **extra))
-        return check_return(result, self.names, len(prompts))
+        extra = {"sound": sound} if self.hears else {}
+        return check_return(finish(self._call(rows, videos, list(prompts), fps, **extra)), self.names, len(prompts))
+
+    def _call(self, metadata: Sequence[Mapping[str, Any]], *inputs: Any, **extra: Any) -> Any:
+        if self._takes_metadata:
+            extra["metadata"] = list(metadata)
+        return self.function(*inputs, **self._arguments, **extra)
 
     def frames_read(self, count: int, fps: float) -> list[int] | None:
         """The frames that a per-frame function receives; None (all) for any other."""
         return [index for index, _ in self._chosen(count, fps)] or None if self._per_frame else None
 
     def _chosen(self, count: int, fps: float) -> list[tuple[int, float]]:
-        """Sampled frames with a weight above 0, and their weights."""
         indices = sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
         curve = stretch(self._frame_weights, len(indices))
         return [(index, weight) for index, weight in zip(indices, curve) if weight > 0]
@@ -208,8 +209,7 @@ class FunctionReward:
             raise BadReturn(f"frame_weights {list(self._frame_weights)} are 0 at all sampled frames of a clip")
         frames = videos[:, [index for index, _ in chosen]].flatten(0, 1)
         repeated = [prompt for prompt in prompts for _ in chosen]
-        extra = {"metadata": [row for row in metadata for _ in chosen]} if self._takes_metadata else {}
-        result = finish(self.function(frames, repeated, **self._arguments, **extra))
+        result = finish(self._call([row for row in metadata for _ in chosen], frames, repeated))
         flat = check_return(result, self.names, len(repeated))
         weights = torch.tensor([weight for _, weight in chosen])
         tables = {part: value.view(count, len(chosen)) for part, value in flat.items()}
@@ -233,13 +233,11 @@ class DifferentiableFunction(FunctionReward):
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> Mapping[str, Tensor]:
-        """Score float clips, with a graph."""
         if self._per_frame:
             raise RewardConfigError(
                 "differentiable does not go with per_frame: take the whole clips and choose frames in the function."
             )
-        extra = {"metadata": list(metadata or [{} for _ in prompts])} if self._takes_metadata else {}
-        result = self.function(videos, list(prompts), fps, **self._arguments, **extra)
+        result = self._call(metadata or [{} for _ in prompts], videos, list(prompts), fps)
         if isinstance(result, Mapping):
             return {str(part): value for part, value in result.items() if isinstance(value, Tensor)}
         if isinstance(result, Tensor) and len(self.names) == 1:
@@ -270,24 +268,21 @@ class PairFunction(FunctionReward):
         metadata: Sequence[Mapping[str, Any]] | None = None,
         sound: Sound | None = None,
     ) -> Mapping[str, Tensor]:
-        """Score the clips of one group."""
         count = len(prompts)
         pairs = ordered_pairs(count)
-        rows = [{} for _ in prompts] if metadata is None else list(metadata)
+        rows = metadata or [{} for _ in prompts]
         found: dict[str, list[Tensor]] = {part: [] for part in self.names}
         for start in range(0, len(pairs), self._pairs_per_call):
             some = pairs[start : start + self._pairs_per_call]
             first, second = ([pair[side] for pair in some] for side in (0, 1))
-            extra = {"metadata": [rows[place] for place in first]} if self._takes_metadata else {}
-            asked = [prompts[place] for place in first]
-            result = finish(self.function(videos[first], videos[second], asked, fps, **self._arguments, **extra))
+            asked, about = [prompts[place] for place in first], [rows[place] for place in first]
+            result = finish(self._call(about, videos[first], videos[second], asked, fps))
             for part, value in check_return(result, self.names, len(some)).items():
                 found[part].append(check_preferences(value))
         return {part: win_rates(count, pairs, torch.cat(values)) for part, values in found.items()}
 
 
 def check_takes(takes: str) -> str:
-    """The value of `takes`; RewardConfigError if it is unknown."""
     if takes not in get_args(Takes):
         raise RewardConfigError(f"takes: a reward cannot take {takes!r}.{nearest(takes, get_args(Takes))}")
     return takes

@@ -37,13 +37,10 @@ class Failure:
     """One clip that one reward could not score (or, among the remarks, its comment on one that it scored)."""
 
     reward: str
-    """Title of the reward."""
     index: int
     """Index of the clip in the scored batch."""
     prompt: str
-    """The clip's prompt."""
     reason: str
-    """The reason, as text."""
     raised: bool = False
     """True if the call itself failed (an exception, a wrong return); false if the reward gave up on this clip."""
     silent: bool = False
@@ -52,7 +49,6 @@ class Failure:
     """Number of clips with this reward and reason."""
 
     def describe(self) -> str:
-        """Reward, prompt and reason in one line."""
         prompt, reason = " ".join(self.prompt.split())[:120], " ".join(self.reason.split())[:500]
         return f"{self.reward}{f' x{self.clips}, first' if self.clips > 1 else ''} on {prompt!r}: {reason}"
 
@@ -71,17 +67,14 @@ class FailureReport:
     failed: int
     """Clips without a valid total."""
     total: int
-    """Clips scored."""
     remarks: tuple[Failure, ...] = ()
     """Reasons that rewards gave for clips that they did score."""
 
     def counts(self) -> dict[str, int]:
-        """Number of failures per reward."""
         return dict(Counter(failure.reward for failure in self.failures))
 
 
 def merged(failures: Iterable[Failure]) -> list[Failure]:
-    """One failure per reward and reason, which names the first clip."""
     alike: dict[tuple[str, str], Failure] = {}
     for one in failures:
         first = alike.get((one.reward, one.reason))
@@ -128,7 +121,6 @@ class ClipBatch:
     prompts: Sequence[str]
     """One a clip."""
     fps: float
-    """The clips' frame rate."""
     metadata: Sequence[Mapping[str, Any]]
     """One a clip."""
     latents: Tensor | None = None
@@ -139,7 +131,6 @@ class ClipBatch:
     """Sound of the clips, if any."""
 
     def grouped(self) -> list[list[int]]:
-        """The indices of every group's clips."""
         found: dict[object, list[int]] = {}
         for place, group in enumerate(self.groups or self.prompts):
             found.setdefault(group, []).append(place)
@@ -157,7 +148,6 @@ class Outcome:
     remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
     seconds: float = 0.0
-    """Seconds that it took."""
 
     def is_silent(self, counting: Collection[str]) -> bool:
         """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
@@ -203,7 +193,6 @@ class RewardMember:
             )
 
     def batch(self, count: int) -> int:
-        """Clips a call when there are `count`."""
         default = 0 if self.asks_others else DEFAULT_BATCH
         size = default if self.spec.batch_size is None else self.spec.batch_size
         return max(1, size or count)
@@ -357,7 +346,6 @@ class RewardMember:
 
 
 def without_gradient(spec: RewardSpec) -> str:
-    """Error text for a reward in the total that cannot be differentiated."""
     return (
         f"objective.kind gradient differentiates every reward that counts, and {spec.title!r} cannot be: it has no method "
         "`differentiable(videos, prompts, fps)`, or is a function without options: {differentiable: true} (docs/rewards.md). Give it "
@@ -366,7 +354,6 @@ def without_gradient(spec: RewardSpec) -> str:
 
 
 def without_latents(spec: RewardSpec) -> str:
-    """Error text for a reward of latents where there are none."""
     return (
         f"Reward {spec.title!r} reads latents, which only a run has that samples clips: files and requests to a reward server have none. "
         "Leave it out here."
@@ -374,7 +361,6 @@ def without_latents(spec: RewardSpec) -> str:
 
 
 def _raised(result: PartScores | Exception) -> bool:
-    """True if the reward raised; a wrong return would be wrong again."""
     return isinstance(result, Exception) and not isinstance(result, BadReturn)
 
 

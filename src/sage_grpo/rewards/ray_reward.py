@@ -21,9 +21,7 @@ CPU = torch.device("cpu")
 class RewardActors(Protocol):
     """Client of reward actors in other processes."""
 
-    def ask(self, method: str, *given: Any) -> Any:
-        """The answer of one of them."""
-        ...
+    def ask(self, method: str, *given: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,6 @@ class RewardTraits:
     hears: bool
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Never called: the actors score."""
         raise NotImplementedError
 
 
@@ -55,16 +52,13 @@ class RewardActor:
             self.member.reward.to(self.member.device)
 
     def traits(self) -> RewardTraits:
-        """The properties that senders of clips need."""
         one = self.member
         return RewardTraits(one.reward.names, "latents" if one.reads_latents else "clips", one.compares, one.hears)
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
-        """Frames of a clip that the reward reads; None is all."""
         return self.member.frames_read(count, fps)
 
     def score(self, clips: ClipBatch) -> Outcome:
-        """Score all clips."""
         return self.member.score(clips)
 
 
@@ -78,13 +72,11 @@ class Away(RewardMember):
         self._frames: dict[tuple[int, float], set[int] | None] = {}
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
-        """Frames of a clip that the reward reads, asked once because the actors may be busy."""
         if (count, fps) not in self._frames:
             self._frames[count, fps] = self._judges.ask("frames_read", count, fps)
         return self._frames[count, fps]
 
     def score(self, clips: ClipBatch) -> Outcome:
-        """Scores of these clips by an actor; only the inputs that it reads are sent."""
         latents = clips.latents.to(CPU) if self.reads_latents and clips.latents is not None else None
         videos = clips.videos[:, :0] if self.reads_latents else clips.videos
         sound = clips.sound if self.hears else None
@@ -95,5 +87,4 @@ class Away(RewardMember):
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
     ) -> Tensor:
-        """Refused: gradients do not cross processes."""
         raise RewardConfigError(f"Reward {self.spec.title!r} is differentiated, and has actors: leave them out.")

@@ -6,9 +6,9 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from sage_grpo.config.metadata import Machine, Speed
 from sage_grpo.config.ranges import Finite, Natural, NotNegative, Positive, checked
@@ -115,7 +115,6 @@ class RewardSpec:
 
     @property
     def title(self) -> str:
-        """The label, or the name without its module."""
         return self.label or self.name.rsplit(":", 1)[-1]
 
 
@@ -175,10 +174,8 @@ def find_reward(spec: RewardSpec) -> Any:
 def _check_kind(target: Any, spec: RewardSpec) -> None:
     """Refuse targets that are not written as rewards: constructing subprocess:Popen would already run a command."""
     if inspect.isclass(target):
-        methods = [
-            vars(kind)[name] for kind in target.__mro__ for name in ("__call__", "forward") if name in vars(kind)
-        ]
-        if not any(_named_arguments(method) >= 4 for method in methods):  # self, videos, prompts, fps
+        methods = [vars(kind).get(name) for kind in target.__mro__ for name in ("__call__", "forward")]
+        if not any(_named_arguments(method) >= 4 for method in methods if method):  # self, videos, prompts, fps
             raise RewardConfigError(
                 f"{spec.name!r} is not a reward: the class {target.__name__} has no __call__(self, videos, prompts, fps) with `names`; "
                 "see docs/rewards.md."
@@ -208,8 +205,7 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
     parameters = inspect.signature(target).parameters
     if "parts" in parameters and spec.weights:
         options.setdefault("parts", list(spec.weights))
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if not takes_any:
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         check_known(options, parameters, f"Reward {spec.name!r} has no option")
     for name, parameter in parameters.items():
         variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -217,10 +213,8 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
             raise RewardConfigError(f"Reward {spec.name!r} needs the option {name!r}.")
     try:
         reward = target(**options)
-    except RewardConfigError:
-        raise
     except Exception as error:  # user code may raise anything
-        if ":" not in spec.name:
+        if isinstance(error, RewardConfigError) or ":" not in spec.name:
             raise
         raise RewardConfigError(
             f"Reward {spec.name!r} cannot be set up: {type(error).__name__}: {error}{where_raised(error)}"
@@ -240,7 +234,6 @@ class Need:
     """The option's name in errors."""
     value: str
     source: str
-    """Its source, for errors."""
     hub: str = ""
     """A file by which to find it in the hub's cache; empty if only a path is allowed."""
     repo: str = ""
@@ -268,7 +261,6 @@ class Need:
 
 
 def reward_needs(spec: RewardSpec) -> Iterator[Need]:
-    """The files that the options of a reward name."""
     facts = facts_of(spec.name)
     for option, file in facts.files.items() if facts is not None else ():
         value = spec.options.get(option)
@@ -290,17 +282,14 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """True if nothing is missing."""
         return not self.missing
 
     def describe(self) -> str:
-        """The state in one line."""
         words = [*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]
         return "; ".join(words) or "ready"
 
 
 def needed_options(name: str) -> list[str]:
-    """Options of a built-in reward that have no default."""
     parameters = inspect.signature(find_reward(RewardSpec(name=name))).parameters.values()
     return [one.name for one in parameters if one.default is one.empty and one.kind is one.KEYWORD_ONLY]
 
@@ -330,9 +319,8 @@ def readiness(spec: RewardSpec) -> Readiness:
             missing.append(f"{need.key.partition(': ')[2]} {need.value} is missing ({need.source})")
     key = str(spec.options.get("key_env", "")) if spec.name == "vlm_judge" else ""
     if key and not os.environ.get(key, "").strip():
-        missing.append(
-            "the environment variable that key_env names is empty"
-        )  # its name is not shown: it may be the key itself
+        # its name is not shown: it may be the key itself
+        missing.append("the environment variable that key_env names is empty")
     notes = ("the server is asked when it is tried out",) if facts.network else ()
     return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)
 
@@ -349,29 +337,14 @@ RewardLike = str | RewardSpec | GivenReward | Reward | Callable[..., Any]
 """A reward for `gather_rewards`: its name or spec, or an object or a function."""
 
 
-class RewardSettings(TypedDict, total=False):
-    """The fields of a RewardSpec but for its name and its actors: an object stays in its process."""
-
-    label: str
-    weights: dict[str, float]
-    metric_only: bool
-    standardize: dict[str, list[float]]
-    judges: str
-    options: dict[str, Any]
-    batch_size: int | None
-    device: str
-    overlap: bool
-    isolate_failures: bool | None
-    try_out: bool
-
-
-def own_reward(target: Reward | Callable[..., Any], **settings: Unpack[RewardSettings]) -> GivenReward:
+def own_reward(target: Reward | Callable[..., Any], **settings: Any) -> GivenReward:
     """An object or a function as a reward, with the settings of a RewardSpec (label, weights, metric_only, batch_size, ...).
 
     An object has `names` and `__call__(videos, prompts, fps)`. For functions see docs/rewards.md; `options` are a function's further arguments (or
     options such as `per_frame`), and its parts are the keys of `weights`, or one of its own name.
     """
-    check_known(settings, RewardSettings.__annotations__, "own_reward has no setting")
+    known = {field.name for field in fields(RewardSpec)} - {"name", "actors", "actor_gpus", "actor_cpus"}
+    check_known(settings, known, "own_reward has no setting")
     if inspect.isclass(target):
         raise RewardConfigError(f"{target.__name__} is a class: give an object of it, {target.__name__}(...).")
     label = settings.get("label") or _label(target)

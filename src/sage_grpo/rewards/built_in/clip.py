@@ -112,7 +112,6 @@ class ClipEncoder:
         return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
 
     def cosines(self, videos: Tensor, prompts: Sequence[str], indices: Sequence[int]) -> Tensor:
-        """Cosine of each frame with its clip's prompt, B x frames."""
         return torch.einsum("bfd,bd->bf", self.frames(videos, indices), self.texts(prompts))
 
 

@@ -83,7 +83,6 @@ class ImageReward(FrameReward):
         num_frames: int = 16,
         dtype: str = "",
     ) -> None:
-        """checkpoint: the weights as safetensors. config: the authors' med_config.json. tokenizer: BERT's, folder or hub name."""
         state = {name: value.float() for name, value in read_safetensors(checkpoint, CONVERT).items()}
         # BLIP's projections for retrieval, which no score uses, are under neither
         vision, text = under(state, "blip.visual_encoder."), under(state, "blip.text_encoder.")

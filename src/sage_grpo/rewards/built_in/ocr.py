@@ -18,12 +18,10 @@ _QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|«([^»]+)»|「([^」]+)」')
 
 
 def quoted_text(prompt: str) -> str:
-    """All quoted passages of a prompt, joined by spaces; empty when there is none."""
     return " ".join("".join(groups).strip() for groups in _QUOTED.findall(prompt))
 
 
 def normalise(text: str) -> str:
-    """A text without case, white space and punctuation."""
     return re.sub(r"[\W_]+", "", text.casefold())
 
 

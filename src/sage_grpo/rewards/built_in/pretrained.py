@@ -97,7 +97,6 @@ def frozen(model: Any) -> Any:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost lists of modules."""
     for child in module.children():
         yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
 
@@ -123,7 +122,6 @@ def numbered_layers(state: Mapping[str, Tensor], where: str) -> Layers:
 
 
 def under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The weights whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 

@@ -35,12 +35,10 @@ def decibels(waves: Tensor, size: int) -> Tensor:
 
 
 def loudness(videos: Tensor, fps: float, sound: Sound) -> Tensor:
-    """Loudness of whole clips, in decibels below the largest possible."""
     return decibels(sound.waves, sound.waves.shape[-1])[:, 0]
 
 
 def silence(videos: Tensor, fps: float, sound: Sound) -> Tensor:
-    """Share of silent windows."""
     return (decibels(sound.waves, max(1, round(MOMENT * sound.rate))) < QUIET).float().mean(1)
 
 
@@ -109,7 +107,6 @@ class ClapEncoder:
         self._features = from_pretrained(ClapFeatureExtractor, model)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """Unit embeddings of texts, B x dim."""
         length = self.model.config.text_config.max_position_embeddings - 2
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
         return self._unit(self.model.get_text_features(**tokens.to(self.model.device)))
@@ -145,7 +142,6 @@ class Clap:
     names = ("CLAP",)
 
     def __init__(self, *, model: str, prefix: str = "") -> None:
-        """prefix: before every prompt."""
         self._clap, self._prefix = ClapEncoder(model), prefix
 
     def to(self, device: torch.device) -> Self:
@@ -192,7 +188,6 @@ class SightAndSound:
         sources: Sequence[str] = SOURCES,
         sample_fps: float = 2.0,
     ) -> None:
-        """model: CLIP; sound_model: CLAP; sources: visible and audible sources; sample_fps: frames per second that are read."""
         if len(set(sources)) < 2:
             raise RewardConfigError(f"sight_and_sound compares at least two sources, got {list(sources)}.")
         self._clip, self._clap, self._sample_fps = ClipEncoder(model, ""), ClapEncoder(sound_model), sample_fps

@@ -68,7 +68,6 @@ def saturation(clip: StatisticsBatch) -> Tensor:
 
 
 def brightness(clip: StatisticsBatch) -> Tensor:
-    """Mean luma in [0, 1]."""
     return clip.luma.flatten(1).mean(dim=1)
 
 
@@ -126,7 +125,6 @@ def flicker(clip: StatisticsBatch) -> Tensor:
 
 
 def duplicate_frames(clip: StatisticsBatch) -> Tensor:
-    """Fraction of frames that repeat the one before."""
     difference = (clip.luma[:, 1:] - clip.luma[:, :-1]).abs().mean(dim=(-1, -2))
     return (difference < DUPLICATE).float().mean(dim=1)
 
@@ -213,7 +211,6 @@ def _warp(image: Tensor, flow: Tensor) -> Tensor:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """Means over blocks."""
     return F.avg_pool2d(values, (min(BLOCK, values.shape[-2]), min(BLOCK, values.shape[-1])))
 
 

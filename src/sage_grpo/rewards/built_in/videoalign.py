@@ -269,7 +269,6 @@ class VideoAlign:
         return frame_indices(count, fps, fps=self.config.fps, num_frames=self.config.num_frames)
 
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
-        """Token ids padded on the right, mask, positions, patches and grid of a batch."""
         indices = self.frames_read(videos.shape[1], fps)
         clips = [pixel_frames(clip, indices, self.config) for clip in videos.to(self.device)]
         return {name: value.to(self.device) for name, value in self._chat.batch(prompts, clips).items()}
@@ -285,7 +284,6 @@ class VideoAlign:
 
 
 def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, scale: float | None) -> nn.Module:
-    """Qwen2VLModel with the checkpoint's weights, and LoRA layers where it has any."""
     from transformers import Qwen2VLForConditionalGeneration
 
     full = load_whole(Qwen2VLForConditionalGeneration, base)

@@ -39,7 +39,6 @@ class Usage:
     output_tokens: int = 0
 
     def add(self, other: Usage) -> None:
-        """Sum up."""
         self.requests += other.requests
         self.input_tokens += other.input_tokens
         self.output_tokens += other.output_tokens
@@ -80,7 +79,6 @@ class Meter:
 
     @property
     def cost(self) -> float:
-        """The cost so far, by the prices."""
         used, limits = self.used, self._limits
         return (used.input_tokens * limits.input_price + used.output_tokens * limits.output_price) / 1_000_000
 
@@ -106,7 +104,6 @@ class Meter:
             return turn - now
 
     def answered(self, tokens: Usage) -> None:
-        """Count the tokens of an answer."""
         with self._lock:
             self.used.add(tokens)
 
@@ -116,12 +113,10 @@ class Meter:
             self._next = max(self._next, self._clock() + seconds)
 
     def found(self) -> None:
-        """Count a score from the cache."""
         with self._lock:
             self.cached += 1
 
     def describe(self) -> str:
-        """The counts in one line."""
         used, limits = self.used, self._limits
         text = f"{used.requests:,} requests, {used.input_tokens:,} + {used.output_tokens:,} tokens"
         if limits.input_price or limits.output_price:
@@ -321,7 +316,6 @@ class Ledger:
             self._file = place / f"judge-{uuid.uuid4().hex}.jsonl"
 
     def find(self, digest: str) -> tuple[dict[str, float], dict[str, str]] | None:
-        """Scores and reasons of a request that was answered before."""
         with self._lock:
             return self._known.get(digest)
 

@@ -34,7 +34,6 @@ from sage_grpo.rewards.judge.endpoint import (
 )
 from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.types import PartScores, RewardFacts
-from sage_grpo.utils.json_schema import parse_json
 
 Group = TypeVar("Group")
 log = logging.getLogger(__name__)
@@ -164,7 +163,6 @@ class VlmJudge:
         return PartScores(rates, reasons)
 
     def _ask(self, questions: Sequence[tuple[Sequence[Tensor], str]], fps: float) -> list[tuple[dict[str, float], str]]:
-        """Verdicts on clips (or pairs of clips) with their prompts, in order."""
         before = self.meter.used.requests
         # after an error or an interrupt no thread may go on paying
         with ThreadPoolExecutor(self._network.parallel) as executor, Connections() as connections:
@@ -206,7 +204,6 @@ class VlmJudge:
         return scores, _together(reasons) if scores else problem
 
     def frames_read(self, count: int, fps: float) -> list[int]:
-        """The frames that the judge sees."""
         return sample_indices(count, fps, sample_fps=self._frames.sample_fps, max_frames=self._frames.num_frames)
 
     def request(self, clips: Sequence[Tensor], prompt: str, fps: float) -> bytes:
@@ -264,7 +261,6 @@ def _group(kind: type[Group], name: str, given: Mapping[str, Any] | None) -> Gro
 
 
 def _questions(parts: Sequence[str], dimensions: Mapping[str, str] | None) -> dict[str, str]:
-    """The requested dimensions with their questions."""
     known = dict(DIMENSIONS if dimensions is None else dimensions)
     chosen = list(parts) or list(known)
     if not chosen:
@@ -304,20 +300,12 @@ class Unreadable(ValueError):
 def read_answer(text: str, parts: Sequence[str], low: float, high: float) -> tuple[dict[str, float], dict[str, str]]:
     """Scores and reasons by dimension; Unreadable names the fault. Scores out of range are refused, not clamped."""
     text = text[-LONGEST:]
-    try:
-        found = parse_json(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        fitting = [one for one in _objects(text) if all(_pick(one, part) is not None for part in parts)]
-        if not fitting:
-            raise Unreadable(f"no JSON object with {', '.join(parts)} in the answer {_short(text)!r}")
-        found = fitting[-1]  # reasoning models write drafts first
+    fitting = [found for found in _objects(text) if all(_pick(found, part) is not None for part in parts)]
+    if not fitting:
+        raise Unreadable(f"no JSON object with {', '.join(parts)} in the answer {_short(text)!r}")
     scores, reasons = {}, {}
     for part in parts:
-        value = _pick(found, part)
-        if value is None:
-            raise Unreadable(f"the answer lacks {part!r}: {_short(text)!r}")
+        value = _pick(fitting[-1], part)  # reasoning models write drafts first
         score, reason = (value.get("score"), value.get("reason")) if isinstance(value, Mapping) else (value, None)
         scores[part] = _score(score, part, low, high)
         if isinstance(reason, str) and reason.strip():

@@ -60,7 +60,7 @@ class Closing(RuntimeError):
 
 @dataclass
 class Counters:
-    """Values of /metrics and /health."""
+    """Values of /metrics, and of /health."""
 
     clips: int = 0
     failed: int = 0
@@ -71,15 +71,8 @@ class Counters:
     """Clips that were not scored because their client had gone."""
     seconds: float = 0.0
     """Time in the reward."""
-    last_clips: int = 0
-    """Clips of the last call of the reward."""
-    last_failed: int = 0
     unscored: int = 0
     """Calls in a row that scored nothing."""
-    last_end: float | None = None
-    """End of the last call, by the monotonic clock."""
-    running_since: float | None = None
-    """Start of the running call."""
     responses: Counter[int] = field(default_factory=Counter)
     """Answers by status."""
 
@@ -112,7 +105,6 @@ class Batcher:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to serve, in the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def submit(self, request: ScoreRequest) -> PartScores:
@@ -173,7 +165,7 @@ class Batcher:
 
     async def _score_jobs(self, jobs: list[_Job]) -> None:
         counters = self.counters
-        start = counters.running_since = time.monotonic()
+        start = time.monotonic()
         videos = torch.cat([job.request.videos for job in jobs]) if len(jobs) > 1 else jobs[0].request.videos
         prompts = [prompt for job in jobs for prompt in job.request.prompts]
         loop = asyncio.get_running_loop()
@@ -189,12 +181,9 @@ class Batcher:
                 job.future.set_result(_slice(call.result(), offset, job.count))
             offset += job.count
         failed = len(prompts) if error is not None else len(call.result().reasons)
-        now = time.monotonic()
         counters.unscored = counters.unscored + 1 if failed == len(prompts) else 0
         counters.batches, counters.clips = counters.batches + 1, counters.clips + len(prompts)
-        counters.failed, counters.seconds = counters.failed + failed, counters.seconds + now - start
-        counters.last_clips, counters.last_failed, counters.last_end = len(prompts), failed, now
-        counters.running_since = None
+        counters.failed, counters.seconds = counters.failed + failed, counters.seconds + time.monotonic() - start
 
 
 def _slice(scores: PartScores, offset: int, count: int) -> PartScores:
@@ -302,20 +291,10 @@ class RewardServer:
 
     async def health(self, _request: Request) -> Response:
         """GET /health, without a token: 503 after FAILING calls in a row that scored nothing."""
-        now, last = time.monotonic(), self.counters
-        failing = last.unscored >= FAILING
-        content = {
-            "status": "failing" if failing else "ok",
-            "requests": self._open,
-            "last_clips": last.last_clips,
-            "last_failed": last.last_failed,
-            "last_seconds_ago": None if last.last_end is None else round(now - last.last_end, 3),
-            "running_seconds": None if last.running_since is None else round(now - last.running_since, 3),
-        }
-        return JSONResponse(content, 503 if failing else 200)
+        failing = self.counters.unscored >= FAILING
+        return JSONResponse({"status": "failing" if failing else "ok", "requests": self._open}, 503 if failing else 200)
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics, Prometheus' text format; needs the token."""
         self._authorise(request)
         numbers = [
             ("clips_total", "counter", "Clips scored.", self.counters.clips),

@@ -56,11 +56,9 @@ class ScoreRequest:
     prompts: list[str]
     """One a clip."""
     fps: float
-    """Frames per second of the clips."""
 
 
 def content_checksum(videos: Tensor, prompts: Sequence[str], fps: float) -> str:
-    """A checksum of everything that a score depends on."""
     digest = hashlib.sha256()  # the fastest of hashlib on CPUs with SHA instructions
     digest.update(json.dumps([list(videos.shape), list(prompts), float(fps)]).encode())
     digest.update(videos.contiguous().cpu().numpy().data)
@@ -90,11 +88,8 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
     with _reading("The request"):
         header, start = _header(body)
         metadata = _metadata(header, ("id", "prompts", "fps", "checksum"))
-        videos, prompts, fps = (
-            _videos(header, body, start),
-            parse_json(metadata["prompts"], "prompts"),
-            float(metadata["fps"]),
-        )
+        videos, fps = _videos(header, body, start), float(metadata["fps"])
+        prompts = parse_json(metadata["prompts"], "prompts")
         if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
             raise WireError("prompts must be a list of strings.")
         check_clips(videos, prompts, fps)
@@ -123,7 +118,6 @@ def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
 
 
 def encode_response(request: ScoreRequest, parts: Mapping[str, Tensor], reasons: Mapping[int, str]) -> bytes:
-    """The bytes of an answer."""
     tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in parts.items()}
     metadata = {
         "id": request.id,
