@@ -66,7 +66,7 @@ def described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert run(Options(**SHOWN, figure=out)) == 0
     monkeypatch.undo()
     (figure,) = figures
-    assert saved == [{"rect": (0, 0, 1, 0.965), "w_pad": 2.2, "h_pad": 2.6}, {"format": "png", "dpi": 130}]
+    assert saved == [{"rect": (0, 0, 1, 0.94), "w_pad": 2.2, "h_pad": 2.6}, {"format": "png", "dpi": 130}]
     lines = [
         capsys.readouterr().out.replace(str(out), "FIGURE"),
         f"{figure.get_size_inches()}",
