@@ -12,7 +12,7 @@ from torch import nn
 
 from sage_grpo.tools.doctor import checkpoint, learning, reward
 from sage_grpo.tools.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
-from sage_grpo.tools.doctor.workers import honest
+from sage_grpo.tools.doctor.machine import honest
 
 GROUPS = torch.tensor([0, 0, 1, 1])
 

@@ -14,7 +14,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.run.session import assemble
-from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling, workers
+from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling
 from sage_grpo.tools.doctor.check import ORDER, Check
 from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.tools.doctor.stock import why_not_stock, why_unknown
@@ -220,7 +220,7 @@ def of_workers(trainer: Trainer, crew: Dispatcher) -> Checks:
             crew.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
             if len(crew.gaps) >= asked:
                 break
-        yield workers.honest(crew.gaps, crew.limit, asked, refused=crew.row["crew/refused"])
+        yield machine.honest(crew.gaps, crew.limit, asked, refused=crew.row["crew/refused"])
     finally:
         trainer.close()
 
