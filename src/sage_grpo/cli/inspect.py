@@ -191,11 +191,8 @@ def _print_tables(options: Options, grid: GridOptions, reports: Sequence[KernelR
 
 def _step_table(report: KernelReport) -> Table:
     title = report.kernel if report.eta is None else f"{report.kernel}  eta = {report.eta:g}"
-    table = narrow_table(title)
-    peak = max(row.share for row in report.rows)
-    for name in ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    heads = ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance", "")
+    table, peak = narrow_table(title, *heads, left=("",)), max(row.share for row in report.rows)
     for row in report.rows:
         table.add_row(
             str(row.step),
@@ -212,12 +209,16 @@ def _step_table(report: KernelReport) -> Table:
 
 
 def _summary_table(options: Options, grid: GridOptions, reports: Sequence[KernelReport]) -> Table:
-    table = narrow_table(
-        f"{grid.steps} steps, shift {grid.shift:g}" + (f", grid of {options.model}" if options.model else "")
+    title = f"{grid.steps} steps, shift {grid.shift:g}" + (f", grid of {options.model}" if options.model else "")
+    heads = (
+        "steps\ntrained",
+        "total\nvariance",
+        "off-\nmanifold",
+        "on-\nmanifold",
+        "peak\nexcess",
+        "sensitivity\nspan",
     )
-    table.add_column("kernel", no_wrap=True)
-    for name in ("steps trained", "total variance", "off- manifold", "on- manifold", "peak excess", "sensitivity span"):
-        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    table = narrow_table(title, "kernel", *heads, left=("kernel",))
     for report in reports:
         table.add_row(
             report.kernel,
