@@ -226,7 +226,7 @@ def crew(file: Path, prompts: str) -> str:
     planned = plan["phases"] | {"total": sum(plan["phases"].values())}
     told = {name: (f"time/{name}", 1, planned[name]) for name in ("rollout", "decode", "update")}
     told["iteration"] = ("time/total", 1, planned["total"])
-    told["records back, MB"] = ("crew/megabytes", 4, plan["task_megabytes"] * plan["tasks"])
+    told["records back, MB"] = ("crew/megabytes", 4, None)
     told["largest gap of a log-probability"] = ("crew/gap", 1, None)
     cells = [
         [

@@ -6,7 +6,7 @@
 
 Three short runs of one configuration: in one process, with workers, and with workers that are one iteration ahead (`rollout.staleness 1`). On a
 machine with one GPU all of them share it, so that workers can only win what a single process leaves idle; what is tested is that the same
-work is done, that nothing waits for long, and that what travels is what plan says. Seconds are those of the iterations after the first.
+work is done, that nothing waits for long, and how much travels. Seconds are those of the iterations after the first.
 Further options are those of `sage-grpo train`.
 """
 
@@ -81,8 +81,6 @@ def told(report: dict[str, Any]) -> str:
         ["sampling, decoding and scoring in one process, s", fixed(here, 2)],
         ["the same by workers, each on a GPU of its own, s", fixed(plan["sampling_seconds"], 2)],
         ["update, s", fixed(plan["updating_seconds"], 2)],
-        ["records, MB", fixed(plan["task_megabytes"] * plan["tasks"], 2)],
-        ["weights to every node, MB", fixed(plan["weights_megabytes"], 2)],
     ]
     return "\n".join([*markdown(["measured", *runs], lines), "", *markdown(["plan", "value"], sums)])
 

@@ -22,10 +22,21 @@ from sage_grpo.training.config import DataConfig
 from sage_grpo.training.inputs import build
 
 NAMES = [
-    *("versions", "device", "plan", "files", "prompts", "trainable", "variance", "last step", "stability"),
-    *("tokenizer", "encodings", "prompt", "padding", "pipeline", "vae", "noise", "guidance"),
-    *("reward valid", "reward spread", "reward repeats", "reward batch", "reward prompt", "reward statistics"),
-    *("signal", "ratio", "gradients", "update", "step size", "ranks", "trust region", "save"),
+    *(
+        "versions",
+        "device",
+        "plan",
+        "files",
+        "settings",
+        "trainable",
+        "stability",
+        "prompt",
+        "padding",
+        "pipeline",
+        "vae",
+    ),
+    *("guidance", "reward valid", "reward spread", "reward batch", "reward prompt", "reward statistics"),
+    *("ratio", "gradients", "update", "step size", "ranks", "trust region", "save"),
 ]
 
 
@@ -46,7 +57,7 @@ def test_healthy_checkpoint(make_config, prompts, tmp_path: Path) -> None:
         rewards=[RewardSpec(name="doctor_rewards:pattern", batch_size=0)],
     )
     heard: list[Check] = []
-    found = examine.examine(config, DoctorSpec(probe=True), heard.append)
+    found = examine.examine(config, DoctorSpec(), heard.append)
     assert heard == found
     assert [finding.name for finding in found] == NAMES
     assert not raised(found)
@@ -55,19 +66,19 @@ def test_healthy_checkpoint(make_config, prompts, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_healthy_shapes() -> None:
-    config, spec = replace(recipe("shapes/sage"), seed=3), DoctorSpec(prompts=3, probe=False)
+    config, spec = replace(recipe("shapes/sage"), seed=3), DoctorSpec(prompts=3)
     made = build(recipe("shapes/sage"))
     sample = examine.prepare(assemble(examine.small(config, spec), made))
-    found = [*examine.of_schedule(sample.trainer, sample), *examine.of_sampling(config, spec, made, sample)]
+    found = [*examine.of_schedule(sample.trainer, sample), *examine.of_sampling(sample)]
     found += examine.of_learning(sample)
     assert not raised(found)
-    assert len(found) == 19
+    assert len(found) == 14
     assert len(sample.trainer.encoder.encoded) <= spec.prompts + 1  # not those of the whole run
 
 
 @pytest.mark.slow
 def test_command(capsys) -> None:
-    assert main(["doctor", "shapes/branch", "--json", "--doctor.members", "2", "--doctor.probe", "false"]) == 0
+    assert main(["doctor", "shapes/branch", "--json", "--doctor.members", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [finding["name"] for finding in report["findings"]] == NAMES
     assert report["status"] in ("pass", "skip")
@@ -85,11 +96,11 @@ def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:
 
 
 def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monkeypatch) -> None:
-    def breaks(sample: object) -> Check:
+    def breaks(*given: object) -> Check:
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(examine.sampling, "noise", breaks)
-    found = {one.name: one for one in examine.examine(make_config(), DoctorSpec(prompts=2, members=2, probe=False))}
+    monkeypatch.setattr(examine.sampling, "guidance", breaks)
+    found = {one.name: one for one in examine.examine(make_config(), DoctorSpec(prompts=2, members=2))}
     assert {one.status for one in found.values()} <= set(ORDER)
     assert found["sampling"].status == "fail"
     assert "no more memory" in found["sampling"].value

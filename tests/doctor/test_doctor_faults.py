@@ -18,7 +18,6 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
@@ -30,16 +29,15 @@ from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine
 from sage_grpo.tools.doctor.check import Check
 from sage_grpo.tools.doctor.sampling import Sample
-from sage_grpo.training.config import SurrogateConfig, UpdateConfig
 from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.reference import OldPolicy, ReferencePolicy
+from sage_grpo.training.reference import ReferencePolicy
 from sage_grpo.training.rollout import Storage
 from sage_grpo.training.trainer import Trainer
 from trainer_zoo.toy import ToyModel
 
-SMALL = DoctorSpec(prompts=2, members=2, probe=False)
+SMALL = DoctorSpec(prompts=2, members=2)
 EXACT = KernelSpec(name="sage_exact", eta=0.7)
 
 
@@ -72,15 +70,15 @@ def named(findings: Iterator[Check], name: str) -> str:
 def test_noise_in_the_last_step(sample, monkeypatch) -> None:
     sage = {"kernel": KernelSpec(name="sage"), "kind": "toy"}
     healthy = sample(**sage)
-    assert named(examine.of_schedule(healthy.trainer, healthy), "last step") == "pass"
+    assert named(examine.of_schedule(healthy.trainer, healthy), "stability") == "pass"
     asked = sample(**sage, rollout={"steps": 3, "deterministic_last": False})
-    assert named(examine.of_schedule(asked.trainer, asked), "last step") == "warn"
+    assert named(examine.of_schedule(asked.trainer, asked), "stability") == "warn"
     monkeypatch.setattr(Planner, "unexplored", lambda planner: "step 1 is deterministic, too")
-    (told,) = [one for one in examine.of_schedule(healthy.trainer, healthy) if one.name == "last step"]
+    (told,) = examine.of_schedule(healthy.trainer, healthy)
     assert told.value.endswith("step 1 is deterministic, too")
     monkeypatch.setattr(kernels.Sage, "leaves_noise", False)
     planted = sample(**sage)
-    assert named(examine.of_schedule(planted.trainer, planted), "last step") == "warn"
+    assert named(examine.of_schedule(planted.trainer, planted), "stability") == "warn"
 
 
 def test_nothing_to_train_ends_the_check_up(make_config, monkeypatch) -> None:
@@ -114,22 +112,6 @@ def test_kl_without_a_gradient(sample, monkeypatch) -> None:
     other = sample(**region)
     learning.update_moves(_after_ratio(other))
     assert status(learning.trust_region(other, other.items()), "trust region") == "fail"
-
-
-def test_an_nft_whose_old_policy_is_the_policy(sample, monkeypatch) -> None:
-    """Always, by configuration; or because the old pass runs with the live weights."""
-
-    def verdict(**objective: float) -> str:
-        spec = ObjectiveSpec(kind="nft", levels=2, **objective)
-        fields = {"kernel": KernelSpec(name="ode"), "surrogate": SurrogateConfig(equalize=False), "objective": spec}
-        made = sample(kind="toy", update=UpdateConfig(updates_per_rollout=1), **fields)
-        learning.update_moves(_after_ratio(made))
-        return status(learning.old_policy(made.trainer, made.items()), "old policy")
-
-    assert verdict() == "warn"
-    assert verdict(old_decay=0.5) == "pass"
-    monkeypatch.setattr(OldPolicy, "applied", lambda self: nullcontext())
-    assert verdict(old_decay=0.5) == "fail"
 
 
 def _saved(sample: Sample) -> Check:
@@ -176,7 +158,7 @@ def _findings(clips: tuple[Sample, Tensor], name: str, monkeypatch: pytest.Monke
 def test_rewards_of_a_rollout(clips, monkeypatch) -> None:
     found = _findings(clips, "judged", monkeypatch)
     assert {finding.status for finding in found.values()} == {"pass"}
-    assert len(found) == 6
+    assert len(found) == 5
     assert _findings(clips, "luma", monkeypatch)["reward statistics"].status in ("warn", "fail")
     assert _findings(clips, "broken", monkeypatch)["reward valid"].status == "fail"
 
@@ -251,18 +233,23 @@ def test_a_file_that_breaks_later_is_a_finding(make_config, monkeypatch) -> None
     assert status(found[-1], "loading") == "fail"
 
 
-def test_prompts_that_are_not_apart() -> None:
-    def found(training: str, held_out: str) -> Check:
-        return machine.prompts([Prompt(t) for t in training.split("/")], [Prompt(t) for t in held_out.split("/")])
+def test_prompts_that_are_not_apart(monkeypatch) -> None:
+    model: Any = None
 
-    assert status(found("a cat/a dog", "a tree/the sea"), "prompts") == "pass"
+    def found(training: str, held_out: str) -> Check:
+        sources = [[Prompt(text) for text in texts.split("/")] for texts in (training, held_out)]
+        monkeypatch.setattr(machine, "load_sources", lambda config: sources)
+        return machine.settings(recipe("shapes/sage"), model)
+
+    assert status(found("a cat/a dog", "a tree/the sea"), "settings") == "pass"
     for training, held_out, said in (
         ("a cat/a dog", "a tree/A  Dog", "1 of 2 held-out prompts are trained on"),
         ("a cat/a dog/a cat", "a tree", "1 of 3 training prompts are copies"),
         ("a cat", "a tree/the sea/the sea /the sea", "2 of 4 held-out prompts are copies"),
     ):
         finding = found(training, held_out)
-        assert status(finding, "prompts") == "warn"
+        assert status(finding, "settings") == "warn"
         assert said in finding.value
     seeds = [Prompt("a cat", seed=1), Prompt("a cat", seed=2)]
-    assert machine.prompts(seeds, []).status == "pass", "one prompt from two noises is two tasks"
+    monkeypatch.setattr(machine, "load_sources", lambda config: (seeds, []))
+    assert machine.settings(recipe("shapes/sage"), model).status == "pass", "one prompt from two noises is two tasks"

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from sage_grpo.samplers.noise import keyed_noise
-from sage_grpo.tools.doctor import checkpoint, learning, reward, sampling
+from sage_grpo.tools.doctor import checkpoint, learning, reward
 from sage_grpo.tools.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
-from sage_grpo.tools.doctor.workers import honest
+from sage_grpo.tools.doctor.machine import honest
 
 GROUPS = torch.tensor([0, 0, 1, 1])
 
@@ -106,7 +105,7 @@ def test_how_much_an_update_changes(moves: list[float], status: str, share: floa
             trainer.state.params["a.weight"].add_(torch.tensor(moves))
         return {"optimizer/lr": 0.1}
 
-    trainer.updater.apply = apply
+    trainer.updater = SimpleNamespace(apply=apply)
     trainer.state.params["b.weight"].grad = None
     found = learning.update_moves(trainer)
     assert (found.status, found.number) == (status, share)
@@ -116,7 +115,7 @@ def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
     """By the passes of an update: gradients of before are gone, and are summed over processes in the last pass of each network."""
     logs, done = iter([0.1, 0.3, 0.2]), []
 
-    def accumulate(objective, items, device, *, kl_lambda, scale, before_last):
+    def accumulate(objective, region, items, device, *, kl_lambda, scale, before_last):
         before_last()
         return SimpleNamespace(largest_log_ratio=next(logs))
 
@@ -124,9 +123,10 @@ def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
     trainer = trainer_of(a=[1.0, 1.0])
     trainer.state.kl, trainer.state.anchor = SimpleNamespace(value=0.0), None
     trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: done.append("zeroed"))
-    trainer.objective = SimpleNamespace(clip=1.0)
+    trainer.objective, trainer.clip = None, 1.0
+    trainer.config.trust_region = None
     trainer.model.device = "cpu"
-    trainer.engine = SimpleNamespace(
+    trainer.sharding = SimpleNamespace(
         begin=lambda: done.append("begun"), synchronize=lambda: done.append("summed"), scale=1.0
     )
     items = [SimpleNamespace(label=label, network=network) for label, network in ((4, 0), (7, 0), (9, 1))]
@@ -143,7 +143,7 @@ def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
 def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int | None, inert, monkeypatch) -> None:
     sums = {"kl/total": 0.1, "gradient/policy": 9.0, "gradient/kl": 1.0}
     monkeypatch.setattr(learning, "accumulate", lambda *given, **named: SimpleNamespace(sums=sums))
-    monkeypatch.setattr(learning, "with_anchor", lambda items, *given: items)
+    monkeypatch.setattr(learning, "with_reference", lambda items, *given: items)
     monkeypatch.setattr(
         learning, "with_old", lambda objective, items, device: seen.append((objective, items, device)) or items
     )
@@ -151,14 +151,14 @@ def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int 
     trainer = trainer_of(a=[1.0, 1.0])
     trainer.config.trust_region = SimpleNamespace(mode="moving", estimator="closed_form")
     trainer.config.update = SimpleNamespace(updates_per_rollout=updates)
-    trainer.config.objective = SimpleNamespace(lags=lags)
+    trainer.config.build_objective = lambda: SimpleNamespace(lags=lags)
     trainer.state.anchor = None if every is None else SimpleNamespace(every=every)
     trainer.state.kl = SimpleNamespace(value=0.5)
     trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: None)
     trainer.old, trainer.objective, trainer.model.device = None, "loss", "cpu"
     if lags:
         trainer.old = SimpleNamespace(applied=nullcontext)
-    trainer.engine = SimpleNamespace(begin=lambda: None, scale=1.0)
+    trainer.sharding = SimpleNamespace(begin=lambda: None, scale=1.0)
     found = learning.trust_region(SimpleNamespace(trainer=trainer), [])
     assert seen == ([("loss", [], "cpu")] if lags else []), "the reference is the old policy's"
     assert (found.status, found.number) == (("warn", 0.0) if inert else ("pass", 0.25))
@@ -188,17 +188,6 @@ def test_what_is_trained_is_counted_by_modules() -> None:
     assert learning.trainable(SimpleNamespace(trainable=dict, spec=SimpleNamespace(lora=None))).status == "fail"
 
 
-def test_a_probe_branches_where_a_run_explores() -> None:
-    """At all steps, or at the first that it trains."""
-    group = SimpleNamespace(label=lambda step: 10 + step, trained=[[4, 6], [5]])
-    for kind, label in (("all", None), ("fixed", 14)):
-        config = SimpleNamespace(
-            rollout=SimpleNamespace(window=SimpleNamespace(kind=kind)), kernel=SimpleNamespace(eta=0.7)
-        )
-        prober = SimpleNamespace(config=config, exploring=lambda eta, at: (eta, at))
-        assert sampling.plan_probe(prober, SimpleNamespace(groups=[group])) == (0.7, label)
-
-
 @pytest.mark.parametrize(
     ("scores", "allowed", "status"),
     [([1, 2], 0.0, "pass"), ([1, math.nan], 0.5, "warn"), ([1, math.nan], 0.4, "fail"), ([math.inf] * 2, 1.0, "fail")],
@@ -215,11 +204,3 @@ def test_workers_are_honest_where_none_is_further_off_than_is_allowed(gaps, refu
     found = honest(gaps, 0.2, 2, refused=refused)
     assert found.status == status
     assert f"{max(gaps, key=lambda one: gaps[one])} differs by" in found.value
-
-
-def test_noises_are_one_where_they_point_one_way() -> None:
-    one, other = keyed_noise((4000,), "one"), keyed_noise((4000,), "other")
-    assert sampling._alike(one, 2 * one)
-    assert not sampling._alike(one, other)
-    assert not sampling._alike(one, -one)
-    assert not sampling._alike(one, 0.4 * one + other)

@@ -587,7 +587,3 @@ def test_what_is_compared_with_the_stock_pipeline(model) -> None:
     name = "HunyuanVideo15X"
     pictured = SimpleNamespace(index={"_class_name": name}, pictures={1}, pipe=of(type(name, (), {})))
     assert "from the picture" in stock.why_not_stock(pictured)
-    tokenizer = lambda prompt, add_special_tokens: SimpleNamespace(input_ids=(add_special_tokens, *prompt))  # noqa: E731
-    tokenizer.unk_token_id = 3
-    pipe = SimpleNamespace(tokenizer_2=tokenizer)
-    assert stock.token_ids(SimpleNamespace(pipe=pipe), "ab") == {"tokenizer_2": ([False, "a", "b"], 3)}

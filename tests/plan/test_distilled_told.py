@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 import tiny
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.costs import forecast
-from sage_grpo.tools.doctor.checkpoint import distilled
+from sage_grpo.tools.doctor import machine
+from sage_grpo.tools.doctor.machine import settings
 
 SIZE = {"frames": 5, "height": 32, "width": 32}
 
@@ -37,7 +39,7 @@ def named(checkpoint, make_config, tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*distilled")
-def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list[str], named) -> None:
+def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list[str], named, monkeypatch) -> None:
     """So does the doctor."""
     config = named(name, scale, steps)
     said = forecast(config, hardware.cpu())
@@ -46,12 +48,15 @@ def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list
     assert all(part in text for part in wanted)
     assert (text in show.short(said)) == bool(wanted)
     assert show.document(said, [], [], said)["model"].get("distilled", "") == text
-    finding = distilled(config.model.load("cpu"), steps, steps)
-    assert (finding and finding.status) == (None if name == "Wan2.2" else "warn" if wanted else "pass")
-    assert finding is None or name in finding.value
+    monkeypatch.setattr(machine, "load_sources", lambda config: ([Prompt("a")], [Prompt("b")]))
+    finding = settings(config, config.model.load("cpu"))
+    assert finding.status == ("warn" if wanted else "pass")
+    assert name == "Wan2.2" or name in finding.value
 
 
-def test_guidance_that_is_an_input_is_not_counted(checkpoint, tmp_path) -> None:
+def test_guidance_that_is_an_input_is_not_counted(checkpoint, make_config, monkeypatch, tmp_path) -> None:
     folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-turbo")
-    model = ModelSpec(path=str(folder), cache=None, train=False).load("cpu")
-    assert distilled(model, 30, 30).status == "pass"
+    config = make_config(kind="flux")
+    config = replace(config, model=ModelSpec(path=str(folder), cache=None, train=False))
+    monkeypatch.setattr(machine, "load_sources", lambda config: ([Prompt("a")], []))
+    assert settings(config, config.model.load("cpu")).status == "pass"

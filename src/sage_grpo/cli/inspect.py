@@ -9,18 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-
 from sage_grpo.config.ranges import Count, Positive, Range, checked
 from sage_grpo.samplers.kernels import (
     KERNELS,
-    Flow,
     Kernel,
     KernelSpec,
     Linear,
     OfGrid,
-    Sage,
-    SageExact,
     takes_sigma_max,
     unfit_eta,
 )
@@ -48,7 +43,6 @@ LOOKS = {
     "sage_exact": ("#00875f", "P"),
 }
 """Colour and marker of every kernel."""
-INTEGRAL, EXCESS = "#bcd7ee", "#8e44ad"
 DASHES, DOTS = (0, (4.0, 2.5)), (0, (1.0, 1.2))
 STEP_COUNTS = (5, 10, 20, 40, 80, 160, 320)
 STYLE = {
@@ -197,11 +191,8 @@ def _print_tables(options: Options, grid: GridOptions, reports: Sequence[KernelR
 
 def _step_table(report: KernelReport) -> Table:
     title = report.kernel if report.eta is None else f"{report.kernel}  eta = {report.eta:g}"
-    table = narrow_table(title)
-    peak = max(row.share for row in report.rows)
-    for name in ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    heads = ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance", "")
+    table, peak = narrow_table(title, *heads, left=("",)), max(row.share for row in report.rows)
     for row in report.rows:
         table.add_row(
             str(row.step),
@@ -218,12 +209,16 @@ def _step_table(report: KernelReport) -> Table:
 
 
 def _summary_table(options: Options, grid: GridOptions, reports: Sequence[KernelReport]) -> Table:
-    table = narrow_table(
-        f"{grid.steps} steps, shift {grid.shift:g}" + (f", grid of {options.model}" if options.model else "")
+    title = f"{grid.steps} steps, shift {grid.shift:g}" + (f", grid of {options.model}" if options.model else "")
+    heads = (
+        "steps\ntrained",
+        "total\nvariance",
+        "off-\nmanifold",
+        "on-\nmanifold",
+        "peak\nexcess",
+        "sensitivity\nspan",
     )
-    table.add_column("kernel", no_wrap=True)
-    for name in ("steps trained", "total variance", "off- manifold", "on- manifold", "peak excess", "sensitivity span"):
-        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    table = narrow_table(title, "kernel", *heads, left=("kernel",))
     for report in reports:
         table.add_row(
             report.kernel,
@@ -242,7 +237,7 @@ def _number(value: float | None) -> str:
 
 
 def save_figure(grid: GridOptions, kernels: Sequence[Kernel], reports: Sequence[KernelReport], path: Path) -> Path:
-    """Draw six panels and write them to `path` at once (a reader never sees half a file)."""
+    """Draw four panels and write them to `path` at once (a reader never sees half a file)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -250,26 +245,16 @@ def save_figure(grid: GridOptions, kernels: Sequence[Kernel], reports: Sequence[
     from matplotlib.lines import Line2D
 
     with pyplot.rc_context(STYLE):
-        figure, axes = pyplot.subplots(2, 3, figsize=(16.5, 9.8))
+        figure, axes = pyplot.subplots(2, 2, figsize=(11.5, 9.8))
         _draw_std(axes[0, 0], reports)
-        _draw_integral(axes[0, 1], grid)
-        _draw_against_flow(axes[0, 2], grid)
-        _draw_sensitivity(axes[1, 0], reports)
-        _draw_off_manifold(axes[1, 1], kernels, grid)
-        _draw_on_manifold(axes[1, 2], kernels, grid)
-        figure.suptitle(
-            f"{grid.steps} steps, shift {grid.shift:g}, η = {grid.eta:g}",
-            x=0.012,
-            y=0.985,
-            ha="left",
-            fontsize=15,
-            fontweight="bold",
-        )
+        _draw_sensitivity(axes[0, 1], reports)
+        _draw_off_manifold(axes[1, 0], kernels, grid)
+        _draw_on_manifold(axes[1, 1], kernels, grid)
+        title = f"{grid.steps} steps, shift {grid.shift:g}, η = {grid.eta:g}"
+        figure.suptitle(title, x=0.012, y=0.985, ha="left", fontsize=15, fontweight="bold")
         handles = [Line2D([], [], **_look(report.kernel), label=report.kernel) for report in reports]
-        figure.legend(
-            handles=handles, loc="upper right", ncols=len(handles), bbox_to_anchor=(0.995, 0.992), fontsize=12
-        )
-        figure.tight_layout(rect=(0, 0, 1, 0.965), w_pad=2.2, h_pad=2.6)
+        figure.legend(handles=handles, loc="upper right", ncols=len(handles), bbox_to_anchor=(0.995, 0.965))
+        figure.tight_layout(rect=(0, 0, 1, 0.94), w_pad=2.2, h_pad=2.6)
         with replacing(path) as fresh:
             figure.savefig(fresh, format=path.suffix.lower().removeprefix("."), dpi=130)
         pyplot.close(figure)
@@ -300,77 +285,11 @@ def _draw_std(axis: Any, reports: Sequence[KernelReport]) -> None:
     _noise_to_data(axis, reports[0])
 
 
-def _draw_integral(axis: Any, grid: GridOptions) -> None:
-    """The paper's figure 1 (a.1): Euler's rectangles over the diffusion, and the true integral under it."""
-    from matplotlib.patches import Patch
-
-    axis.set_title("b   Euler's rectangles and the true integral")
-    sigmas = grid.make(grid.steps).sigmas.to(torch.float64)
-    shown = min(len(sigmas) - 1, 7)
-    right, left = sigmas[:shown], sigmas[1 : shown + 1]
-    clamp = Sage().sigma_max
-    heights = (Flow(eta=grid.eta)(right, left).std.square() / (right - left)).tolist()
-    top = 1.45 * max([*heights, 1e-12])
-    for p, q, height in zip(right.tolist(), left.tolist(), heights):
-        s = torch.linspace(q, p, 200, dtype=torch.float64).clamp(max=1 - 1e-9)
-        curve = (grid.eta**2 * s / (1 - s)).tolist()
-        axis.fill_between(s.tolist(), curve, height, where=[c < height for c in curve], color=EXCESS, alpha=0.42, lw=0)
-        axis.plot([q, q, p, p], [0, height, height, 0], color="#6c3483", lw=1.0)
-    s = torch.linspace(float(left[-1]), 1 - 1e-6, 4000, dtype=torch.float64)
-    whole = (grid.eta**2 * s / (1 - s)).clamp(max=2 * top).tolist()
-    inside = (s <= clamp).tolist()
-    axis.fill_between(s.tolist(), whole, where=inside, color=INTEGRAL, alpha=0.75, lw=0, zorder=0.5)
-    axis.plot(s.tolist(), whole, color="#10304f", lw=2)
-    axis.axvline(clamp, color=LOOKS["sage"][0], lw=1.1, ls=(0, (3, 2)))
-    axis.set_xlim(1.0, float(left[-1]))
-    axis.set_ylim(0, top)
-    axis.set_xlabel(f"σ   (first {shown} steps)")
-    axis.set_ylabel("diffusion  η² σ / (1 − σ)")
-    dashes = _dashed(LOOKS["sage"][0], f"sage's clamp, {clamp:g}")
-    axis.legend(
-        handles=[
-            Patch(color=INTEGRAL, label="true integral (sage)"),
-            Patch(color=EXCESS, alpha=0.42, label="excess of the rectangle (flow)"),
-            dashes,
-        ],
-        loc="upper right",
-    )
-
-
-def _draw_against_flow(axis: Any, grid: GridOptions) -> None:
-    """The paper's figure 9: std step by step, minus FlowGRPO's."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_title("c   Std minus that of flow")
-    sigmas = grid.make(grid.steps).sigmas.to(torch.float64)
-    flow = Flow(eta=grid.eta, first=float(sigmas[0]))(sigmas[:-1], sigmas[1:]).std
-    kernels: list[Kernel] = [Sage(eta=grid.eta), SageExact(eta=grid.eta)]
-    differences = [(kernel(sigmas[:-1], sigmas[1:]).std - flow).tolist() for kernel in kernels]
-    # The first step is special (sage_exact renews all noise, sage may be clamped): a scale that includes it would flatten the rest.
-    limit = 1.35 * max([1e-6, *(abs(value) for row in differences for value in row[1:])])
-    width = 0.42
-    for offset, kernel, difference in zip((-0.5, 0.5), kernels, differences):
-        name = kernel_name(kernel)
-        places = [index + offset * width for index in range(grid.steps)]
-        axis.bar(places, difference, width, color=LOOKS[name][0], label=f"{name} − flow")
-        for place, value in zip(places, difference):
-            if abs(value) > limit:
-                arrow, edge = ("↑", 0.92 * limit) if value > 0 else ("↓", -0.92 * limit)
-                axis.text(place + 0.6, edge, f"{arrow} {value:+.2f}", color=LOOKS[name][0], va="center")
-    axis.axhline(0, color=LOOKS["flow"][0], lw=1.8)
-    axis.set_ylim(-limit, limit)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_xlabel("step   (all stochastic)")
-    axis.set_ylabel("difference of std")
-    axis.grid(axis="x", visible=False)
-    axis.legend(loc="upper right")
-
-
 def _draw_sensitivity(axis: Any, reports: Sequence[KernelReport]) -> None:
     """The paper's figure 4, with |b| in it: raw, and after the equaliser."""
     from matplotlib.lines import Line2D
 
-    axis.set_title("d   Size of the gradient, raw and equalised")
+    axis.set_title("b   Size of the gradient, raw and equalised")
     handles = [
         Line2D([], [], color="#444444", marker="o", label="raw: |b| / std"),
         _dashed("#444444", "after the equaliser", DOTS),
@@ -417,7 +336,7 @@ def _over_steps(axis: Any, kernels: Sequence[Kernel], grid: GridOptions, c: floa
 
 
 def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], grid: GridOptions) -> None:
-    axis.set_title("e   Noise left in the video (point data)")
+    axis.set_title("c   Noise left in the video (point data)")
     curves = _over_steps(axis, kernels, grid, 0.0)
     for name, values in curves.items():
         if max(values) > 0:
@@ -434,7 +353,7 @@ def _draw_off_manifold(axis: Any, kernels: Sequence[Kernel], grid: GridOptions) 
 
 
 def _draw_on_manifold(axis: Any, kernels: Sequence[Kernel], grid: GridOptions) -> None:
-    axis.set_title("f   Variance of the data (unit data)")
+    axis.set_title("d   Variance of the data (unit data)")
     axis.axhline(1.0, color="#222222", lw=1.2)
     for name, values in _over_steps(axis, kernels, grid, 1.0).items():
         axis.plot(STEP_COUNTS, [min(value, 9.0) for value in values], **_look(name))

@@ -39,9 +39,7 @@ class StepRow:
     step: int
     """Index, from 0 at the noise end."""
     sigma: float
-    """Noise level before the step."""
     sigma_next: float
-    """Noise level after it."""
     std: float
     """Standard deviation of the injected noise; 0 for a deterministic step."""
     sensitivity: float | None
@@ -61,7 +59,6 @@ class KernelReport:
     eta: float | None
     """Exploration scale; None for the ODE."""
     rows: tuple[StepRow, ...]
-    """Every step in order."""
     total_variance: float
     """Sum of std^2 over the rollout."""
     off_manifold_variance: float
@@ -73,7 +70,6 @@ class KernelReport:
     sensitivity_span: float | None
     """Largest over smallest sensitivity of the trained steps; None without trained steps."""
     warnings: tuple[str, ...]
-    """Problems, and their remedies."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON (no infinities, no tuples)."""

@@ -15,5 +15,3 @@ class DoctorSpec:
     """Prompts of the one small rollout that all checks share."""
     members: Annotated[int, Range(2)] = 4
     """Clips per prompt."""
-    probe: bool | None = None
-    """Estimate the gradient's signal-to-noise ratio with a small probe; null does so where it takes two minutes or less."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.models.distilled import find_distilled
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.tools.doctor.check import Check, Status, graded, relative, rounding
-from sage_grpo.tools.doctor.stock import fresh_encoding, our_latents, stock_decode, stock_latents, token_ids
+from sage_grpo.tools.doctor.stock import our_latents, stock_decode, stock_latents
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 
@@ -24,8 +23,6 @@ SHORT = "a cat"
 LONG = "a small grey cat walks slowly over a wooden bridge while rain falls on the quiet river below it"
 MIDDLE = torch.tensor(0.7)
 """A noise level at which the prompt matters."""
-MOST_UNKNOWN = 0.2
-"""A larger share of unknown tokens in a plain prompt means another model's vocabulary."""
 STEPS = 2
 """Steps of the clip that is compared with the pipeline's: grids differ at the first and the last step."""
 SMALL = 4 << 30
@@ -35,54 +32,6 @@ SMALL = 4 << 30
 def start(model: VelocityModel) -> Tensor:
     """A start noise for trials."""
     return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
-
-
-def distilled(model: FamilyModel, steps: int, evaluated: int) -> Check | None:
-    """A distilled checkpoint's guidance and steps against those of its authors; None for another checkpoint."""
-    found = find_distilled(model.spec, model.folder)
-    if found is None:
-        return None
-    advice = found.advice(1.0 if model.guidance.embedded else model.guidance_scale, steps, evaluated)
-    value = advice or f"distilled ({found.evidence}), and sampled as its authors do"
-    return Check("distilled", "pass" if advice is None else "warn", value)
-
-
-def tokenizer(model: FamilyModel, prompts: Sequence[str]) -> Check:
-    """Every tokenizer turns different prompts into different known tokens."""
-    rows = {name: [token_ids(model, text)[name] for text in prompts] for name in token_ids(model, SHORT)}
-    faults, counts = [], []
-    for name, found in rows.items():
-        ids = [row[0] for row in found]
-        total = sum(map(len, ids))
-        unknown = sum(row[0].count(row[1]) for row in found if row[1] is not None)
-        counts.append(f"{name} {total / len(prompts):.0f} tokens a prompt, {unknown} unknown")
-        if not all(ids):
-            faults.append(f"{name} finds no token in {prompts[ids.index([])]!r}")
-        elif unknown > MOST_UNKNOWN * total:
-            faults.append(f"{name} does not know {unknown} of {total} tokens")
-        elif len({tuple(row) for row in ids}) < len(set(prompts)):
-            faults.append(f"{name} gives different prompts the same tokens")
-    return Check("tokenizer", "fail" if faults else "pass", "; ".join(faults or counts))
-
-
-def encodings(model: FamilyModel, texts: Sequence[str], images: Sequence[Tensor | None]) -> Check:
-    """Cached prompts against a fresh encoding."""
-    cached = zip(texts, images, model.encode(texts, images))
-    largest = max(_gap(one.tensors, fresh_encoding(model, text, image)) for text, image, one in cached)
-    limit = rounding(model.dtype)
-    return Check(
-        "encodings",
-        graded(largest, warn=limit, fail=10 * limit),
-        f"cached and fresh encodings of {len(texts)} prompts differ by {largest:.2g}",
-        largest,
-        remedy=f"delete {model.cache.folder}, or set model.cache to another folder",
-    )
-
-
-def _gap(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    if found.keys() != wanted.keys():
-        return math.inf
-    return max(relative(found[name], wanted[name]) for name in wanted)
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 
@@ -15,15 +14,13 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.run.session import assemble
-from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling, workers
+from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling
 from sage_grpo.tools.doctor.check import ORDER, Check
 from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.tools.doctor.stock import why_not_stock, why_unknown
 from sage_grpo.tools.inspect import instabilities
-from sage_grpo.tools.probe.probe import Prober, passes
-from sage_grpo.tools.probe.spec import ProbeSpec
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import Inputs, build, load_sources, pictures_of
+from sage_grpo.training.inputs import build, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers.dispatcher import Dispatcher
@@ -70,16 +67,12 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     yield files
     if files.status == "fail":
         return
-    yield machine.prompts(*load_sources(config))
     try:
         parts = build(config, world)
     except BROKEN as error:
         yield _stopped("loading", error)
         return
-    if isinstance(parts.model, FamilyModel):
-        distilled = checkpoint.distilled(parts.model, config.rollout.steps, config.evaluate.steps_for(config.model))
-        if distilled is not None:
-            yield distilled
+    yield machine.settings(config, parts.model)
     yield learning.trainable(parts.model)
     if not parts.model.trainable():
         return
@@ -91,7 +84,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     sample = prepare(trainer)
     yield from _guarded("schedule", of_schedule(trainer, sample))
     yield from _guarded("conditioning", of_conditioning(trainer, sample))
-    yield from _guarded("sampling", of_sampling(config, spec, parts, sample))
+    yield from _guarded("sampling", of_sampling(sample))
     yield from _guarded("learning", of_learning(sample))
     if isinstance(trainer.workers, Dispatcher):
         yield from _guarded("workers", of_workers(trainer, trainer.workers))
@@ -128,13 +121,9 @@ def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
     """The kernel on the grid of the first group."""
     kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
     if not trainer.config.explores:
-        yield Check("variance", "skip", f"objective.kind {objective.kind}: no step explores")
+        yield Check("stability", "skip", f"objective.kind {objective.kind}: no step explores")
         return
-    variance = machine.variance(kernel, schedule)
-    yield variance
-    if variance.status != "fail":
-        yield machine.last_step(kernel, schedule, trainer.planner.unexplored())
-        yield machine.stability(kernel, schedule)
+    yield machine.stability(kernel, schedule, trainer.planner.unexplored())
 
 
 def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
@@ -142,9 +131,6 @@ def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
     model = trainer.model
     prompts = _different(sample.plan.prompts)
     texts, images = [prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts]
-    if isinstance(model, FamilyModel):
-        yield checkpoint.tokenizer(model, [*texts, checkpoint.SHORT, checkpoint.LONG])
-        yield checkpoint.encodings(model, texts, images)
     conditions = model.encode(texts, images)
     x = checkpoint.start(model)
     if len(texts) > 1:
@@ -182,34 +168,11 @@ def _different(prompts: list[Prompt]) -> list[Prompt]:
     return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
 
 
-def of_sampling(config: TrainConfig, spec: DoctorSpec, parts: Inputs, sample: Sample) -> Checks:
-    """The shared rollout: noise and guidance, then its clips and the reward, then the probe."""
-    trainer, world = sample.trainer, sample.trainer.world
-    trainer.encode_prompts()
-    yield sampling.noise(sample)
-    began = time.monotonic()
-    rollout = sample.rollout
-    per_pass = (time.monotonic() - began) / max(1, sample.plan.rollout_passes(world.rank).total())
+def of_sampling(sample: Sample) -> Checks:
+    """The shared rollout: its guidance, then its clips and the reward."""
+    sample.trainer.encode_prompts()
     yield sampling.guidance(sample, sample.items())
-    began = time.monotonic()
-    videos = trainer.engine.decode(rollout)
-    yield from of_reward(sample, videos)
-    per_clip = (time.monotonic() - began) / max(1, len(videos))
-    if not config.explores:
-        yield Check("signal", "skip", f"objective.kind {config.objective.kind}: no step explores")
-    elif trainer.reward.compares:
-        yield Check("signal", "skip", "the reward compares clips of one group")
-    elif world.control is None:
-        prompts = list(dict.fromkeys(sample.plan.prompts))
-        conditions, few = (
-            [trainer.encoder.encoded[prompt] for prompt in prompts],
-            ProbeSpec(prompts=max(2, len(prompts))),
-        )
-        prober = Prober(config, few, parts.model, parts.reward, prompts, conditions)
-        plans = sampling.plan_probe(prober, sample.plan)
-        expected = passes(plans) * per_pass + sum(len(plan.groups) * plan.group_size for plan in plans) * per_clip
-        with trainer.engine.vae.decoding():
-            yield sampling.signal(prober, plans, asked=spec.probe, forecast=expected)
+    yield from of_reward(sample, sample.trainer.engine.decode(sample.rollout))
 
 
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
@@ -246,7 +209,6 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     eta = None if not trainer.config.explores else trainer.config.kernel.eta
     wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
     yield reward.spread(scoring, eta=eta, overshoots=wild)
-    yield reward.repeats(scoring)
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
@@ -260,7 +222,7 @@ def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
             dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
             if len(dispatcher.gaps) >= asked:
                 break
-        yield workers.honest(dispatcher.gaps, dispatcher.limit, asked, refused=dispatcher.row["crew/refused"])
+        yield machine.honest(dispatcher.gaps, dispatcher.limit, asked, refused=dispatcher.row["crew/refused"])
     finally:
         trainer.close()
 
@@ -275,8 +237,6 @@ def of_learning(sample: Sample) -> Checks:
     yield learning.step_size(trainer, items, before)
     yield learning.ranks(trainer.state.params, trainer.world)
     yield learning.trust_region(sample, items)
-    if trainer.objective.needs_old_policy:
-        yield learning.old_policy(trainer, items)
     prompt = sample.plan.prompts[0]
     conditions = trainer.model.encode([prompt.text], [pictures_of(prompt)])
     yield checkpoint.save(trainer, checkpoint.start(trainer.model), conditions)

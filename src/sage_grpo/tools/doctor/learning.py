@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sage_grpo.distributed.fsdp import disagreeing, local
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.tools.doctor.check import WHY, Check, graded, relative
+from sage_grpo.tools.doctor.check import Check, graded, relative
 from sage_grpo.tools.doctor.sampling import Sample
 from sage_grpo.training.loss import TrainItem, accumulate, replay
 from sage_grpo.training.trainer import Trainer
@@ -199,23 +199,3 @@ def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
     small = " (next to nothing; kl.kind share sets it)" if 0 < share < 1e-3 else ""
     value = f"one update away the KL is {kl:.2g}, its share of the gradient {share:.2g} at lambda {lambda_:.2g}{small}"
     return Check("trust region", "pass" if 0 < trust < math.inf else "fail", value, share)
-
-
-def old_policy(trainer: Trainer, items: Sequence[TrainItem]) -> Check:
-    """After an update the policy differs from its old one, which DiffusionNFT needs."""
-    old = trainer.old
-    if old is None:
-        return Check(
-            "old policy",
-            "warn",
-            "one update a rollout, and the old policy does not lag: both are the same in every update (matching/moved 0)",
-            0.0,
-            why=f"{WHY['old policy']} with a clipped advantage",
-            remedy="set objective.old_decay 0.5 with objective.old_ramp 500, as its authors do, or update.updates_per_rollout 2",
-        )
-    now = velocities(trainer, items)
-    with old.applied():
-        pairs = list(zip(now, velocities(trainer, items), strict=True))
-    moved = sum(float((new - then).double().square().mean()) for new, then in pairs) / len(pairs)
-    value = f"one update away the mean square of the way from the old policy's velocities is {moved:.2g}"
-    return Check("old policy", "pass" if 0 < moved < math.inf else "fail", value, moved)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.checkpoints.checkpoint import check_folder, resolve
 from sage_grpo.models.devices import choose_device, slow_dtype
+from sage_grpo.models.distilled import find_distilled
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.run.preflight import check_plan, needs, preflight, prompt_remarks
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor.check import Check
+from sage_grpo.tools.doctor.check import Check, Status
 from sage_grpo.tools.inspect import inspect_kernel, instabilities
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import load_sources
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 LITTLE_FREE = 0.5
@@ -88,35 +92,42 @@ def files(config: TrainConfig, ranks: int = 1) -> Check:
     return Check("files", "pass", f"would be downloaded: {', '.join(away)}" if away else f"{there}: whole")
 
 
-def prompts(training: Sequence[Prompt], held_out: Sequence[Prompt]) -> Check:
-    """Training prompts against held-out ones, and each against copies of itself."""
-    found = prompt_remarks(training, held_out)
-    value = " ".join(found) or f"{len(training)} to train on, {len(held_out)} held out, all different"
-    return Check("prompts", "warn" if found else "pass", value, float(len(found)))
+def settings(config: TrainConfig, model: VelocityModel) -> Check:
+    """Training prompts against held-out ones and copies of themselves; a distilled checkpoint's guidance and steps against
+    those of its authors."""
+    training, held_out = load_sources(config)
+    remarks = prompt_remarks(training, held_out)
+    known = find_distilled(model.spec, model.folder) if isinstance(model, FamilyModel) else None
+    value = f"{len(training)} prompts to train on, {len(held_out)} held out, all different"
+    if known is not None and isinstance(model, FamilyModel):
+        scale = 1.0 if model.guidance.embedded else model.guidance_scale
+        advice = known.advice(scale, config.rollout.steps, config.evaluate.steps_for(config.model))
+        remarks += [advice] if advice else []
+        value += f"; distilled ({known.evidence}), and sampled as its authors do"
+    return Check("settings", "warn" if remarks else "pass", " ".join(remarks) or value, float(len(remarks)))
 
 
-def variance(kernel: Kernel, schedule: Schedule) -> Check:
-    """The variance of every step that explores: a number, and not below 0."""
+def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Check:
+    """A perfect network would end at its data with this kernel and schedule, without noise of the last step; `unexplored` names steps
+    that were left deterministic for that."""
     # Every step of the grid: one that a window or a clamp leaves out today may explore in another run.
-    found = [float(kernel(*map(float, schedule.pair(index))).std) for index in range(schedule.num_steps)]
-    bad = [index for index, std in enumerate(found) if not 0 <= std < float("inf")]
-    stds = [std for std, explores in zip(found, schedule.stochastic) if explores]
-    if bad or not stds:
-        return Check("variance", "fail", f"not a number at step(s) {bad}" if bad else "no step explores")
-    return Check("variance", "pass", f"std {min(stds):.3g} to {max(stds):.3g} over {len(stds)} steps")
-
-
-def last_step(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Check:
-    """No noise of its own in the last step, which no later step removes; `unexplored` names steps before it that were left
-    deterministic for the same reason."""
-    row = inspect_kernel(kernel, schedule).rows[-1]
-    left = row.std if row.sigma_next == 0 else 0.0
-    value = f"noise with std {left:.3g} stays in the video" + (f"; {unexplored}" if unexplored else "")
-    return Check("last step", "warn" if left > 0 else "pass", value, left)
-
-
-def stability(kernel: Kernel, schedule: Schedule) -> Check:
-    """A perfect network would end at its data with this kernel and schedule."""
-    found, report = instabilities(kernel, schedule), inspect_kernel(kernel, schedule)
+    stds = [float(kernel(*map(float, schedule.pair(index))).std) for index in range(schedule.num_steps)]
+    bad = [index for index, std in enumerate(stds) if not 0 <= std < float("inf")]
+    if bad or not any(schedule.stochastic):
+        value = f"the noise is not a number at step(s) {bad}" if bad else "no step explores"
+        return Check("stability", "fail", value)
+    faults, report = instabilities(kernel, schedule), inspect_kernel(kernel, schedule)
+    last = report.rows[-1]
+    if last.sigma_next == 0 and last.std > 0:
+        faults.append(f"The last step leaves noise with std {last.std:.3g} in the video.")
     value = f"final variance {report.on_manifold_variance:.3f} (1 is right), off the data {report.off_manifold_variance:.2g}"
-    return Check("stability", "warn" if found else "pass", " ".join(found) or value, report.on_manifold_variance)
+    text = " ".join(faults) or (f"{value}; {unexplored}" if unexplored else value)
+    return Check("stability", "warn" if faults else "pass", text, report.on_manifold_variance)
+
+
+def honest(gaps: Mapping[str, float], limit: float, asked: int, *, refused: float) -> Check:
+    """Workers store the log-probabilities of the trainer's replay; `gaps` has the largest difference of each."""
+    worst = max(gaps, key=lambda worker: gaps[worker])
+    value = f"{len(gaps)} of {asked} workers; {worst} differs by {gaps[worst]:.2g} at most, {limit:.2g} is allowed"
+    status: Status = "fail" if refused or not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
+    return Check("workers", status, f"{value}, and {refused:.0f} were refused" if refused else value)

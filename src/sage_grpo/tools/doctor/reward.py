@@ -19,7 +19,7 @@ FEW = 4
 """Least degrees of freedom of a fit."""
 NOISE = 2.0
 """Differences up to this multiple of those of two equal calls count as the reward's own noise."""
-HIDDEN = "two equal calls differ by as much (reward repeats)"
+HIDDEN = "two equal calls differ by as much (reward spread)"
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,17 @@ def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = Fal
     """Spread of the scores within groups, against their own noise. The remedy depends on the cause: `eta` is the clips' exploration
     (None for none), `overshoots` is True where it is more than the sampler can remove."""
     inside, error, flat = within(scoring.first, scoring.groups), _noise(scoring) / math.sqrt(2), is_flat(scoring)
-    status: Status = "fail" if flat or error > inside else "warn" if error > 0.3 * inside else "pass"
+    gap = _units(scoring.again - scoring.first, scoring)
+    status: Status = "fail" if flat or error > inside else "warn" if error > 0.3 * inside or gap > 0.01 else "pass"
     remedy = REMEDY["reward spread"]
     if not flat and status != "pass":
-        remedy = "mend the reward's noise first (reward repeats), or score every clip several times and average"
+        remedy = "put the reward in eval mode, fix its seed, and let it sample frames by time; or score every clip several times and average"
     elif overshoots and eta is not None:
         remedy = f"lower kernel.eta ({eta:g}) until `stability` passes: these clips hold more noise than video, which no reward can rank"
     elif eta is not None:
         remedy += f"; or explore more than with kernel.eta {eta:g} (`sage-grpo probe` compares etas)"
-    value = f"std within groups {inside:.3g}, of which noise {error:.2g}"
+    value = f"std within groups {inside:.3g}, of which noise {error:.2g}; two calls differ by up to {gap:.2g} of it"
     return Check("reward spread", status, value, inside, remedy=remedy)
-
-
-def repeats(scoring: Scoring) -> Check:
-    """The same clips have the same score in a second call."""
-    gap = _units(scoring.again - scoring.first, scoring)
-    value = f"two calls differ by up to {gap:.2g} of the spread"
-    return Check("reward repeats", graded(gap, warn=0.01, fail=1.0), value, gap)
 
 
 def batch(scoring: Scoring) -> Check:

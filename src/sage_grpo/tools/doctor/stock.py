@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, has_component
+from sage_grpo.models.checkpoints.checkpoint import has_component
 from sage_grpo.models.devices import autocast
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, integrate, solve
@@ -98,20 +98,3 @@ def stock_decode(model: FamilyModel, latents: Tensor) -> Tensor:
     pixels = vae.decode(z, return_dict=False)[0].to(torch.float32)
     frames = model.pipe.video_processor.postprocess_video(pixels, output_type="pt")
     return (frames * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).cpu()
-
-
-@torch.no_grad()
-def fresh_encoding(model: FamilyModel, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
-    """The encoding of a prompt without the cache."""
-    return {name: tensor.cpu() for name, tensor in model._encode(model._instruct(prompt), image).items()}
-
-
-def token_ids(model: FamilyModel, prompt: str) -> dict[str, tuple[list[int], int | None]]:
-    """For every tokenizer of a checkpoint the ids of a prompt, without special ones, and the id of unknown tokens."""
-    by_tokenizer = {}
-    for name in TOKENIZERS:
-        tokenizer = getattr(model.pipe, name, None)
-        if tokenizer is not None:
-            ids = tokenizer(prompt, add_special_tokens=False).input_ids
-            by_tokenizer[name] = (list(ids), tokenizer.unk_token_id)
-    return by_tokenizer
