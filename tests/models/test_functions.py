@@ -198,8 +198,9 @@ def test_velocities_point_at_the_frames_that_are_given() -> None:
     x, frames = torch.arange(4.0).view(1, 1, 4, 1, 1), torch.tensor([10.0, 20.0]).view(1, 1, 2, 1, 1)
     at = torch.tensor([[3, 1]])
     assert put_frames(x, frames, at).flatten().tolist() == [0.0, 20.0, 2.0, 10.0]
-    v = after_frames(x, frames, at, torch.tensor(0.5), torch.full_like(x, 7.0))
-    assert v.flatten().tolist() == [7.0, (1 - 20) / 0.5, 7.0, (3 - 10) / 0.5]
+    for dtype in (torch.float32, torch.bfloat16):  # of a network
+        v = after_frames(x, frames, at, torch.tensor(0.5), torch.full_like(x, 7.0, dtype=dtype))
+        assert v.flatten().tolist() == [7.0, (1 - 20) / 0.5, 7.0, (3 - 10) / 0.5]
 
 
 def test_seen_tokens_are_the_valid_ones_or_all() -> None:
