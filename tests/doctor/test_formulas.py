@@ -274,7 +274,7 @@ LIMITS = {"encodings": (2e-4, 2e-3), "pipeline": (2e-4, 8e-4), "padding": (2e-4,
 def test_what_differs_is_graded_by_the_precision(name: str, monkeypatch) -> None:
     def told(gap: float) -> Check:
         found = condition(1.0 + gap).tensors
-        model = model_of(_cache=SimpleNamespace(folder="cache"))
+        model = model_of(cache=SimpleNamespace(folder="cache"))
         if name == "encodings":
             monkeypatch.setattr(checkpoint, "fresh_encoding", lambda model, text, image: condition(float(text)).tensors)
             model.encode = lambda texts, images: [condition(float(text) * (1 + gap * (text == "2"))) for text in texts]
