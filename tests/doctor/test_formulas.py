@@ -246,7 +246,7 @@ LIMITS = {"pipeline": (2e-4, 8e-4), "padding": (2e-4, 2e-3), "save": (5e-5, 2e-4
 def test_what_differs_is_graded_by_the_precision(name: str, monkeypatch) -> None:
     def told(gap: float) -> Check:
         found = condition(1.0 + gap).tensors
-        model = model_of(_cache=SimpleNamespace(folder="cache"))
+        model = model_of(cache=SimpleNamespace(folder="cache"))
         if name == "pipeline":
             monkeypatch.setattr(checkpoint, "stock_latents", lambda model, text, image, x, steps: torch.ones(4) * steps)
             monkeypatch.setattr(checkpoint, "our_latents", lambda model, condition, x, steps: found["text"] * steps)

@@ -69,7 +69,6 @@ def test_weights_that_a_component_lacks_are_never_random(kind: str, component: s
 
 
 def test_what_diffusers_ignores_is_no_stranger(copy) -> None:
-    """Wan's published image-to-video weights hold norms that no version of the class has."""
     folder = copy("wan_t2v")
     file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
     change(file, lambda state: state.update({"blocks.0.attn2.norm_added_q.weight": torch.zeros(1)}))

@@ -112,8 +112,6 @@ def test_advice_names_what_to_set() -> None:
 
 
 def test_loading_warns_where_guidance_is_left_on(checkpoint, tmp_path) -> None:
-    """Large-turbo has the files of large: without a word it would load with guidance 7. Guidance that is an input is no guidance."""
-
     def told(kind: str, name: str, **fields) -> list[str]:
         folder = tmp_path / name
         folder = folder if folder.is_dir() else tiny.variant(checkpoint(kind), folder)

@@ -277,3 +277,9 @@ def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, c
         assert torch.equal(found, expected)
     with pytest.raises(ModelError, match=r"model\.height must be a multiple"):
         ours.abilities.in_format(replace(loaded.video, height=33))
+
+
+def test_the_base_class_stays_small() -> None:
+    names = {name for kind in FamilyModel.__mro__[:-1] for name in vars(kind)}
+    members = {name for name in names if name == "__init__" or not name.startswith(("__", "_abc"))}
+    assert len([name for name in members if name != "traits"]) <= 40

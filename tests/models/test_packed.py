@@ -101,7 +101,6 @@ def test_a_deterministic_model_has_no_kernel_without_a_fixed_order(monkeypatch) 
 
 
 def test_prompts_of_several_lengths_are_one_batch(fresh_model) -> None:
-    """Padding that nothing attends to changes neither values nor gradients, and one pass serves all prompts that fit."""
     plain = fresh_model("hunyuan15_t2v", guidance_scale=1.0)
     prompts = ["a cat", "a cat and a dog that run", "a bird", 'a dog holds "hi" up', "a " * 30]
     conditions = plain.encode(prompts)

@@ -202,7 +202,6 @@ def test_5b_image_stays_and_only_the_rest_is_trained(model) -> None:
 
 
 def test_what_a_plan_knows_of_published_checkpoints() -> None:
-    """Facts of their files: shift, guidance, boundary."""
     facts = {
         "HunyuanVideo-1.5-Diffusers-480p_t2v": (5.0, 6.0, None),
         "HunyuanVideo-1.5-Diffusers-720p_t2v": (9.0, 6.0, None),

@@ -77,7 +77,6 @@ def test_a_text_encoder_is_a_model(copy) -> None:
 
 
 def test_entries_of_another_kind_are_refused(copy) -> None:
-    """(A second transformer, which this model has not, may be null.) A component lies in the checkpoint."""
     index = json.loads((copy / "model_index.json").read_text())
     cases = [(name, value, "") for name in ("transformer", "tokenizer") for value in ("x", [], {"a": 1}, [None], None)]
     cases += [("transformer_2", value, "") for value in (3, [None], "x" * 10**6)]
@@ -158,7 +157,6 @@ def test_a_configuration_fetches_no_code(encoder, entry) -> None:
 
 
 def test_the_attention_of_encoders_is_ours(encoder) -> None:
-    """A plain name may be a kernel as well ("flash_attention_2"), and the library's default takes its place; what PyTorch has stays."""
     from transformers import UMT5EncoderModel
 
     default = from_pretrained(UMT5EncoderModel, encoder).config._attn_implementation

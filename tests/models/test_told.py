@@ -65,7 +65,6 @@ def test_sanas_score_of_motion_is_written_after_the_prompt(model) -> None:
 
 
 def test_flux_pads_text_as_its_authors_do(checkpoint, fresh_model, tmp_path) -> None:
-    """Dev to 512 tokens, also without its guidance input, schnell to 256; encodings of two lengths have two keys."""
     given = {"guidance_scale": 1.0, "train": False, "cache": str(tmp_path / "cache")}
     cases = (
         ("flux", {}, 512),

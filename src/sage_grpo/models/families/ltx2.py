@@ -56,14 +56,9 @@ class Ltx2Codec(Codec):
 
     def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
         """Latents of clips and their sound, from the first frames on; without a sound they are silent."""
-        video, pipe, vae, rate = (
-            super().to_latents(clips),
-            self.pipe,
-            self.pipe.audio_vae,
-            int(self.pipe.audio_sampling_rate),
-        )
-        parts, format = self.model.parts, self.model.video
-        samples = round(format.frames / format.fps * rate)
+        latents, pipe, vae = super().to_latents(clips), self.pipe, self.pipe.audio_vae
+        parts, video, rate = self.model.parts, self.model.video, int(pipe.audio_sampling_rate)
+        samples = round(video.frames / video.fps * rate)
         waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
         waves = F.pad(waves[..., :samples], (0, max(0, samples - waves.shape[-1])))
         waves = waves.expand(-1, vae.config.in_channels, -1) if waves.shape[1] == 1 else waves
@@ -73,7 +68,7 @@ class Ltx2Codec(Codec):
             z = z[:, :, : parts.shapes["audio"][1]]
             packed = pipe._normalize_audio_latents(z.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std)
         audio = packed.unflatten(2, (z.shape[1], z.shape[3])).transpose(1, 2).cpu()
-        return parts.join({"video": video, "audio": audio})
+        return parts.join({"video": latents, "audio": audio})
 
     def key(self) -> str:
         return digest(super().key(), fingerprint(self.model.folder, ["audio_vae"]))
