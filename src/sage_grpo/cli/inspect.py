@@ -115,7 +115,7 @@ def grid_for(options: Options) -> GridOptions:
     from sage_grpo.plan.architecture import find_architecture
 
     found = find_architecture(ModelSpec(path=options.model))
-    shift = options.shift or found.shift
+    shift = options.shift or found.model.shift
     return GridOptions(options.steps, shift, options.eta, lambda steps: found.grid(steps, options.shift))
 
 
