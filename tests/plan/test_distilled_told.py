@@ -57,6 +57,6 @@ def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list
 def test_guidance_that_is_an_input_is_not_counted(checkpoint, make_config, monkeypatch, tmp_path) -> None:
     folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-turbo")
     config = make_config(kind="flux")
-    config = replace(config, model=ModelSpec(path=str(folder), cache=None, train=False))
+    config = replace(config, model=ModelSpec(path=str(folder), cache=None))
     monkeypatch.setattr(machine, "load_sources", lambda config: ([Prompt("a")], []))
     assert settings(config, config.model.load("cpu")).status == "pass"
