@@ -15,7 +15,7 @@ from torch import Tensor
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Outcome, RewardMember, without_latents
-from sage_grpo.rewards.ray_reward import Away, RewardActors
+from sage_grpo.rewards.ray_reward import ActorMember, RewardActors
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import Placeable, Reward, Scores, Sound, VideoSpec
 
@@ -102,13 +102,13 @@ class CompositeReward:
         self.offload_between = offload_between
         self.seconds: dict[str, float] = {}
         self._placed: set[str] = set()
-        there, self.away = objects or {}, dict(away or {})
+        loaded, self.away = objects or {}, dict(away or {})
         self._members = [
-            Away(spec, self.away[spec.title], require_weights=require_weights)
+            ActorMember(spec, self.away[spec.title], require_weights=require_weights)
             if spec.title in self.away
             else RewardMember(
                 spec,
-                there[spec.name] if spec.name in there else load_reward(spec),
+                loaded[spec.name] if spec.name in loaded else load_reward(spec),
                 require_weights=require_weights,
                 device=self.device,
             )
@@ -148,15 +148,15 @@ class CompositeReward:
     @property
     def watching(self) -> dict[str, dict[str, float]]:
         """Metric-only rewards by title, with the weights that their specs give to parts."""
-        found = {}
+        metrics = {}
         for member in self._members:
             names, spec = member.reward.names, member.spec
             weights = spec.weights or ({names[0]: 1.0} if len(names) == 1 else {})
             if spec.metric_only:
-                found[spec.title] = {
+                metrics[spec.title] = {
                     self._public(member, part): weight for part, weight in weights.items() if part in names
                 }
-        return found
+        return metrics
 
     def _public(self, member: RewardMember, part: str) -> str:
         shared = sum(part in other.reward.names for other in self._members) > 1
@@ -273,9 +273,9 @@ class CompositeReward:
             read = latents if member.reads_latents else clips
             rows = [dict(metadata or {}) for _ in range(count)]
             total = total + member.differentiable(read, [prompt] * count, fps, rows).to(latents.device)
-        (found,) = torch.autograd.grad(total.sum(), latents)
-        finite = total.isfinite() & found.flatten(1).isfinite().all(1)
-        return torch.where(finite.view(-1, *[1] * (found.ndim - 1)), found, 0.0)
+        (slope,) = torch.autograd.grad(total.sum(), latents)
+        finite = total.isfinite() & slope.flatten(1).isfinite().all(1)
+        return torch.where(finite.view(-1, *[1] * (slope.ndim - 1)), slope, 0.0)
 
     def early(self, fps: float) -> AsyncScoring:
         elsewhere = [

@@ -54,10 +54,10 @@ def where_raised(error: BaseException) -> str:
     """File, line and source line of the user's code that raised an exception: the last frame that is neither ours nor a library's."""
     ours, *libraries = str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    own = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
+    users = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
     if not frames:
         return ""
-    frame = own[-1] if own else frames[0]  # for an installed reward: the first frame outside our code
+    frame = users[-1] if users else frames[0]  # for an installed reward: the first frame outside our code
     return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
 
 
@@ -271,15 +271,15 @@ class PairFunction(FunctionReward):
         count = len(prompts)
         pairs = ordered_pairs(count)
         rows = metadata or [{} for _ in prompts]
-        found: dict[str, list[Tensor]] = {part: [] for part in self.names}
+        preferences: dict[str, list[Tensor]] = {part: [] for part in self.names}
         for start in range(0, len(pairs), self._pairs_per_call):
             some = pairs[start : start + self._pairs_per_call]
             first, second = ([pair[side] for pair in some] for side in (0, 1))
             asked, about = [prompts[place] for place in first], [rows[place] for place in first]
             result = finish(self._call(about, videos[first], videos[second], asked, fps))
             for part, value in check_return(result, self.names, len(some)).items():
-                found[part].append(check_preferences(value))
-        return {part: win_rates(count, pairs, torch.cat(values)) for part, values in found.items()}
+                preferences[part].append(check_preferences(value))
+        return {part: win_rates(count, pairs, torch.cat(values)) for part, values in preferences.items()}
 
 
 def check_takes(takes: str) -> str:

@@ -131,10 +131,10 @@ class ClipBatch:
     """Sound of the clips, if any."""
 
     def grouped(self) -> list[list[int]]:
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for place, group in enumerate(self.groups or self.prompts):
-            found.setdefault(group, []).append(place)
-        return list(found.values())
+            groups.setdefault(group, []).append(place)
+        return list(groups.values())
 
 
 @dataclass
@@ -204,17 +204,17 @@ class RewardMember:
         if not isinstance(self.reward, ReadsFrames):
             return None
         try:
-            found = self.reward.frames_read(count, fps)
+            frames = self.reward.frames_read(count, fps)
         except ValueError:
             return None
-        if found is None:
+        if frames is None:
             return None
-        wrong = [index for index in found if not 0 <= index < count]
+        wrong = [index for index in frames if not 0 <= index < count]
         if wrong:
             raise RewardConfigError(
                 f"Reward {self.spec.title!r}: frames_read names frame {wrong[0]} of a clip of {count} frames, which count from 0 to {count - 1}."
             )
-        return set(found)
+        return set(frames)
 
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:
@@ -287,13 +287,13 @@ class RewardMember:
     def call(self, clips: ClipBatch, chunk: Sequence[int]) -> PartScores | Exception:
         """One call of the reward, on memory that no other reward reads."""
         try:
-            given = self._read(clips)
+            chosen = self._read(clips)
             # a range is a view, any other choice of clips a copy
-            given = given[chunk.start : chunk.stop] if isinstance(chunk, range) else given[list(chunk)]
-            own = given.to(self.device)
-            if self._is_users and own.device == given.device:
-                own = own.clone()  # user code may write through numpy, which torch does not notice
-            version = own._version
+            chosen = chosen[chunk.start : chunk.stop] if isinstance(chunk, range) else chosen[list(chunk)]
+            inputs = chosen.to(self.device)
+            if self._is_users and inputs.device == chosen.device:
+                inputs = inputs.clone()  # user code may write through numpy, which torch does not notice
+            version = inputs._version
             extra: dict[str, Any] = (
                 {"metadata": copy.deepcopy([dict(clips.metadata[i]) for i in chunk])} if self._takes_metadata else {}
             )
@@ -304,8 +304,8 @@ class RewardMember:
                         "as LTX-2 does."
                     )
                 extra["sound"] = clips.sound[list(chunk)]
-            result = finish(self.reward(own, [clips.prompts[index] for index in chunk], clips.fps, **extra))
-            if own._version != version:
+            result = finish(self.reward(inputs, [clips.prompts[index] for index in chunk], clips.fps, **extra))
+            if inputs._version != version:
                 raise RewardConfigError(f"Reward {self.spec.title!r} changed the clips in place: copy them first.")
             return check_return(result, self.reward.names, len(chunk))
         except RewardConfigError:

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 class RewardActors(Protocol):
     """Client of reward actors in other processes."""
 
-    def ask(self, method: str, *given: Any) -> Any: ...
+    def ask(self, method: str, *arguments: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ class RewardActor:
         return self.member.score(clips)
 
 
-class Away(RewardMember):
+class ActorMember(RewardMember):
     """A reward of a composition that actors score, with the same batches and search for failures as a local one."""
 
-    def __init__(self, spec: RewardSpec, judges: RewardActors, *, require_weights: bool) -> None:
-        traits: RewardTraits = judges.ask("traits")
+    def __init__(self, spec: RewardSpec, actors: RewardActors, *, require_weights: bool) -> None:
+        traits: RewardTraits = actors.ask("traits")
         super().__init__(spec, traits, require_weights=require_weights, device=CPU)
-        self.hears, self._judges = traits.hears, judges
+        self.hears, self._actors = traits.hears, actors
         self._frames: dict[tuple[int, float], set[int] | None] = {}
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
         if (count, fps) not in self._frames:
-            self._frames[count, fps] = self._judges.ask("frames_read", count, fps)
+            self._frames[count, fps] = self._actors.ask("frames_read", count, fps)
         return self._frames[count, fps]
 
     def score(self, clips: ClipBatch) -> Outcome:
@@ -81,8 +81,8 @@ class Away(RewardMember):
         videos = clips.videos[:, :0] if self.reads_latents else clips.videos
         sound = clips.sound if self.hears else None
         sent = replace(clips, videos=videos.to(CPU), latents=latents, sound=sound)
-        found: Outcome = self._judges.ask("score", sent)
-        return found
+        outcome: Outcome = self._actors.ask("score", sent)
+        return outcome
 
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]

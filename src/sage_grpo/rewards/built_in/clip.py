@@ -240,8 +240,10 @@ def _read_linears(path: Path) -> Layers:
         raise RewardConfigError(f"The aesthetic head {path} does not exist.")
     state = read_weights(path)
     numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
-    found = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
-    names = [found[index] for index in sorted(found)] or [name for name in state if name.endswith("weight")]
+    layers_by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
+    names = [layers_by_number[index] for index in sorted(layers_by_number)] or [
+        name for name in state if name.endswith("weight")
+    ]
     layers = []
     for name in names:
         bias = state.get(f"{name.removesuffix('weight')}bias", torch.zeros(state[name].shape[0]))

@@ -223,11 +223,11 @@ def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> di
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
     """Put weights into a model, all of them and in their shapes; RewardConfigError names the mismatches."""
-    own = model.state_dict()
+    expected = model.state_dict()
     fault = weights_fault(
-        own.keys() - state.keys(),
-        state.keys() - own.keys(),
-        [name for name in own.keys() & state.keys() if own[name].shape != state[name].shape],
+        expected.keys() - state.keys(),
+        state.keys() - expected.keys(),
+        [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape],
     )
     if fault is not None:
         raise RewardConfigError(f"{what} does not fit: it {fault}.")

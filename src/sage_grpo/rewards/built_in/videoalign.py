@@ -106,16 +106,16 @@ def read_config(folder: Path) -> VideoAlignConfig:
 
 def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     """The folder checkpoint-<step>, or the one with the highest number."""
-    found = {
+    folders = {
         int(match[1]): path
         for path in folder.iterdir()
         if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
     }
-    if not found:
+    if not folders:
         raise RewardConfigError(f"{folder} holds no checkpoint-<number> folder.")
-    if step is not None and step not in found:
-        raise RewardConfigError(f"{folder} has no checkpoint-{step}; it has {sorted(found)}.")
-    return found[max(found) if step is None else step]
+    if step is not None and step not in folders:
+        raise RewardConfigError(f"{folder} has no checkpoint-{step}; it has {sorted(folders)}.")
+    return folders[max(folders) if step is None else step]
 
 
 def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:

@@ -252,7 +252,7 @@ class Endpoint:
             choice = document["choices"][0]
             message, counts = choice["message"], document.get("usage") or {}
             text, refusal = message.get("content") or "", message.get("refusal") or ""
-            sent, said = int(counts.get("prompt_tokens") or 0), int(counts.get("completion_tokens") or 0)
+            sent, answered_tokens = int(counts.get("prompt_tokens") or 0), int(counts.get("completion_tokens") or 0)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             text = self.hide(answer.decode("utf-8", "replace"))[:200]
             raise NoAnswer(f"answered no chat completion: {text!r}") from error
@@ -260,7 +260,7 @@ class Endpoint:
             raise RewardConfigError(
                 "The judge's endpoint does not count tokens, so max_tokens and max_cost cannot be kept: use max_requests."
             )
-        tokens = Usage(input_tokens=sent, output_tokens=said)
+        tokens = Usage(input_tokens=sent, output_tokens=answered_tokens)
         self._meter.answered(tokens)
         usage.add(tokens)
         if isinstance(text, list):  # some servers answer in pieces
