@@ -36,8 +36,8 @@ from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
+from sage_grpo.workers.dispatcher import make_workers
 from sage_grpo.workers.messages import WorkerError
-from sage_grpo.workers.ray_pool import make_workers
 
 
 @contextmanager

@@ -15,17 +15,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, RLock, Thread
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from sage_grpo.distributed.spec import RaySpec
+from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import Conditions, RolloutEngine
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import PastWeights, Snapshot
 from sage_grpo.training.rollout import Rollout
+from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import (
+    Outcome,
     RolloutTask,
     TaskResult,
     WorkerError,
@@ -35,9 +37,7 @@ from sage_grpo.workers.messages import (
     packed,
     rollout_of,
 )
-
-if TYPE_CHECKING:
-    from sage_grpo.workers.ray_pool import RayWorkerPool
+from sage_grpo.workers.stale_rollouts import StaleRollouts
 
 ATTEMPTS = 3
 """Failures of a task at which the run fails; lost workers do not count."""
@@ -45,18 +45,6 @@ WAIT = 0.5
 """Longest wait in seconds in one round of starting tasks and collecting results."""
 LARGEST = ("crew/staleness", "crew/waited_s", "crew/gap")
 """Metrics that are a maximum over all training processes; the others are summed."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a worker's task."""
-
-    worker: str
-    result: TaskResult | None = None
-    error: str = ""
-    """Reason for a missing result."""
-    lost: bool = False
-    """The worker no longer exists."""
 
 
 @dataclass
@@ -89,7 +77,7 @@ class Dispatcher:
         self,
         engine: RolloutEngine,
         params: Mapping[str, nn.Parameter],
-        pool: RayWorkerPool,
+        pool: ray_pool.RayWorkerPool,
         spec: RaySpec,
         clip: float,
         past: PastWeights | None = None,
@@ -304,3 +292,25 @@ class Dispatcher:
 def _applied(weights: Snapshot | None) -> AbstractContextManager[None]:
     """Context in which the model has these weights; None keeps its own."""
     return nullcontext() if weights is None else weights.applied()
+
+
+def make_workers(
+    config: TrainConfig,
+    engine: RolloutEngine,
+    params: Mapping[str, nn.Parameter],
+    past: PastWeights | None,
+    clip: float,
+) -> Dispatcher | StaleRollouts | None:
+    """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample; `clip` is the clip
+    range."""
+    rollout, world = config.rollout, engine.world
+    if rollout.on == "here":
+        return None if past is None else StaleRollouts(engine, past)
+    ray_pool.check(config, world.processes)
+    if world.size > 1 and engine.model.others:
+        raise WorkerError(
+            f"rollout.on ray with {world.size} training processes needs a model with one network, and this one has {1 + len(engine.model.others)}: the "
+            "processes that share them would not check their workers on the same one. Use one training process."
+        )
+    pool = ray_pool.RayWorkerPool(config, engine, world.rank, world.size)
+    return Dispatcher(engine, params, pool, rollout.ray, clip, past)

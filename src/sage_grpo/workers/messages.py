@@ -64,6 +64,18 @@ class TaskResult:
         return sum(one.nbytes for one in tensors if one is not None)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a worker's task."""
+
+    worker: str
+    result: TaskResult | None = None
+    error: str = ""
+    """Reason for a missing result."""
+    lost: bool = False
+    """The worker no longer exists."""
+
+
 def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[int, Conditioning]:
     """Conditionings on another device. Shared objects stay shared: models recognize equal conditionings by identity."""
     tensors: dict[int, Tensor] = {}

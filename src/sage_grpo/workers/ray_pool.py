@@ -5,46 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
 
 from sage_grpo.distributed.cluster import connected, find_ray
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
-from sage_grpo.training.reference import PastWeights
-from sage_grpo.workers.dispatcher import Dispatcher, Outcome
-from sage_grpo.workers.messages import RolloutTask, WorkerError
-from sage_grpo.workers.stale_rollouts import StaleRollouts
+from sage_grpo.workers.messages import Outcome, RolloutTask, WorkerError
 from sage_grpo.workers.worker import Worker, device_name
-
-
-def make_workers(
-    config: TrainConfig,
-    engine: RolloutEngine,
-    params: Mapping[str, nn.Parameter],
-    past: PastWeights | None,
-    clip: float,
-) -> Dispatcher | StaleRollouts | None:
-    """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample; `clip` is the clip
-    range."""
-    rollout, world = config.rollout, engine.world
-    if rollout.on == "here":
-        return None if past is None else StaleRollouts(engine, past)
-    check(config, world.processes)
-    if world.size > 1 and engine.model.others:
-        raise WorkerError(
-            f"rollout.on ray with {world.size} training processes needs a model with one network, and this one has {1 + len(engine.model.others)}: the "
-            "processes that share them would not check their workers on the same one. Use one training process."
-        )
-    pool = RayWorkerPool(config, engine, world.rank, world.size)
-    return Dispatcher(engine, params, pool, rollout.ray, clip, past)
 
 
 def check(config: TrainConfig, processes: int, objects: Sequence[str] = ()) -> None:
