@@ -168,7 +168,7 @@ def unused(a):
     return -a
 
 
-MADE = 7
+MADE = int(7)
 """
 TESTS = """
 from sage_grpo.sums import MADE, add, double

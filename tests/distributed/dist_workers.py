@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 from double import in_double
+from in_process_pool import InProcess
 from sage_grpo.distributed import checkpoint, heartbeat
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.distributed.world import World
@@ -36,7 +37,6 @@ from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Scores
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import RolloutTask, WorkerError
-from workers.in_process_pool import InProcess
 
 PROMPTS = ("a red ball rolls", "a cat", "two green squares jump up", "rain", "a boat on a lake at night")
 

@@ -179,7 +179,7 @@ def test_a_run_whose_old_policy_never_parts_from_the_newest_says_so(make_config,
     for broken in (False, True):
         trainer = make_trainer(config)
         if broken:
-            monkeypatch.setattr(OldPolicy, "end", lambda self, decay: self.renew())
+            monkeypatch.setattr(OldPolicy, "follow", lambda self, decay: self.renew())
         rows = [trainer.step() for _ in range(8)]
         found = [one for n, row in enumerate(rows) for one in trainer.state.sentinel.observe(n, row)]
         told[broken] = [(one.iteration, one.act) for one in found if one.name == "old_is_new"]

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from sage_grpo.objectives.advantage import Scale
 from sage_grpo.objectives.kl_control import KlCoefficient
@@ -25,12 +26,18 @@ def sage(config: TrainConfig) -> TrainConfig:
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (research/results) does not change them."""
-    rollout = replace(config.rollout, window=Window(kind="all"), same_noise=False, share=True, solver="euler")
+    whole: dict[str, Any] = {
+        "window": Window(kind="all"),
+        "before_steps": None,
+        "after_steps": None,
+        "after_fraction": 1.0,
+    }
+    rollout = replace(config.rollout, **whole, same_noise=False, share=True, solver="euler")
     surrogate = replace(config.surrogate, kind="clipped", centred=False, clip_range=None, kl_mask_scale=1.0)
     return replace(
         config,
         kernel=KernelSpec(name="sage", eta=0.5, sigma_max=1.0 - 3e-3),
-        rollout=replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0),
+        rollout=rollout,
         batch=replace(config.batch, trained_fraction=1.0),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
         objective=ObjectiveSpec(),
