@@ -126,7 +126,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     callbacks, event = UserCallbacks(trainer, hooks, None), SentinelEvent(4, "drift", "it drifts", "warn")  # type: ignore[arg-type]
     callbacks.after({"a": 1.0})
     callbacks.saved(tmp_path / "000004")
-    callbacks.told(event)
+    callbacks.health_event(event)
     assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
     assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
     assert heard[0].videos is trainer.clips.videos
@@ -135,8 +135,8 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     assert not UserCallbacks(trainer, Hooks(), None).shows(1)  # type: ignore[arg-type]
     said = Said()
     rows = MetricsWriter(trainer, Metrics(), said)  # type: ignore[arg-type]
-    rows.told(event)
-    rows.told(replace(event, action="stop"))
+    rows.health_event(event)
+    rows.health_event(replace(event, action="stop"))
     assert said.lines == [("sentinel: drift: it drifts", "yellow"), ("sentinel: it drifts", "yellow")]
     assert [one["text"] for one in read_events(tmp_path)] == ["drift: it drifts", "it drifts"]
 

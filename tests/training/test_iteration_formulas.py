@@ -342,8 +342,8 @@ def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
     assert [fresh.length(n) for n in (0, 1)] == [-0.25, -0.5]
     changes = [{"offset": 1}, {"trained": ((0,), (1,))}, {"shared": False}]
     changes += [{"schedule": Schedule(sigmas)} for sigmas in (torch.tensor([1.0, 0.5, 0.0]), group.schedule.sigmas)]
-    assert group.way == group_of(3, 3).way
-    assert all(group_of(**change).way != group.way for change in changes)
+    assert group.path_key == group_of(3, 3).path_key
+    assert all(group_of(**change).path_key != group.path_key for change in changes)
 
 
 def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom() -> None:
@@ -358,8 +358,8 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
     nothing = replace(plan, chosen=(frozenset(), frozenset()))
     assert (nothing.skipped, Lockstep(nothing).rounds) == (3, [1, 1])
     assert [(one.counts, one.states) for one in Lockstep(nothing).replays(0, 0)] == [(False, plan.replayable(0, 0)[0])]
-    gauged = replace(nothing, groups=tuple(group_of(n, n, gauge=KlProbe(0, 2.0)) for n in range(3)))
-    assert list(gauged.gauged(0).values()) == [[(0, 2.0)]] * 3
+    probed = replace(nothing, groups=tuple(group_of(n, n, kl_probe=KlProbe(0, 2.0)) for n in range(3)))
+    assert list(probed.kl_replays(0).values()) == [[(0, 2.0)]] * 3
     assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
     given = replace(plan, examples=True)
     assert (plan.rollout_passes(0).total(), given.rollout_passes(0).total()) == (3 * (1 + 2), 0)
@@ -582,7 +582,7 @@ def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(place
     turn = SimpleNamespace(replay="it", counts=True)
     turn.replay = SimpleNamespace(step=0)
     idle = SimpleNamespace(replay=turn.replay, counts=False)
-    plan = SimpleNamespace(gauged=lambda rank: Rows([(1, 3.0)]), groups=[0, 0])
+    plan = SimpleNamespace(kl_replays=lambda rank: Rows([(1, 3.0)]), groups=[0, 0])
     lockstep = SimpleNamespace(plan=plan, kl_probes=lambda rank: [turn, idle])
     rollout = SimpleNamespace(record=lambda plan, turn: record)
     ticks: list[int] = []

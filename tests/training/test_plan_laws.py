@@ -141,7 +141,7 @@ def test_gauges_of_an_iteration_cover_the_steps_in_proportion(make_config) -> No
     share = {step: 9 * value / sum(square.values()) for step, value in square.items()}
     for iteration in range(3):
         plan = planner.plan(iteration, [Prompt(str(n)) for n in range(9)])
-        counts = Counter(group.gauge.step for group in plan.groups if group.gauge is not None)
+        counts = Counter(group.kl_probe.step for group in plan.groups if group.kl_probe is not None)
         assert all(math.floor(share[step]) <= counts[step] <= math.ceil(share[step]) for step in share), (counts, share)
 
 
@@ -244,7 +244,7 @@ def test_tasks_together_are_the_whole_rollout(rollout: dict, micro_batch: int, t
         assert tasks is None or len(parts) == tasks
         assert Counter(one for part in parts for one in part.sampled(0)) == Counter(plan.sampled(0))
         assert Counter(one for part in parts for one in part.replayable(0, 0)) == Counter(plan.replayable(0, 0))
-        assert {replay: rows for part in parts for replay, rows in part.gauged(0).items()} == plan.gauged(0)
+        assert {replay: rows for part in parts for replay, rows in part.kl_replays(0).items()} == plan.kl_replays(0)
         for part in parts:
             owned = {group: len(members) for group, members in part.members(0).items()}
             assert set(owned.values()) == {plan.group_size}, "a group is whole, so that rewards may compare its clips"

@@ -124,7 +124,7 @@ class MetricsWriter(Observer):
         self.terminal.evaluation(number, found.result.metrics)
         self._report(found.result.report)
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
         self.terminal.say(f"sentinel: {text}", style="yellow")
         note(self.trainer, "sentinel", text)
@@ -261,7 +261,7 @@ class UserCallbacks(Observer):
         event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
         self._call(self.hooks.checkpoint, event)
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         self._call(self.hooks.sentinel, event)
 
     def _call(self, hook: Callable[[Any], object] | None, event: Any) -> None:

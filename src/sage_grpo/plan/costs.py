@@ -198,14 +198,14 @@ class Forecast:
     def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
         """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
         config = self.config
-        size, gauged = _bytes(config.rollout.storage), plan.gauged(rank)
+        size, measured = _bytes(config.rollout.storage), plan.kl_replays(rank)
         needs_old = config.explores and needs_velocity_old(config.build_objective(), config.trust_region)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is not shared.
         before = set() if not config.explores else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
-            + MASTER * (one in gauged or needs_old) * one.rows
+            + MASTER * (one in measured or needs_old) * one.rows
             for one in stored
         )
         return states, [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]

@@ -321,7 +321,7 @@ def path_kl(
     rollout. Each group measures it at the step of its probe. One forward pass per group.
     """
     plan = lockstep.plan
-    probes = plan.gauged(world.rank)
+    probes = plan.kl_replays(world.rank)
     total = 0.0
     for one in lockstep.kl_probes(world.rank):
         record, step = rollout.record(plan, one), one.replay.step
