@@ -127,7 +127,7 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     # Guided, in groups of four: a trunk and its exploring step once, and then every clip for itself.
     assert exact[2].passes == 2 * (full.before + 1) / 4 + 2 * 1
     assert unguided[2].passes == (full.before + 2) / 4 + 1
-    assert "guided 0..0.01" in module.described(unguided[0].path_key)
+    assert "guided 0..0.01" in module.described(unguided[0].way)
     assert (found.step, found.best) == (3, recommend(found.ways, spec.least))
     told = module.ways_document(prober, found)
     assert (told["step"], told["least"], told["judged_by"]) == (3, 0.8, "passes")
