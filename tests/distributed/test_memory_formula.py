@@ -13,7 +13,7 @@ from sage_grpo.models.families.hunyuan15 import Hunyuan15, PackedAttention, Pack
 from sage_grpo.models.lora import add_lora, match_targets
 from sage_grpo.models.network.blocks import keep_activations
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, levels_within, memory, trainable
+from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, activations_within, memory, trainable
 
 WIDTH, HEADS, RANK = 64, 4, 4
 
@@ -97,7 +97,7 @@ def test_the_documents_table_is_the_formulas(benchmark_module) -> None:
 @pytest.mark.parametrize("gib", [20, 60, 139, 400])
 def test_blocks_keep_as_much_as_fits(gib: int) -> None:
     job, room = RunShape(compiled=True), gib * GIB
-    levels = levels_within(HUNYUAN15, job, room)
+    levels = activations_within(HUNYUAN15, job, room)
     assert sum(levels.values()) == HUNYUAN15.blocks
 
     def total(**counts: int) -> float:

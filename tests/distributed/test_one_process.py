@@ -177,7 +177,7 @@ def test_a_sharded_network_is_the_network(group) -> None:
     for one in (plain, network):
         sum(part.square().sum() for part in one(x)).backward()
     norm = torch.cat([p.grad.flatten() for p in plain.blocks.parameters()]).norm()
-    assert engine.clip(iter(network.blocks.parameters()), 0.5) == pytest.approx(float(norm), rel=1e-5)
+    assert engine.clip_gradients(iter(network.blocks.parameters()), 0.5) == pytest.approx(float(norm), rel=1e-5)
     whole = engine.whole({name: p.grad for name, p in network.blocks.named_parameters()})
     for name, p in plain.blocks.named_parameters():
         torch.testing.assert_close(whole[name], p.grad * 0.5 / norm, rtol=1e-5, atol=1e-7)

@@ -123,7 +123,7 @@ def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
     trainer = trainer_of(a=[1.0, 1.0])
     trainer.state.kl, trainer.state.anchor = SimpleNamespace(value=0.0), None
     trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: done.append("zeroed"))
-    trainer.objective, trainer.clip = None, 1.0
+    trainer.objective, trainer.clip_range = None, 1.0
     trainer.config.trust_region = None
     trainer.model.device = "cpu"
     trainer.sharding = SimpleNamespace(

@@ -119,7 +119,7 @@ def test_a_continued_run_finds_the_same() -> None:
     """Its state goes through JSON again and again, as in a checkpoint: rows, parts, witnesses, streaks, and what evaluations said."""
 
     def fresh() -> Sentinel:
-        return Sentinel(SentinelConfig(), clips=48, clip=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
+        return Sentinel(SentinelConfig(), clips=48, clip_range=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
 
     whole, again, draw = fresh(), fresh(), random.Random(2)
     found: list[list[Finding]] = [[], []]

@@ -114,7 +114,9 @@ def past(**figures: list[float]) -> MetricHistory:
     """Twenty rows, at the start and before now, that have these figures one after the other."""
     named = {"/".join(name.split("__")): column for name, column in figures.items()}
     rows = [{name: column[place % len(column)] for name, column in named.items()} for place in range(20)]
-    return MetricHistory(start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip=0.01, deviations=6.0)
+    return MetricHistory(
+        start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip_range=0.01, deviations=6.0
+    )
 
 
 STEADY = past(
@@ -158,7 +160,7 @@ def test_signs_that_need_more_than_one_figure() -> None:
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(8.8)}, scattered) == ""  # six times 1.4826
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(9.0)}, scattered)
     few = MetricHistory(
-        start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip=0.01, deviations=6.0
+        start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip_range=0.01, deviations=6.0
     )
     broken = dict.fromkeys(("gradient/norm", "kl/total", "weights/distance"), 1e9)
     broken |= {"reward/group_std": 0.0, "video/spread": 0.0}

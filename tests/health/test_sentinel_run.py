@@ -188,19 +188,19 @@ def test_the_good_checkpoint_outlives_the_others(far) -> None:
 @pytest.mark.slow
 def test_a_run_that_diverges_goes_back_too(far, monkeypatch: pytest.MonkeyPatch) -> None:
     config = far("rollback", limit=1e9, rollbacks=1)
-    clip, calls = Engine.clip, []
+    clip, calls = Engine.clip_gradients, []
 
     def infinite(self, params, most) -> float:
         calls.append(1)
         return float("nan") if len(calls) == 9 else clip(self, params, most)  # two updates an iteration: in the fifth
 
-    monkeypatch.setattr(Engine, "clip", infinite)
+    monkeypatch.setattr(Engine, "clip_gradients", infinite)
     ended = run(config)
     assert (ended.iteration, ended.stopped) == (8, False)
     (back,) = [text for at, text in told(config) if at == 4]
     assert "not_finite" in back
     assert "iteration 4" in back
-    monkeypatch.setattr(Engine, "clip", lambda *a: float("nan"))
+    monkeypatch.setattr(Engine, "clip_gradients", lambda *a: float("nan"))
     with pytest.raises(Diverged):  # it would go on forever
         run(replace(config, out=config.out + "-again"))
 

@@ -265,10 +265,10 @@ def test_blocks_of_a_loaded_model_keep_what_the_plan_says(monkeypatch) -> None:
 
     def chosen(device: str, blocks: int = 54, **update) -> list[str]:
         model = SimpleNamespace(device=torch.device(device), blocks=lambda: [None] * blocks)
-        return costs.choose_levels(replace(config, update=replace(config.update, **update)), model, world)
+        return costs.choose_activations(replace(config, update=replace(config.update, **update)), model, world)
 
     found = chosen("cuda")
-    assert found == forecast(config, gpu, gpus=1).levels
+    assert found == forecast(config, gpu, gpus=1).activations
     assert len(set(found)) > 1
     assert asked == [world.processes]
     assert chosen("cuda", blocks=3) == ["attention"] * 3

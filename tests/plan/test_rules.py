@@ -112,5 +112,5 @@ def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
     assert changes.outcome(one) == "everything (2 of 3), their input only (1 of 3)"
     assert memory.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
     asked = [(True, True), (False, True), ("attention", False), ("auto", True), ("auto", False)]
-    found = [memory.levels(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
+    found = [memory.configured(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
     assert found == [[level] * 2 for level in ("input", "all", "attention", "attention", "all")]

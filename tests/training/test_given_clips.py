@@ -200,7 +200,8 @@ def test_clips_with_a_sound_are_learned_with_it(make_config, tmp_path) -> None:
         trainer.step()
     assert not same(before, weights_of(trainer))
     parts, silent = (
-        trainer.model.parts.split(trainer.engine.encoder(tmp_path / name)[None]) for name in ("win.mp4", "lose.mp4")
+        trainer.model.parts.split(trainer.engine.clip_encoder(tmp_path / name)[None])
+        for name in ("win.mp4", "lose.mp4")
     )
     assert torch.equal(parts["video"], silent["video"])
     assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2

@@ -31,7 +31,6 @@ from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, update
 from sage_grpo.training import loss as losses
-from sage_grpo.training.advantages import advantages_of
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import DecodedClips, check_differentiable, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.engine import RolloutEngine
@@ -40,7 +39,7 @@ from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
 from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.scoring import Scores, check_groups, preferred
+from sage_grpo.training.scoring import Scores, advantages_of, check_groups, preferred
 from sage_grpo.training.update import Updater
 from sage_grpo.types import VideoSpec
 from trainer_helpers import plan_of
@@ -371,9 +370,9 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
 def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None:
     free, plain = TrustRegion(mode="none"), SurrogateConfig(clip_scale=0.5)
     one = build(ObjectiveSpec(), plain)
-    assert (one.scale(16), one.clip(16), needs_velocity_old(one, free)) == (4.0, 0.125, False)
+    assert (one.scale(16), one.clip_range(16), needs_velocity_old(one, free)) == (4.0, 0.125, False)
     assert build(ObjectiveSpec(kind="gradient", draw="last", levels=1), plain).scale(16) == 1.0
-    assert build(ObjectiveSpec(), SurrogateConfig(clip_range=0.3)).clip(16) == 0.3
+    assert build(ObjectiveSpec(), SurrogateConfig(clip_range=0.3)).clip_range(16) == 0.3
     for surrogate, region, needs in (
         (SurrogateConfig(centred=True), free, True),
         (SurrogateConfig(kind="kl_mask"), free, True),
@@ -612,7 +611,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
     scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {})
     config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
-    both = [SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
+    both = ["video", "audio"]
     # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
     expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
     torch.testing.assert_close(advantages_of(config, reward, both, scored), torch.tensor(expected))

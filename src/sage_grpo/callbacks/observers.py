@@ -1,5 +1,4 @@
-"""Observers of `sage-grpo train`: journal and loggers, terminal, events.jsonl, videos, best weights, profile,
-callbacks.
+"""Observers of `sage-grpo train`: profile, journal with loggers, terminal and events.jsonl, videos, best weights, callbacks.
 
 They are called in this order (`observers_of`), so that later ones see additions to a row. Most failures of observers
 are warnings, and the run continues.

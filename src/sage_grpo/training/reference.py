@@ -49,7 +49,7 @@ class Snapshot:
 
 
 class ReferencePolicy(Snapshot):
-    """The reference policy of the position term: fixed, or renewed every `every` optimizer updates."""
+    """The reference policy of the position term and of dpo: fixed, or renewed every `every` optimizer updates."""
 
     def __init__(self, params: Mapping[str, nn.Parameter], *, every: int | None, offload: bool = False) -> None:
         super().__init__(params, offload=offload)
