@@ -106,7 +106,7 @@ def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
 
 def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
     phases = [SimpleNamespace(name=name, memory=SimpleNamespace(total=gib * GIB)) for name, gib in (("a", 5), ("b", 7))]
-    one: Any = SimpleNamespace(fits=False, phases=phases, room=6 * GIB, levels=["all", "all", "input"])
+    one: Any = SimpleNamespace(fits=False, phases=phases, room=6 * GIB, activations=["all", "all", "input"])
     assert changes.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
     one.fits = True
     assert changes.outcome(one) == "everything (2 of 3), their input only (1 of 3)"
