@@ -141,6 +141,19 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     assert [one["text"] for one in read_events(tmp_path)] == ["drift: it drifts", "it drifts"]
 
 
+def test_every_row_is_shown_and_failed_rewards_are_named(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    terminal: Any = Said()
+    terminal.iteration = terminal.evaluation = lambda *row: terminal.lines.append(row)
+    trainer.scores.report = "2 of 8 clips failed"
+    monkeypatch.setattr("sage_grpo.callbacks.journal.time", SimpleNamespace(time=lambda: 1234.56789))
+    writer, result = MetricsWriter(trainer, Metrics(), terminal), SimpleNamespace(metrics={"eval/b": 2.0}, report="")
+    writer.after({"a": 1.0})
+    writer.evaluated(SimpleNamespace(metrics={"eval/b": 2.0, "c": 1.0}, result=result))  # type: ignore[arg-type]
+    assert terminal.lines == [(4, {"a": 1.0}), (trainer.scores.report, "yellow"), (4, {"eval/b": 2.0})]
+    event = {"time": 1234.568, "kind": "failed", "iteration": 4, "text": trainer.scores.report}
+    assert read_events(tmp_path) == [event]
+
+
 def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
     clips = torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8)
     sound = Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000)
@@ -232,6 +245,9 @@ def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
     for look, closed in ((False, False), (True, True)):
         assert not Outlet(SimpleNamespace(isatty=lambda look=look: look, closed=closed)).isatty()
     assert not Outlet(None).isatty()
+    assert Outlet(SimpleNamespace(fileno=lambda: 7)).fileno() == 7
+    with pytest.raises(io.UnsupportedOperation):
+        Outlet(None).fileno()
 
 
 def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(trainer: Any, tmp_path: Path) -> None:
