@@ -51,7 +51,7 @@ def test_a_run_is_trusted_only_if_that_was_asked(trust: bool | None, monkeypatch
     assert api.evaluate("somewhere", **options).run == "somewhere"
     settings = api.evaluate("somewhere", rewards="video_stats", prompts=["a", "b"], **options).settings
     assert settings == evaluate.EvaluateSpec().settings, "a run has its own number of prompts"
-    with pytest.raises(ValueError, match="torch.cat"):  # no clip was made
+    with pytest.raises(ValueError, match=r"torch\.cat"):  # no clip was made
         api.generate(["a"], run="somewhere", **options)
     of_the_run = {"trust": bool(trust)}
     assert asked == [("somewhere", {**of_the_run, "rewards": own}) for own in (True, False)] + [

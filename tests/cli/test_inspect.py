@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
 from sage_grpo.tools.probe.probe import ProbeResult
 from sage_grpo.tools.probe.spec import ProbeSpec
 from sage_grpo.tools.probe.ways import CheapSetting, Measured, WaysResult
-from sage_grpo.training.config import CheapSpec
+from sage_grpo.training.config import CheapSpec, LogConfig
 
 GOLDEN = Path(__file__).with_name("inspect.txt")
 """The text of the tables, for four steps."""
@@ -30,8 +31,10 @@ KERNELS = ["flow", "sage", "sage_exact"]
 SHOWN = {"kernels": KERNELS, "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
 
 
-def test_tables_show_what_they_showed_and_a_figure_is_drawn(capsys, tmp_path: Path) -> None:
+def test_tables_show_what_they_showed_and_a_figure_is_drawn(capsys, tmp_path: Path, monkeypatch) -> None:
     """Numbers to a thousandth: a library may add them up in another order."""
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
     assert run(Options(**SHOWN, figure=tmp_path / "f.png")) == 0
     told, golden = (
         capsys.readouterr().out.replace(str(tmp_path / "f.png"), "FIGURE"),
@@ -42,6 +45,45 @@ def test_tables_show_what_they_showed_and_a_figure_is_drawn(capsys, tmp_path: Pa
     found, wanted = ([float(one) for one in NUMBER.findall(text)] for text in (told, golden))
     assert found == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert (tmp_path / "f.png").stat().st_size > 10_000
+    first, second, third, fourth = panels = figures[0].axes
+    assert [axis.get_title(loc="left")[:2] for axis in panels] == ["a ", "b ", "c ", "d "]
+    assert [axis.get_yscale() for axis in panels[:3]] == ["linear", "log", "log"]
+    assert [axis.get_ylabel().split("  ")[0] for axis in panels[:3]] == [
+        "std of the step", "sensitivity", "variance off the manifold"
+    ]  # fmt: skip
+    assert all(axis.get_xlabel() for axis in panels)
+    for axis in (first, second):
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "0.96", "0.889", "0.727"]
+    assert first.lines[0].get_ydata() == pytest.approx([0.5, 0.6532, 0.5685], rel=1e-3)
+    raw, equal, *_, alone = (list(line.get_ydata()) for line in second.lines[:5])
+    assert raw == pytest.approx([0.08, 0.1225, 0.3198], rel=1e-3)
+    assert equal == pytest.approx([0.1225] * 3, rel=1e-3)
+    assert alone == pytest.approx([0.156 * 0.4875 / std for std in (0.7989, 0.4875, 0.4290)], rel=2e-3)
+    assert third.texts[0].get_text() == "exactly 0: sage_exact"
+    assert all(tick.get_text() == "160" for tick in fourth.get_xticklabels()[5:6])
+
+
+def test_steps_without_noise_are_dim(monkeypatch) -> None:
+    tables: list[Any] = []
+    monkeypatch.setattr("rich.console.Console.print", lambda self, *things, **named: tables.extend(things))
+    assert run(Options(**{**SHOWN, "kernels": ["sage"]}, figure=None)) == 0
+    assert [row.style for row in tables[0].rows] == ["", "", "", "dim"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "alone", "shown"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_a_bar_is_shown_unless_json_is_wanted(progress: bool, alone: bool, shown: bool, monkeypatch, capsys) -> None:
+    bars: list[Any] = []
+    prober = SimpleNamespace(failures=["a fault", "a fault"])
+    monkeypatch.setattr("sage_grpo.tools.probe.probe.prepare", lambda *given: prober)
+    monkeypatch.setattr(
+        "sage_grpo.tools.probe.probe.probe", lambda prober, say, counting: bars.append(counting) or finding()
+    )
+    monkeypatch.setattr(probe, "_write", lambda *given: None)
+    assert probe.run(probe.Options(log=LogConfig(progress=progress), probe=ProbeSpec(json=alone))) == 0
+    assert [bar.keywords["shown"] for bar in bars] == [shown]
+    assert capsys.readouterr().err == "a fault\n"
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from in_process_pool import with_workers
 
 import tiny
+from in_process_pool import with_workers
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.lora import LoraSpec
