@@ -78,7 +78,7 @@ def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch) -> None:
     for step, forgiven in ((2 * heartbeat.STILL + 1, 2), (2 * heartbeat.STILL - 1, 0)):
         clock, done = itertools.count(0, step), []
         monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
-        beat._stop = SimpleNamespace(wait=lambda seconds, left=iter([False, False, True]): next(left))
+        beat._stop = SimpleNamespace(wait=lambda seconds, ends=[True, False, False]: ends.pop())
         beat._forgive, beat._check = partial(done.append, "forgive"), partial(done.append, "check")
         beat._watch()
         assert (done.count("forgive"), done.count("check")) == (forgiven, 2)
