@@ -47,7 +47,7 @@ def test_what_was_saved_is_read_and_what_does_not_fit_is_named(tmp_path: Path) -
     ):
         with pytest.raises(CheckpointError, match=said):
             load(folder, wanted, World())
-    many = Writer(World()).save(tmp_path, 2, {name: torch.zeros(1) for name in "edcba"}, {}, {})
+    many = Writer(World()).save(tmp_path, 2, {name: torch.zeros(1) for name in "fedcba"}, {}, {})
     with pytest.raises(CheckpointError, match=r"it lacks nothing and has \['a', 'b', 'c'\] besides"):
         load(many, {"d": torch.zeros(1), "e": torch.zeros(1)}, World())
     (folder / "state.json").write_text('{"format": 2}')

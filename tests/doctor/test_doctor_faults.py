@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
@@ -120,6 +121,35 @@ def _saved(sample: Sample) -> Check:
         for p in sample.trainer.state.params.values():
             p.add_(0.1)  # an adapter at its start would be lost unseen
     return checkpoint.save(sample.trainer, checkpoint.start(model), model.encode(["a cat"]))
+
+
+def test_a_saved_model_is_loaded_and_compared_at_one_level(monkeypatch) -> None:
+    class Model:
+        dtype, device, spec, network = (
+            torch.float32,
+            torch.device("cpu"),
+            ModelSpec(lora=LoraSpec()),
+            torch.nn.Linear(2, 2),
+        )
+
+        def __init__(self, by: float = 0.0) -> None:
+            self.by = by
+
+        def velocity(self, x: Tensor, sigma: Tensor, conditions: Any, guidance: float) -> Tensor:
+            assert (x.shape, sigma, conditions, guidance) == ((1, 3), checkpoint.MIDDLE, ["a"], 1.0)
+            return x + self.by
+
+    monkeypatch.setattr(checkpoint, "FamilyModel", Model)
+    folders: list[Path] = []
+    trainer: Any = SimpleNamespace(model=Model(), export=folders.append, world=SimpleNamespace(control=None))
+    for by, ended in ((0.0, "pass"), (1.0, "fail")):
+        monkeypatch.setattr(
+            ModelSpec, "load", lambda spec, device, by=by: Model(by + (spec.lora.path != str(folders[-1])))
+        )
+        assert checkpoint.save(trainer, torch.ones(2, 3), ["a", "b"]).status == ended  # type: ignore[list-item]
+    monkeypatch.setattr(checkpoint, "SMALL", 23)  # bytes; the network has 24
+    assert checkpoint.save(trainer, torch.ones(2, 3), []).status == "skip"
+    assert len(folders) == 2
 
 
 @pytest.mark.slow
