@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -40,45 +41,22 @@ def work(folder: Path, jobs: list[CompareJob], look: Any = lambda pool: None) ->
 
 
 def test_a_worker_makes_run_after_run_until_one_fails(monkeypatch, capfd) -> None:
-    sent: list[Any] = []
+    waiting, sent = [request(job("fails")), request(job("ok"))], []
 
-    class Line:
-        """A connection with requests for two runs."""
-
-        send, waiting = sent.append, [request(job("fails")), request(job("ok"))]
-
-        def __init__(self, descriptor: int) -> None: ...
-        def __enter__(self) -> Line:
-            return self
-
-        def __exit__(self, *error: object) -> None: ...
-        def recv(self) -> RunRequest:
-            if not self.waiting:
-                raise EOFError
-            return self.waiting.pop()
-
-    def measure(one: CompareJob, bases: Any, tick: Any, weights: Any, unfinished: Path, note: Any) -> str:
-        assert (weights, unfinished) == (None, Path("kept"))
+    def measure(one: CompareJob, bases: Any, tick: Any, *more: Any) -> int:
         tick(1)
-        note(f"of {one.arm}")
-        return "row" if one.arm == "ok" else f"{1 // 0}"
+        return 7 // (one.arm == "ok")
 
+    line = SimpleNamespace(send=sent.append, recv=waiting.pop)
     monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
-    monkeypatch.setattr(worker, "Connection", Line)
+    monkeypatch.setattr(worker, "Connection", lambda descriptor: nullcontext(line))
     monkeypatch.setattr("sage_grpo.tools.compare.measure.measure", measure)
     with warnings.catch_warnings():
         assert worker.main(3) == 1
-    assert sent[:5] == [{"done": 1}, {"note": "of ok"}, {"row": "row"}, {"done": 1}, {"note": "of fails"}]
-    assert (sent[5]["row"]["status"], sent[5]["row"]["error"]) == (
-        "failed",
-        "ZeroDivisionError: integer division or modulo by zero",
-    )
-    assert [line for line in capfd.readouterr().err.splitlines() if line.startswith("---")] == [
-        f"--- {job(arm).name}" for arm in ("ok", "fails")
-    ]
-    Line.waiting.append(request(job("ok")))
-    with warnings.catch_warnings():
-        assert worker.main(3) == 0, "the connection has closed"
+    assert sent[:3] == [{"done": 1}, {"row": 7}, {"done": 1}]
+    assert (sent[3]["row"]["status"], sent[3]["row"]["error"][:17]) == ("failed", "ZeroDivisionError")
+    headings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("---")]
+    assert headings == [f"--- {job(arm).name}" for arm in ("ok", "fails")]
 
 
 @pytest.fixture

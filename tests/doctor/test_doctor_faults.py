@@ -123,33 +123,20 @@ def _saved(sample: Sample) -> Check:
     return checkpoint.save(sample.trainer, checkpoint.start(model), model.encode(["a cat"]))
 
 
-def test_a_saved_model_is_loaded_and_compared_at_one_level(monkeypatch) -> None:
-    class Model:
-        dtype, device, spec, network = (
-            torch.float32,
-            torch.device("cpu"),
-            ModelSpec(lora=LoraSpec()),
-            torch.nn.Linear(2, 2),
-        )
-
-        def __init__(self, by: float = 0.0) -> None:
-            self.by = by
-
-        def velocity(self, x: Tensor, sigma: Tensor, conditions: Any, guidance: float) -> Tensor:
+@pytest.mark.parametrize(("by", "ended"), [(0.0, "pass"), (1.0, "fail")])
+def test_a_saved_model_is_loaded_and_compared_at_one_level(by: float, ended: str, monkeypatch) -> None:
+    def model(by: float) -> Any:
+        def velocity(x: Tensor, sigma: Tensor, conditions: Any, guidance: float) -> Tensor:
             assert (x.shape, sigma, conditions, guidance) == ((1, 3), checkpoint.MIDDLE, ["a"], 1.0)
-            return x + self.by
+            return x + by
 
-    monkeypatch.setattr(checkpoint, "FamilyModel", Model)
-    folders: list[Path] = []
-    trainer: Any = SimpleNamespace(model=Model(), export=folders.append, world=SimpleNamespace(control=None))
-    for by, ended in ((0.0, "pass"), (1.0, "fail")):
-        monkeypatch.setattr(
-            ModelSpec, "load", lambda spec, device, by=by: Model(by + (spec.lora.path != str(folders[-1])))
-        )
-        assert checkpoint.save(trainer, torch.ones(2, 3), ["a", "b"]).status == ended  # type: ignore[list-item]
-    monkeypatch.setattr(checkpoint, "SMALL", 23)  # bytes; the network has 24
-    assert checkpoint.save(trainer, torch.ones(2, 3), []).status == "skip"
-    assert len(folders) == 2
+        network = torch.nn.Linear(2, 2)
+        return SimpleNamespace(velocity=velocity, network=network, spec=ModelSpec(), device="cpu", dtype=torch.float32)
+
+    monkeypatch.setattr(checkpoint, "FamilyModel", SimpleNamespace)
+    monkeypatch.setattr(ModelSpec, "load", lambda spec, device: model(by if Path(spec.path).is_dir() else 9.0))
+    trainer: Any = SimpleNamespace(model=model(0.0), export=lambda folder: None, world=SimpleNamespace(control=None))
+    assert checkpoint.save(trainer, torch.ones(2, 3), ["a", "b"]).status == ended  # type: ignore[list-item]
 
 
 @pytest.mark.slow
