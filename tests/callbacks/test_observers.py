@@ -141,6 +141,19 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     assert [one["text"] for one in read_events(tmp_path)] == ["drift: it drifts", "it drifts"]
 
 
+def test_every_row_is_shown_and_failed_rewards_are_named(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    terminal: Any = Said()
+    terminal.iteration = terminal.evaluation = lambda *row: terminal.lines.append(row)
+    trainer.scores.report = "2 of 8 clips failed"
+    monkeypatch.setattr("sage_grpo.callbacks.journal.time", SimpleNamespace(time=lambda: 1234.56789))
+    writer, result = MetricsWriter(trainer, Metrics(), terminal), SimpleNamespace(metrics={"eval/b": 2.0}, report="")
+    writer.after({"a": 1.0})
+    writer.evaluated(SimpleNamespace(metrics={"eval/b": 2.0, "c": 1.0}, result=result))  # type: ignore[arg-type]
+    assert terminal.lines == [(4, {"a": 1.0}), (trainer.scores.report, "yellow"), (4, {"eval/b": 2.0})]
+    event = {"time": 1234.568, "kind": "failed", "iteration": 4, "text": trainer.scores.report}
+    assert read_events(tmp_path) == [event]
+
+
 def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
     clips = torch.zeros(2, 3, 16, 32, 3, dtype=torch.uint8)
     sound = Sound(torch.ones(2, 1, 8000) * torch.tensor([0.5, -0.5])[:, None, None], 16000)
@@ -166,6 +179,8 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
     clip = torch.stack([torch.full((4, 200, 3), level, dtype=torch.uint8) for level in (0, 100, 200)])
     with Image.open(io.BytesIO(animation(clip, 4.0))) as shown:
         assert (shown.size, shown.n_frames, shown.info["duration"], shown.info["loop"]) == ((400, 8), 3, 250, 0)
+    with Image.open(io.BytesIO(animation(torch.zeros(1, 2, 600, 3, dtype=torch.uint8), 4.0))) as wide:
+        assert wide.size == (600, 2)
     first = run_id(tmp_path, resumed=False)
     assert len(first) == 8
     assert run_id(tmp_path, resumed=True) == first
@@ -232,6 +247,9 @@ def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
     for look, closed in ((False, False), (True, True)):
         assert not Outlet(SimpleNamespace(isatty=lambda look=look: look, closed=closed)).isatty()
     assert not Outlet(None).isatty()
+    assert Outlet(SimpleNamespace(fileno=lambda: 7)).fileno() == 7
+    with pytest.raises(io.UnsupportedOperation):
+        Outlet(None).fileno()
 
 
 def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(trainer: Any, tmp_path: Path) -> None:

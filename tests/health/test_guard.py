@@ -238,6 +238,7 @@ def test_groups_that_no_longer_agree_are_evidence_of_hacking(drop: float, told: 
     sentinel.at_best = {"judge": Agreement(10, 5.0, 0.25)}
     sentinel.agreement = {"judge": Agreement(20, 10.0 - 10 * drop, 0.75)}
     assert bool(sentinel._hacked("judge", off(-0.25, 0.1), total)) == told
+    assert not sentinel._hacked("judge", off(-0.09, 0.1), total), "held-out clips must say half as much"
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,15 @@ def test_a_witness_no_longer_follows_where_its_first_gain_was_sure_and_its_secon
         sentinel.agreement = {"judge": Agreement(20, 10.0, 0.2)}
         sentinel.remembered[1] = PastEvaluation({"total": one, "judge": judge}, {"judge": Agreement(10, 5.0, 0.1)})
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one)), "groups agree as before"
+        first, half = PastEvaluation({"total": FLAT, "judge": FLAT}), sentinel.remembered[1]
+        for places in ((off(0.1, 0.01), half), (half, off(1.9, 0.01))):  # the half is that with the total in the middle
+            others = [
+                one if one is half else PastEvaluation({"total": one, "judge": off(later, 0.1, judge)})
+                for one in places
+            ]
+            sentinel.remembered, sentinel.agreement = [first, *others], {}
+            text = sentinel._decoupled("judge", off(later, 0.1, judge), off(2.0, 0.1, FLAT))
+            assert f"judge, which nothing is trained on, rose by {gain:.3g} " in text
         sentinel.remembered = sentinel.remembered[:1]
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))
 

@@ -75,7 +75,7 @@ class Heartbeat:
         ]
 
     @classmethod
-    def start(cls, number: int, processes: int, *, patience: float = 5.0) -> Heartbeat:
+    def start(cls, number: int, processes: int, *, patience: float) -> Heartbeat:
         """Start, with a connection of its own: the process group may block the other one."""
         given: Any = _get_default_store()  # torch's types lack `clone`
         store = dist.PrefixStore("sage_grpo/heartbeat", given.clone())
