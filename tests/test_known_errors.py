@@ -31,7 +31,6 @@ def _paper_steps() -> tuple[Tensor, Tensor]:
 
 
 def _measured_gradient_norms(step) -> Tensor:
-    """Norm of d(log-prob)/dv at every step, by automatic differentiation."""
     torch.manual_seed(0)
     v = torch.randn(len(step.a), 20_000, requires_grad=True)
     gaussian = step(torch.randn_like(v), v)

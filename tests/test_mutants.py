@@ -28,7 +28,6 @@ def _tests_in(path: Path) -> frozenset[str]:
 
 
 def test_every_listed_error_can_be_planted_and_names_tests_that_exist() -> None:
-    """Its symbol and pattern are found, once, and another program comes out."""
     problems = []
     for one in sorted(error.listed(), key=lambda one: one.file):
         problems += [fault] if (fault := one.fault(ROOT)) else []

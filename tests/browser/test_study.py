@@ -75,7 +75,6 @@ def until(page: Any, expression: str) -> None:
 
 
 def rate_by_sight(page: Any, tasks: int) -> None:
-    """Look at the pixels and prefer the brighter video."""
     page.click("#start")
     seen = set()
     for done in range(tasks):

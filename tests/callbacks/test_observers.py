@@ -45,7 +45,6 @@ from trainer_helpers import rows
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
-    """As much of a trainer as observers ask."""
     keep = SimpleNamespace(checkpoint_every=3, checkpoints=2, videos_every=2, videos=1)
     videos = torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8)
     return SimpleNamespace(
@@ -58,8 +57,6 @@ def trainer(tmp_path: Path) -> Any:
 
 
 class Said:
-    """A terminal that remembers."""
-
     def __init__(self) -> None:
         self.lines: list[tuple[str, str | None]] = []
 

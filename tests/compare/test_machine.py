@@ -53,22 +53,6 @@ def test_mps_is_started_for_the_workers_and_stopped_afterwards_also_after_a_faul
     assert not Path(pipes[0]).exists()
 
 
-def test_otherwise_processes_share_what_runs_or_take_turns_and_it_is_said(log: Path, monkeypatch) -> None:
-    def said(wanted: bool = True) -> str:
-        with machine.mps(wanted) as (environment, remark):
-            assert environment == {}
-        return remark
-
-    _install(log.parent, running="yes")
-    assert "runs here" in said()
-    assert log.read_text().split() == ["get_server_list"]
-    _install(log.parent, starts=1)
-    assert "does not start" in said()
-    assert said(False) == ""
-    monkeypatch.setenv("PATH", "")
-    assert "there is no" in said()
-
-
 def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     small = recipe("shapes/sage")
     large = replace(small, model=replace(small.model, path="somewhere/large"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +15,6 @@ import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import measure as lab
-from sage_grpo.tools.compare import surroundings
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
 from sage_grpo.training.engine import RolloutEngine
@@ -37,8 +35,6 @@ MakeJob = Callable[[str], CompareJob]
 
 @pytest.fixture
 def job_of(toy_suite: Suite) -> MakeJob:
-    """arm -> its job, with the toy model."""
-
     def make(name: str) -> CompareJob:
         start = name if name in ("branch", "nft") else "sage"
         arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
@@ -49,7 +45,6 @@ def job_of(toy_suite: Suite) -> MakeJob:
 
 
 def run(job: CompareJob, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Its row."""
     return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
 
 
@@ -168,7 +163,6 @@ def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
 
 
 def replay(rows: int) -> SimpleNamespace:
-    """Rows of an update, a gauged step or a batch."""
     return SimpleNamespace(rows=rows, members=[None] * rows)
 
 
@@ -346,19 +340,3 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
     refused("the checkpoint that its sentinel may go back to is damaged: 000002 is broken")
     meta.clear()
     refused("its checkpoints are damaged")
-
-
-def test_the_commit_says_whether_the_source_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
-
-    monkeypatch.setattr(surroundings, "ROOT", tmp_path)
-    (tmp_path / "code").write_text("1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
-    first = surroundings.commit.__wrapped__()
-    (tmp_path / "code").write_text("2")
-    assert surroundings.commit.__wrapped__() == f"{first}+changes"
-    monkeypatch.setenv("PATH", "")
-    assert (len(first), surroundings.commit.__wrapped__()) == (12, "")

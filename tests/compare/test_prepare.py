@@ -13,8 +13,8 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.tools.compare import prepare as prepared
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import evaluated, key_of, prepare
-from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.tools.compare.prepare import key_of, prepare
+from sage_grpo.training.config import TrainConfig
 
 
 def suite(*arms: Arm, **fields: Any) -> Suite:
@@ -103,13 +103,6 @@ def test_an_arm_with_other_steps_branches_where_training_would() -> None:
     (job, *_) = prepare(suite(arm), recipe)
     assert job.config.rollout.window.at == [3]
     assert job.settings.items() >= {"rollout.steps": 9, "rollout.window.at": [3]}.items()
-
-
-def test_points_are_the_first_the_last_and_what_was_asked_for() -> None:
-    assert evaluated((15, 45, 90), EvalConfig(every=7), 45) == [0, 15, 45]
-    assert evaluated(None, EvalConfig(every=20), 45) == [0, 20, 40, 45]
-    assert evaluated(None, EvalConfig(every=0), 45) == [0, 45]
-    assert evaluated(None, EvalConfig(every=20, early=[4, 2, 45]), 45) == [0, 2, 4, 20, 40, 45]
 
 
 CHANGES: dict[str, Any] = {

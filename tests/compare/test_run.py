@@ -65,7 +65,6 @@ class Here:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
-    """Runs are made by `Here`."""
     Here.asked, Here.fails = [], staticmethod(lambda job: False)  # type: ignore[assignment]
     monkeypatch.setattr(machine, "Worker", Here)
     return Here
@@ -91,7 +90,6 @@ def suites_of_two() -> dict[str, Suite]:
 
 
 def call(two: Mapping[str, Suite], folders: Mapping[str, Path], *, arms: Any = None, **more: Any) -> lab.CompareEnded:
-    """A call for the suites of these folders."""
     suites = [(two[name], folder) for name, folder in folders.items()]
     parts = [lab.SuiteRun(folder=folder, suite=one, jobs=jobs_of(one), arms=arms) for one, folder in suites]
     return lab.run(parts, out=parts[0].folder, command="the command", **{"side_by_side": 1, **more})

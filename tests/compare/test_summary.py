@@ -18,9 +18,6 @@ from sage_grpo.tools.compare.summary import Cell, at_passes, difference, interva
 from sage_grpo.utils.safe_io import CONTROL, LeadsOut
 from sage_grpo.utils.statistics import crossed_interval, mean_interval, paired_interval
 
-T1 = 12.7062047
-"""97.5% quantile of t with one degree of freedom."""
-
 
 def suite(**fields: Any) -> Suite:
     """Arms a (the baseline), b and c, seeds 1 and 2."""

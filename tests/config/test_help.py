@@ -55,12 +55,6 @@ def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys
         assert all(" ".join(meaning.split()) in flat for meaning in meanings.values())
 
 
-def test_completion_says_what_to_install(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("sage_grpo.cli.completion.find_spec", lambda name: None)
-    assert main(["completion", "bash"]) == 2
-    assert 'pip install "sage-grpo[completion]"' in capsys.readouterr().err
-
-
 def test_bash_completes_commands_options_values_and_recipes(tmp_path: Path, capsys) -> None:
     needs.program("bash")
     needs.module("shtab")

@@ -48,7 +48,6 @@ class Options:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file for options."""
     return tmp_path / "options.yaml"
 
 

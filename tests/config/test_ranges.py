@@ -48,7 +48,6 @@ def instance(part: type) -> Any:
 
 
 def numbers(hint: Any, *, ranged: bool = False) -> Iterator[tuple[type, bool]]:
-    """Every int or float in a type, and whether it has a range."""
     if hint in (int, float):
         yield hint, ranged
     origin = get_origin(hint)
@@ -60,7 +59,6 @@ def numbers(hint: Any, *, ranged: bool = False) -> Iterator[tuple[type, bool]]:
 
 
 def broken(hint: Any, value: Any) -> Any:
-    """A value of this type with NaN (or the lowest number) in it."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return value if inner[0] is float else -(2**70) if inner[0] is int else broken(inner[0], value)

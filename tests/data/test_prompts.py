@@ -90,7 +90,6 @@ def test_files_of_a_prompt_are_columns_and_each_makes_it_another_prompt() -> Non
 
 
 def test_conditions_have_places(tmp_path: Path) -> None:
-    """As a list in JSON, or as JSON in a table."""
     picture, clip = write(tmp_path, "a.png", ""), write(tmp_path, "b.mp4", "")
     rows = [{"image": "a.png"}, {"video": "b.mp4", "frame_index": 80, "strength": 1.0}]
     text = json.dumps(rows).replace('"', '""')

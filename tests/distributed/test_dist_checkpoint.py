@@ -46,7 +46,6 @@ def test_a_run_of_two_ranks_continues_on_one_and_on_four(checkpoint, tmp_path) -
 
 
 def check_files(folder: Path) -> None:
-    """Two ranks write two files and no pickle."""
     names = sorted(file.name for file in folder.iterdir())
     assert sum(name.endswith(".safetensors") for name in names) == 2
     assert set(names) - {"state.json", "manifest.json"} == {name for name in names if name.endswith(".safetensors")}
@@ -54,7 +53,6 @@ def check_files(folder: Path) -> None:
 
 
 def check_export(folder: Path, base: Path, state) -> None:
-    """Exported weights are the average and whole."""
     saved = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     averages = {name: value for name, value in state.items() if name.startswith("ema/")}
     assert averages

@@ -27,7 +27,6 @@ def test_only_processes_of_this_machine_are_looked_at() -> None:
 
 
 def watching(ranks: int) -> tuple[Heartbeat, list[str]]:
-    """The first rank's view of the others, and what it says when it leaves."""
     beat, told = Heartbeat(0, ranks, HashStore(), 5.0), []
     beat.leave = told.append
     return beat, told

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_grpo.data.groups import deal
 from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.distributed.spec import Layout, ParallelError, ParallelSpec, lay_out
 from sage_grpo.distributed.world import World
@@ -40,25 +37,6 @@ def test_an_impossible_number_of_processes_names_the_nearest() -> None:
         lay_out(ParallelSpec(dp_shard=4, sp=2), 4)
     with pytest.raises(ValueError, match="at least 1"):
         ParallelSpec(sp=0)
-
-
-@FEW
-@given(st.integers(1, 6), st.integers(2, 6), st.integers(1, 5), st.integers(1, 9))
-def test_ranks_share_rollouts_evenly_and_take_the_same_passes(groups: int, size: int, micro: int, ranks: int) -> None:
-    if ranks > groups * size:
-        with pytest.raises(ValueError, match=f"at most {groups * size} ranks"):
-            deal(groups, size, micro, world_size=ranks)
-        return
-    shares = deal(groups, size, micro, world_size=ranks)
-    real = [[batch for batch in share if not batch.filler] for share in shares]
-    members = Counter(member for share in real for batch in share for member in batch.members)
-    assert len(members) == groups * size
-    assert set(members.values()) == {1}
-    counts = [sum(len(batch.members) for batch in share) for share in real]
-    assert max(counts) - min(counts) <= 1
-    assert len({len(share) for share in shares}) == 1
-    if ranks > 1:  # prompts of different lengths would take a rank more passes than the others
-        assert all(len({member.group for member in batch.members}) == 1 for share in shares for batch in share)
 
 
 @FEW

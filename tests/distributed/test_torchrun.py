@@ -123,7 +123,6 @@ def wait_for(condition) -> None:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Processes that are still at work in a folder."""
     commands = [_command(entry) for entry in Path("/proc").glob("[0-9]*/cmdline")]
     return [command for command in commands if str(folder) in command and "sage_grpo" in command]
 

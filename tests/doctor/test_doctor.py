@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,16 +73,6 @@ def test_healthy_shapes() -> None:
     assert not raised(found)
     assert len(found) == 14
     assert len(sample.trainer.encoder.encoded) <= spec.prompts + 1  # not those of the whole run
-
-
-@pytest.mark.slow
-def test_command(capsys) -> None:
-    assert main(["doctor", "shapes/branch", "--json", "--doctor.members", "2"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [finding["name"] for finding in report["findings"]] == NAMES
-    assert report["status"] in ("pass", "skip")
-    ratio = next(finding for finding in report["findings"] if finding["name"] == "ratio")
-    assert ratio["number"] == 0.0
 
 
 def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:

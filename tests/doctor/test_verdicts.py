@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sage_grpo.tools.doctor import checkpoint, learning, reward
-from sage_grpo.tools.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
+from sage_grpo.tools.doctor.check import graded, relative, rounding
 from sage_grpo.tools.doctor.machine import honest
 
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -25,14 +25,6 @@ def test_an_error_is_relative_to_what_is_right_and_graded_by_limits() -> None:
     found = [graded(value, warn=1.0, fail=2.0) for value in (1.0, 1.5, 2.0, 2.5, math.nan, math.inf)]
     assert found == ["pass", "warn", "warn", "fail", "fail", "fail"]
     assert (rounding(torch.float32), rounding(torch.bfloat16)) == (2e-4, 5e-2)
-
-
-def test_a_check_says_why_and_what_to_do() -> None:
-    known, unknown = Check("padding", "warn", "x"), Check("a stage", "fail", "x")
-    assert (known.why, known.remedy) == (WHY["padding"], REMEDY["padding"])
-    assert (unknown.why, unknown.remedy) == STOPPED
-    own = Check("padding", "warn", "x", why="own", remedy="do")
-    assert (own.why, own.remedy, Check("padding", "skip", "x").remedy) == ("own", "do", "")
 
 
 @pytest.mark.parametrize(("off", "status"), [(0, "pass"), (1, "pass"), (2, "warn"), (5, "fail")])
@@ -60,7 +52,6 @@ def test_another_prompt_is_measured_by_the_first(second: float, number: float, s
 
 
 def trainer_of(**gradients: list[float] | None) -> SimpleNamespace:
-    """A trainer of modules with one weight each, whose gradients are given."""
     params = {}
     for name, gradient in gradients.items():
         params[f"{name}.weight"] = p = nn.Parameter(torch.zeros(2))

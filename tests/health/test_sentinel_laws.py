@@ -327,7 +327,6 @@ def test_findings_about_steps_leave_the_best_alone() -> None:
 
 
 def bursts(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor:
-    """`bright` for seven calls, and then anything."""
     trainer_toys.CALLS["count"] += 1
     level = trainer_toys.bright(videos, prompts, fps)
     return level if trainer_toys.CALLS["count"] <= 7 else 1e4 * level * torch.linspace(0.1, 1.0, len(level))

@@ -18,7 +18,6 @@ CHUNKED = {"hunyuan15_t2v": hunyuan15_pixels, "wan_t2v": wan_pixels}
 
 
 def latents(vae: Any, batch: int, frames: int) -> torch.Tensor:
-    """Random latents, wider than high, that differ from frame to frame."""
     channels = vae.config.get("latent_channels") or vae.config["z_dim"]
     return torch.randn(batch, channels, frames, 2, 3, generator=torch.Generator().manual_seed(frames))
 

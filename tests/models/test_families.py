@@ -166,7 +166,6 @@ def test_an_embedded_scale_needs_no_negative_prompt_and_one_pass(model, monkeypa
 
 @pytest.mark.parametrize("name", [name for name in spec.FAMILIES if name != "hunyuan15"])
 def test_defaults_are_those_of_the_pipelines_call(name: str) -> None:
-    """Guidance, size, frames and their rate, where the call states them."""
     module = import_module(f"sage_grpo.models.families.{name}")
     kinds = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
     scale = "true_cfg_scale" if name.startswith("qwen") else "guidance_scale"
@@ -277,9 +276,3 @@ def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, c
         assert torch.equal(found, expected)
     with pytest.raises(ModelError, match=r"model\.height must be a multiple"):
         ours.abilities.in_format(replace(loaded.video, height=33))
-
-
-def test_the_base_class_stays_small() -> None:
-    names = {name for kind in FamilyModel.__mro__[:-1] for name in vars(kind)}
-    members = {name for name in names if name == "__init__" or not name.startswith(("__", "_abc"))}
-    assert len([name for name in members if name != "traits"]) <= 40

@@ -36,7 +36,6 @@ PLAIN = {**OFF, "audio_guidance_scale": 1.0, **{f"audio_{name}": value for name,
 
 
 def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, picture: torch.Tensor | None = None):
-    """The pipeline's grid, what its VAE was given, its pixels and its sound."""
     pipe, seen = tiny.shared_pipeline(folder), []
     given = {name: value for name, value in options.items() if name not in ("stg_block", "image_crf")}
     if picture is not None:

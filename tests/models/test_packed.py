@@ -53,7 +53,6 @@ class StockForward:
 
 
 def padded(tokens: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens with zeros behind them, and their mask."""
     mask = torch.zeros(len(tokens), length, dtype=torch.int64, device=tokens.device)
     mask[:, : tokens.shape[1]] = 1
     return torch.nn.functional.pad(tokens, (0, 0, 0, length - tokens.shape[1])), mask

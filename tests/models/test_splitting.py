@@ -13,8 +13,6 @@ from sage_grpo.models import ModelError
 
 
 class Ranks:
-    """What two threads hand to one another."""
-
     def __init__(self) -> None:
         self.box: list[Tensor] = [torch.empty(0)] * 2
         self.barrier = Barrier(2)

@@ -23,7 +23,6 @@ STEPS, STRENGTH = 5, 0.7
 
 
 def stock(folder, **call) -> torch.Tensor:
-    """The latents that the pipeline makes of the clip for both prompts."""
     parts = tiny.shared_pipeline(folder).components
     names = ("tokenizer", "text_encoder", "transformer", "vae", "scheduler")
     pipe = diffusers.WanVideoToVideoPipeline(**{name: parts[name] for name in names})

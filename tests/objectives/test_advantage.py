@@ -17,7 +17,6 @@ SCALES = ("group", "global", "none")
 
 
 def drawn(seed: int) -> torch.Tensor:
-    """Rewards of easy prompts and of hard ones."""
     return torch.randn(10, generator=torch.Generator().manual_seed(seed)) + 3.0 * GROUPS
 
 

@@ -66,7 +66,6 @@ def test_a_process_is_held_to_its_budget_and_let_go_by_a_later_run_without_one(c
 
 
 def test_a_gpu_without_a_number_is_the_one_that_the_process_is_on(card) -> None:
-    """`cuda` is what a run on one GPU computes on."""
     for memory in (24.0, None):
         hold_to_budget(ModelSpec(memory=memory), torch.device("cuda"))
     assert card == [(0.24, 3), (1.0, 3)]

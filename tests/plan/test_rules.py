@@ -14,7 +14,6 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import changes, hardware, show
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.plan.passes import Guiding, PassCount, evaluation
-from sage_grpo.plan.workers import _bottleneck
 from sage_grpo.recipes import recipe
 from sage_grpo.training import memory
 
@@ -49,13 +48,6 @@ def test_the_device_of_this_machine(monkeypatch) -> None:
     assert (found.is_cpu, found.gib) == (True, 4.0)
     rates = found.rates
     assert (rates.attention, rates.products, rates.bandwidth, rates.launch) == (2e11, 2.6e11, 4e11, 5e-5)
-
-
-def test_who_is_waited_for() -> None:
-    assert _bottleneck(0, True, 5.0, 5.0) == "workers: more of them shorten an iteration"
-    assert _bottleneck(0, False, 5.0, 5.0) == "the trainer's updates: more workers do not help"
-    assert _bottleneck(1, True, 5.0, 5.0).startswith("tasks: 1 workers have nothing to do")
-    assert _bottleneck(0, True, 5.1, 5.0) == "a worker does not fit: it needs 5.1 GiB of 5 that can be used"
 
 
 def test_passes_add_up_and_small_clips_are_guided_together() -> None:

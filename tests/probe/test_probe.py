@@ -178,8 +178,6 @@ class Linear(ToyModel):
 
 @pytest.fixture
 def probe_of(make_config):
-    """A prober on a model and a configuration of the toys."""
-
     def make(model=None, spec: ProbeSpec | None = None, **fields) -> Prober:
         config = make_config(
             kernel=KernelSpec(name="sage_exact", eta=math.sqrt(2)),
@@ -259,7 +257,6 @@ def test_all_settings_start_from_the_same_noises(probe_of) -> None:
 
 
 def light(videos: torch.Tensor, prompts, fps: float) -> dict[str, torch.Tensor]:
-    """Brightness, and a drift that grows with it."""
     mean = videos.float().mean((1, 2, 3, 4)) / 255
     return {"light": mean, "drift": 2 * mean.square()}
 
@@ -363,35 +360,6 @@ def files(make_config, tmp_path, monkeypatch) -> tuple[Path, Path]:
 def words(file: Path, out: Path, *more: str) -> list[str]:
     small = "--probe.prompts 5 --probe.members 24 --batch.micro_batch 24 --probe.steps [1,2] --probe.etas [0.2]"
     return ["--config", str(file), "--probe.out", str(out), "--kernel.name", "sage_exact", *small.split(), *more]
-
-
-@pytest.mark.slow
-def test_from_the_command_to_training(files, tmp_path, capsys) -> None:
-    """The snippet trains; then the run itself is probed, with its code only where that is asked for."""
-    file, out = files
-    assert main(["probe", *words(file, out)]) == 0
-    text = capsys.readouterr().out
-    assert "no part named drift" in text
-    assert "…" not in text
-    found = json.loads((out / "probe.json").read_text())
-    assert (out / "probe.png").stat().st_size > 5000
-    advised = found["recommended"]
-    assert advised["steps"], "the toy's brightness is all but linear in its noise"
-    assert main(["probe", *words(file, tmp_path / "again", "--probe.json")]) == 0
-    assert json.loads(capsys.readouterr().out) == found
-
-    assert main(["train", "--config", str(file), "--config", str(out / "snippet.yaml"), "--iterations", "1"]) == 0
-    trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (trained["rollout"]["window"]["at"], trained["kernel"]["eta"]) == (advised["steps"], advised["eta"])
-    runs = []
-    own = ["probe", "--run", str(tmp_path / "run")]
-    assert main(own) == 2
-    assert "add --trust_run true" in capsys.readouterr().err
-    for weights in ("final", "base"):
-        few = ["--probe.prompts", "2", "--probe.etas", "[]", "--probe.out", str(tmp_path / weights)]
-        assert main([*own, "--trust_run", "--weights", weights, "--probe.json", *few]) == 0
-        runs.append(json.loads((tmp_path / weights / "probe.json").read_text()))
-    assert runs[0]["deterministic"] != runs[1]["deterministic"]
 
 
 @pytest.mark.parametrize("name", ["shapes/mix_grpo", "shapes/nft"])

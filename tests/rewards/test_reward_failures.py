@@ -13,7 +13,7 @@ from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import SHOWN, ClipBatch, Failure, RewardFailure, check_failures, describe_failures, merged
+from sage_grpo.rewards.member import SHOWN, Failure, RewardFailure, check_failures, describe_failures, merged
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import VideoSpec
 
@@ -93,12 +93,6 @@ REMOTE = RewardSpec(name="remote", weights={"a": 1.0}, options={"urls": ["http:/
 def test_clips_a_call(spec: RewardSpec, size: int | None, calls: int) -> None:
     (member,) = CompositeReward([replace(spec, batch_size=size)])._members
     assert (member.batch(20), member.batch(0)) == (calls, calls if calls < 20 else 1)
-
-
-def test_groups_of_clips_are_those_that_are_named_or_those_of_one_prompt() -> None:
-    batch = ClipBatch(clips(4), ["a", "b", "a", "b"], FPS, [{}] * 4)
-    assert batch.grouped() == [[0, 2], [1, 3]]
-    assert replace(batch, groups=[7, 7, 7, 5]).grouped() == [[0, 1, 2], [3]]
 
 
 def test_the_limit_of_failures_is_the_one_that_was_given():

@@ -34,7 +34,6 @@ from trainer_helpers import assert_same_run, interrupt, rows
 
 @pytest.fixture
 def full(make_config, tmp_path: Path) -> TrainConfig:
-    """Every kind of state in use."""
     return make_config(
         out=str(tmp_path / "whole"),
         iterations=5,
@@ -125,7 +124,6 @@ def test_a_run_is_continued_as_asked_from_what_fits_and_is_whole(full: TrainConf
 
 @pytest.fixture
 def steady(benchmark_module) -> ModuleType:
-    """The benchmark."""
     return benchmark_module("steady")
 
 

@@ -64,8 +64,6 @@ def test_objects_of_a_program_cannot_be_loaded_by_their_names() -> None:
 
 
 class Said:
-    """A terminal that remembers."""
-
     def __init__(self) -> None:
         self.lines: list[tuple[str, str | None]] = []
         self.console = SimpleNamespace(print=lambda table: None)
@@ -76,7 +74,6 @@ class Said:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
-    """As much of a trainer as the end of a run asks."""
     sentinel = SimpleNamespace(doubts=[])
     return SimpleNamespace(
         config=replace(recipe("shapes/sage"), out=str(tmp_path), profile=None), export=lambda folder: folder.mkdir(),

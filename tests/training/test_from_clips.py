@@ -28,7 +28,6 @@ STRENGTH, STEPS = 0.6, 4
 
 @pytest.fixture
 def rows(tmp_path):
-    """A prompt file, each of whose prompts starts from a clip of its own."""
     lines = []
     for place, words in enumerate(("a cat", "a dog")):
         clip = torch.stack([tiny.image(10 * place + frame, 24, 16) for frame in range(6)])
@@ -104,8 +103,6 @@ def test_an_evaluation_shows_what_generate_makes(config, make_trainer) -> None:
 
 
 class Placing(ToyModel):
-    """A toy that takes pictures at places."""
-
     abilities = Abilities(
         encode_placed=lambda prompt, given: Conditioning({"at": torch.tensor([one.at for one in given])})
     )

@@ -27,7 +27,6 @@ WAYS = {
 
 
 def cheaply(make_config, cheap: CheapSpec, *, kind: str = "toy", **fields):
-    """Guided, one exploring step in the middle."""
     given = {"steps": 9, "cheap": cheap}
     model = {"guidance_scale": 4.0} | ({"lora": LoraSpec(rank=4)} if kind != "toy" else {})
     window = fields.pop("window", Window(kind="drawn", at=[4]))

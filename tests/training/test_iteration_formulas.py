@@ -74,7 +74,6 @@ class Causal:
 
 
 def reads(*frames: int, **fields: object) -> SimpleNamespace:
-    """A reward that looks at these frames of a clip, and notes of how long a one."""
     seen: list[tuple[int, float, bool]] = []
 
     def frames_read(count: int, fps: float, *, counting: bool = False) -> list[int] | None:
@@ -455,14 +454,11 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
 
 
 class Known(SimpleNamespace):
-    """A model whose velocity is its weights, whatever it is asked."""
-
     def velocity(self, x: Tensor, sigma: Tensor, conditions: object, *, guidance: float | None = None) -> Tensor:
         return self.weights * 1.0
 
 
 def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, losses.TrainItem, Tensor]:
-    """A model, an item of two clips whose steps had these noises, and the noises."""
     model = Known(weights=nn.Parameter(torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])))
     policy = Policy(model, KERNEL, SCHEDULE, None, places)  # type: ignore[arg-type]
     noise = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]])
@@ -594,8 +590,6 @@ def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(place
 
 
 class Rows(list):
-    """What every replay measures."""
-
     def __getitem__(self, replay: object) -> list[tuple[int, float]]:  # type: ignore[override]
         return list(self)
 

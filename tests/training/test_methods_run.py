@@ -25,7 +25,6 @@ WITHOUT_RATIO = ("nft", "dpo", "rft", "refl", "draft", "adjoint")
 
 
 def some(names, *quick: str) -> list:
-    """All of the names, of which all but some are slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -37,7 +36,6 @@ KINDS = ("constant", "two_stage", "paper", "ppo")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_run_together(method: str, make_config, make_trainer) -> None:
-    """Methods take turns with modes and kinds of coefficients."""
     row = list(METHODS).index(method)
     mode, kind, equalize = MODES[row % len(MODES)], KINDS[row % len(KINDS)], row // len(KINDS) % 2 == 0
     batch = BatchConfig(prompts=2, group_size=3, micro_batch=6)

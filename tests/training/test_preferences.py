@@ -32,8 +32,6 @@ PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
 
 @pytest.fixture
 def small(make_config):
-    """Makes the configuration of a few clips, whose reward is brightness."""
-
     def make(method: str, **objective):
         base = make_config(batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=2), rollout={"steps": 4})
         config = METHODS[method](base)
@@ -157,7 +155,6 @@ SHARED = {"same_noise": True, "window": Window(kind="drawn", at=[1, 2])}
 
 
 def rolled(trainer):
-    """An iteration up to its advantages, and the plan with what is trained."""
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
     scored = trainer.engine.gather(trainer.engine.score(trainer.engine.decode(rollout), plan))

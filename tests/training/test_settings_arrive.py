@@ -42,7 +42,6 @@ from trainer_zoo import toy
 
 
 def frame_rate(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
-    """A reward that says what it was told."""
     return [fps] * len(prompts)
 
 
@@ -51,7 +50,6 @@ def level_of(text: str) -> float:
 
 
 def fits(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
-    """Whether clips are what `Lettered` makes of their prompts."""
     expected = 255 * torch.sigmoid(torch.tensor([level_of(text) for text in prompts]))
     return ((videos.float().mean(dim=(1, 2, 3, 4)) - expected).abs() < 2).float().tolist()
 
@@ -97,8 +95,6 @@ class Bent(toy.ToyModel):
 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch):
-    """class -> the specification of a model of that class."""
-
     def use(kind: type) -> ModelSpec:
         module = sys.modules[__name__]
         monkeypatch.setitem(sys.modules, "arrives.family", module)
@@ -109,7 +105,6 @@ def family(monkeypatch: pytest.MonkeyPatch):
 
 
 def run_up_to_scores(trainer: Trainer):
-    """Plan, rollout and scores of the next iteration."""
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
@@ -228,7 +223,6 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
 
 
 def bad(*places: int) -> list[RewardSpec]:
-    """A reward that fails for the clips at these places of a call."""
     return [RewardSpec(name="trainer_toys:bright_but", options={"bad": list(places)}, batch_size=0, try_out=False)]
 
 

@@ -26,7 +26,6 @@ from sage_grpo.training.config import (
 )
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loss import UpdateSums, mean_of, summarize
-from sage_grpo.training.scoring import compose
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
@@ -98,13 +97,7 @@ def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -
     torch.testing.assert_close(item.reward_signal.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
 
 
-@pytest.mark.parametrize(("device", "between"), [("cpu", False), ("cuda", True)])
-def test_rewards_leave_an_accelerator_between_their_calls(device: str, between: bool, make_config) -> None:
-    assert compose(make_config(), torch.device(device)).offload_between == between
-
-
 def test_an_iteration_tells_how_its_clips_look(make_config, make_trainer) -> None:
-    """Where somebody decoded them."""
     trainer = make_trainer(make_config())
     assert trainer.step()["video/spread"] > 0
     judge = trainer.engine.judge

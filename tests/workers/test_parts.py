@@ -77,8 +77,6 @@ def test_a_replay_of_one_clip_has_the_policy_of_its_group() -> None:
 
 
 class Pool:
-    """A pool that computes nothing, and its dispatcher, whose clock stands still."""
-
     def __init__(self, monkeypatch, *names: str, world: World | None = None) -> None:
         self.names, self.started, self.outcomes, self.gone, self.now, self.reason = list(names), [], [], [], 100.0, ""
         self.slept: list[float] = []
@@ -116,8 +114,6 @@ class Pool:
 
 @dataclass(frozen=True)
 class Twice(World):
-    """Beside another process, whose numbers are twice as large."""
-
     def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
         return torch.cat([values, 2 * values]) if values.dtype == torch.float64 else values
 
@@ -178,15 +174,11 @@ def test_a_run_without_workers_ends_after_its_patience_or_when_none_can_join(mon
 
 @dataclass(frozen=True)
 class Step:
-    """The part of a replay that a check needs."""
-
     step: int
 
 
 @dataclass(frozen=True)
 class ThreeWorkers(World):
-    """Beside another process that has three workers."""
-
     def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
         return torch.cat([values, torch.tensor([3])])
 
