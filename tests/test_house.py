@@ -178,11 +178,6 @@ def test_every_room_is_in_the_plan_of_the_house() -> None:
     assert words[1:] == sorted(set(words[1:])), "a word stands once, in order"
 
 
-def test_every_room_says_what_it_is() -> None:
-    doors = [path for path in FILES if path.name == "__init__.py"]
-    _report([f"{_relative(path)}: say what the room is for" for path in doors if not ast.get_docstring(_tree(path))])
-
-
 def _circle(graph: dict[str, set[str]]) -> str:
     done: set[str] = set()
 

@@ -234,12 +234,7 @@ def test_official_stepwise_kl_is_inert_with_one_update_per_rollout() -> None:
         region = TrustRegion(mode="stepwise", estimator=estimator)  # type: ignore[arg-type]
         total = sum(
             region.penalty(
-                v=v,
-                v_old=v_old,
-                v_reference=None,
-                sensitivity=step.sensitivity,
-                log_prob=new,
-                log_prob_old=old,
+                v=v, v_old=v_old, v_reference=None, sensitivity=step.sensitivity, log_prob=new, log_prob_old=old
             ).total.sum()  # type: ignore[union-attr]
             for old, new in log_prob
         )

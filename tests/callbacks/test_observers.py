@@ -178,14 +178,6 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
 ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
 
 
-def test_an_evaluation_names_its_scores_the_total_first(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"eval/VQ": 0.25, "eval/total": 1.5, "eval/TA/size": 9.0, "eval/failed": 0.0, "eval/total_stderr": 0.1}
-    Terminal(enabled=True, progress=False, total=9).evaluation(3, row)
-    assert capsys.readouterr().out == "held-out after 3  total 1.500  VQ 0.250\n"
-    Terminal(enabled=False, progress=False, total=9).evaluation(3, row)
-    assert capsys.readouterr().out == ""
-
-
 def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     crew = {"crew/workers": 1e3, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0, "kl/position": 1.0}
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)

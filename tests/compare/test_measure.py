@@ -137,14 +137,6 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
     assert row["passes"]["2"] == 2 * 8 * 5
 
 
-def test_long_curves_are_thinned_to_means_of_blocks() -> None:
-    rows = [{"reward/total": float(n), "time/total": 1.0, "gradient/raw/001": 1.0} for n in range(7)]
-    curve = lab.blocks(rows, most=3)
-    assert curve == {"iteration": [3, 6, 7], "reward/total": [1.0, 4.0, 6.0]}
-    assert lab.blocks([{"reward/total": float("nan")}])["reward/total"] == [None]
-    assert len(lab.blocks(rows * 20)["iteration"]) <= lab.BLOCKS
-
-
 def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> None:
     scored = [("a", 1.0, 0.5), ("b", 3.0, 0.25), ("a", 2.0, 1.0), ("b", None, 0.75)]
     rows = [{"prompt": name, "scores": {"total": total, "drift": far, "other": 1.0}} for name, total, far in scored]

@@ -79,6 +79,7 @@ def test_numbers_for_programs_are_those_of_the_tables() -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The log of the drawing."""
     return drawing(monkeypatch, figures)
 
 
@@ -86,6 +87,17 @@ def test_figures_show_the_numbers_of_the_tables(log: list[str], tmp_path: Path) 
     files = figures.draw(summarize(SUITE, rows()), tmp_path)
     assert files == [tmp_path / f"{name}.png" for name in SUITE.figures]
     assert "\n".join(log) + "\n" == (HERE / "figures.txt").read_text()
+
+
+def test_only_what_there_is_is_drawn(log: list[str], tmp_path: Path) -> None:
+    few = [one for one in rows() if one["arm"] == "a"]
+    for one in few:
+        one |= {"steps": {}, "evaluations": {"4": one["evaluations"]["4"]}}
+    assert figures.draw(summarize(SUITE, few), tmp_path) == [tmp_path / "bars.png"]  # one point is no curve
+    assert not any("axvline" in line for line in log)
+    assert figures.draw(summarize(SUITE, rows()[-2:]), tmp_path) == []
+    looks = [tuple(figures._look(place)[part] for part in ("color", "ls")) for place in range(33)]
+    assert (len(set(looks[:32])), looks[32]) == (32, looks[0])
 
 
 def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

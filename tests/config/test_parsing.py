@@ -110,17 +110,6 @@ def test_what_is_given_is_known_before_parsing(file: Path) -> None:
     assert given(["--config", "nowhere.yaml", "--run"], "run") == ""
 
 
-def test_a_bare_flag_may_also_be_unset() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Flag:
-        """A flag."""
-
-        on: bool | None = None
-        """On, off, or as it comes."""
-
-    assert [parse(Flag, words, prog="test").on for words in ([], ["--on"], ["--on", "false"])] == [None, True, False]
-
-
 @pytest.mark.parametrize("words", [["--update.reuse", "{}"], ["--config", "{file}"]])
 def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str], file: Path, monkeypatch) -> None:
     """Every run of earlier versions has it in its config.yaml."""

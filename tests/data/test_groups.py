@@ -38,15 +38,6 @@ def test_every_rollout_is_dealt_exactly_once_in_equal_rounds(groups: int, size: 
 
 
 @settings(max_examples=40)
-@given(micro=st.integers(1, 5), size=st.integers(2, 6))
-def test_one_rank_needs_no_filler_and_keeps_the_order(micro: int, size: int) -> None:
-    (share,) = deal(3, size, micro)
-    members = [member for batch in share for member in batch.members]
-    assert members == [Member(g, i) for g in range(3) for i in range(size)]
-    assert not any(batch.filler for batch in share)
-
-
-@settings(max_examples=40)
 @given(steps=st.lists(st.integers(0, 99), min_size=1, max_size=30, unique=True), updates=st.integers(1, 30))
 @example(list(range(8)), 3)
 def test_steps_are_dealt_out_evenly_and_in_order(steps: list[int], updates: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,15 +51,3 @@ def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can() -> None:
     split.check(6)
     with pytest.raises(ParallelError, match="does not divide the 4 attention heads: use one of 1, 2, 4"):
         split.check(4)
-
-
-@FEW
-@given(st.integers(0, 50), st.integers(1, 7))
-def test_tokens_are_split_evenly_and_in_order(total: int, size: int) -> None:
-    split = object.__new__(SequenceParallel)
-    split.size, parts = size, []
-    for split.rank in range(size):
-        parts.append(split.split(torch.arange(total)[None]).flatten())
-        assert len(parts[-1]) == split.counts(total)[split.rank]
-    assert torch.equal(torch.cat(parts), torch.arange(total))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1

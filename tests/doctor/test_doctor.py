@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import assemble
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.tools.doctor import DoctorSpec, examine
-from sage_grpo.tools.doctor.check import ORDER, REMEDY, WHY, Check, show, worst
+from sage_grpo.tools.doctor.check import ORDER, REMEDY, WHY, Check, show
 from sage_grpo.training.config import DataConfig
 from sage_grpo.training.inputs import build
 
@@ -94,15 +93,6 @@ def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monk
     assert found["sampling"].status == "fail"
     assert "no more memory" in found["sampling"].value
     assert found["ratio"].status == "pass"
-
-
-def test_verdicts_are_ordered() -> None:
-    def one(status: Any) -> Check:
-        return Check("x", status, "")
-
-    assert worst([]) == "pass"
-    assert worst([one("warn"), one("fail"), one("skip")]) == "fail"
-    assert worst([one("pass"), one("warn")]) == "warn"
 
 
 def test_why_and_remedy_are_told_only_where_something_is_wrong(capsys) -> None:

@@ -12,15 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.recipes import recipe
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.tools.doctor import checkpoint, examine, learning, machine, reward, sampling
 from sage_grpo.tools.doctor.check import Check
 
 FLOAT = torch.float64
@@ -292,18 +290,6 @@ def test_a_replay_is_compared_with_a_pass_at_the_scale_that_was_asked_for(
     assert found.value == said or (off and said in found.value)
 
 
-def test_a_rollouts_gap_is_in_its_log_probabilities() -> None:
-    law = SimpleNamespace(log_prob=lambda x: x.sum(1), expand=lambda count: law)
-    policy = SimpleNamespace(at=lambda step, x, v: SimpleNamespace(gaussian=law))
-    record = SimpleNamespace(
-        policy=policy, x_next=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), log_prob_old=torch.tensor([3.0, 7.5])
-    )
-    item = SimpleNamespace(step=1, record=record)
-    assert sampling._rollout_gap(item, torch.zeros(2), torch.zeros(2)) == 0.5  # type: ignore[arg-type]
-    record.log_prob_old = torch.tensor([3.25, 7.0])
-    assert sampling._rollout_gap(item, torch.zeros(2), torch.zeros(2)) == 0.25  # type: ignore[arg-type]
-
-
 # ---- learning and the whole
 
 
@@ -349,15 +335,3 @@ def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> Non
     told = examine.over_ranks(found[0], World())
     worse = [("z", "warn", "rank 1: 3"), ("x", "warn", "rank 2: 3")]
     assert [(one.name, one.status, one.value) for one in told] == worse
-
-
-def test_a_check_up_is_a_small_run_that_trains_every_step() -> None:
-    config = replace(recipe("shapes/sage"), batch=replace(recipe("shapes/sage").batch, micro_batch=3))
-    config = replace(config, update=replace(config.update, step_fraction=0.5))
-    for members, micro in ((2, 2), (5, 3)):
-        made = examine.small(config, DoctorSpec(prompts=3, members=members))
-        assert (made.batch.prompts, made.batch.group_size, made.batch.micro_batch) == (3, members, micro)
-        assert (made.update.step_fraction, made.data.encode_ahead, made.evaluate.prompts) == (1.0, 1, 1)
-    same, other, last = Prompt("a"), Prompt("b"), Prompt("c")
-    assert examine._different([same, same, other, last]) == [same, other]
-    assert examine._different([same, same]) == [same]

@@ -102,31 +102,6 @@ def test_how_much_an_update_changes(moves: list[float], status: str, share: floa
     assert (found.status, found.number) == (status, share)
 
 
-def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
-    """By the passes of an update: gradients of before are gone, and are summed over processes in the last pass of each network."""
-    logs, done = iter([0.1, 0.3, 0.2]), []
-
-    def accumulate(objective, region, items, device, *, kl_lambda, scale, before_last):
-        before_last()
-        return SimpleNamespace(largest_log_ratio=next(logs))
-
-    monkeypatch.setattr(learning, "accumulate", accumulate)
-    trainer = trainer_of(a=[1.0, 1.0])
-    trainer.state.kl, trainer.state.anchor = SimpleNamespace(value=0.0), None
-    trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: done.append("zeroed"))
-    trainer.objective, trainer.clip = None, 1.0
-    trainer.config.trust_region = None
-    trainer.model.device = "cpu"
-    trainer.sharding = SimpleNamespace(
-        begin=lambda: done.append("begun"), synchronize=lambda: done.append("summed"), scale=1.0
-    )
-    items = [SimpleNamespace(label=label, network=network) for label, network in ((4, 0), (7, 0), (9, 1))]
-    found = learning.ratio(SimpleNamespace(trainer=trainer), items)
-    assert (found.status, found.number) == ("fail", 0.3)
-    assert "over 3 steps, at step 7 (clip range 1)" in found.value
-    assert done == ["zeroed", "begun", "summed", "summed"]
-
-
 @pytest.mark.parametrize(
     ("updates", "lags", "every", "inert"),
     [(1, False, 1, True), (1, False, None, True), (1, False, 2, False), (2, False, 1, False), (1, True, 1, False)],

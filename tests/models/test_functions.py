@@ -29,7 +29,6 @@ from sage_grpo.models.schedulers import scheduler_shift, start_of
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
 from sage_grpo.samplers.kernels import Ode, Sage
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor import stock
 from sage_grpo.types import Conditioning, VideoSpec
 
 
@@ -401,19 +400,3 @@ def test_vaes_that_sana_runs(tmp_path) -> None:
     asked = of(sana_video.SanaVideo, options={"motion_score": 30.0}, choices={}, _instruction=["Say", "this:"])
     assert asked._instruct("a cat ") == "Say\nthis:a cat motion score: 30."
     assert asked._instruct("a cat Motion score: 7") == "Say\nthis:a cat Motion score: 7"
-
-
-def test_what_is_compared_with_the_stock_pipeline(model) -> None:
-    for kind in ("wan_t2v", "hunyuan15_t2v"):
-        ours = model(kind, train=False, height=32, width=48)
-        latents = torch.randn(1, *ours.latent_shape())
-        assert (stock.stock_decode(ours, latents).int() - ours.decode(latents).int()).abs().max() <= 1
-    plain = {"pictures": {0}, "pipe": of(type("WanPipeline", (), {}))}
-    runs = SimpleNamespace(index={"_class_name": "WanPipeline"}, **plain)
-    assert stock.why_unknown(runs) is stock.why_not_stock(runs) is None
-    assert "not known here" in stock.why_not_stock(SimpleNamespace(index={"_class_name": "LTXPipeline"}, **plain))
-    other = SimpleNamespace(index={"_class_name": "WanXPipeline"}, **plain)
-    assert "runs in a WanPipeline" in stock.why_not_stock(other)
-    name = "HunyuanVideo15X"
-    pictured = SimpleNamespace(index={"_class_name": name}, pictures={1}, pipe=of(type(name, (), {})))
-    assert "from the picture" in stock.why_not_stock(pictured)

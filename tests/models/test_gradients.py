@@ -42,11 +42,7 @@ def test_branches_one_after_another_give_the_same_gradient() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "hunyuan15_i2v",
-        "wan_t2v",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux2", "sd3", "z_image")),
-    ],
+    ["hunyuan15_i2v", "wan_t2v", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux2", "sd3", "z_image"))],
 )
 def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> None:
     """Also those whose gradient is exactly zero: the last block may compute what nothing reads. And no other is left out."""

@@ -46,8 +46,7 @@ def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expert"),
-    [("wan22_t2v", "low"), pytest.param("hunyuan15_t2v", "high", marks=pytest.mark.slow)],
+    ("kind", "expert"), [("wan22_t2v", "low"), pytest.param("hunyuan15_t2v", "high", marks=pytest.mark.slow)]
 )
 def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, get, model, tmp_path) -> None:
     ours = moved(get(kind, lora=LORA, expert=expert))

@@ -99,9 +99,7 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "crf"),
-    [pytest.param("ltx2_3", None, marks=pytest.mark.slow), ("ltx2", 0)],
-    ids=["compressed", "as it is"],
+    ("kind", "crf"), [pytest.param("ltx2_3", None, marks=pytest.mark.slow), ("ltx2", 0)], ids=["compressed", "as it is"]
 )
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:

@@ -14,7 +14,6 @@ import tiny
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_defaults
 from sage_grpo.models.checkpoints.from_configs import adapter_alone
-from sage_grpo.models.policy import build_solver
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
 
 
@@ -89,16 +88,6 @@ ASKED = [
 @pytest.mark.parametrize(("kind", "fields", "message"), ASKED)
 def test_what_is_asked_of_a_model(kind: str, fields, message: str, checkpoint) -> None:
     refused(checkpoint(kind), message, **fields)
-
-
-def test_solver_that_a_model_does_not_bring() -> None:
-    from toy_family import Toy
-
-    toy = Toy(ModelSpec(), "cpu")
-    with pytest.raises(ModelError, match='solver "checkpoint" needs a model that brings one, and Toy has no'):
-        build_solver(toy, "checkpoint", 4)
-    with pytest.raises(ModelError, match='"heun" is unknown: use euler, ab2 or checkpoint'):
-        build_solver(toy, "heun", 4)  # type: ignore[arg-type]
 
 
 def test_a_hub_id_is_fetched_as_safetensors_or_told_to_be_unreachable(monkeypatch, checkpoint) -> None:

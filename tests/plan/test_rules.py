@@ -12,10 +12,8 @@ import torch
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import changes, hardware, show
-from sage_grpo.plan.formulas import GIB
 from sage_grpo.plan.passes import Guiding, PassCount, evaluation
 from sage_grpo.recipes import recipe
-from sage_grpo.training import memory
 
 
 def test_a_card_without_rates_has_the_share_of_its_peak() -> None:
@@ -94,15 +92,3 @@ def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
     assert " ".join(changes._typed(*one) for one in options) == "--a true --b 0.5 --c 3 --model.lora.rank 5"
     kinds = [["rollout.offload"], ["model.vae_tiling"], ["model.frames"], ["model.vae_tiling", "model.frames"]]
     assert [changes._stays(edit) for edit in kinds] == ["same", "nearly", "another", "another"]
-
-
-def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
-    phases = [SimpleNamespace(name=name, memory=SimpleNamespace(total=gib * GIB)) for name, gib in (("a", 5), ("b", 7))]
-    one: Any = SimpleNamespace(fits=False, phases=phases, room=6 * GIB, levels=["all", "all", "input"])
-    assert changes.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
-    one.fits = True
-    assert changes.outcome(one) == "everything (2 of 3), their input only (1 of 3)"
-    assert memory.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
-    asked = [(True, True), (False, True), ("attention", False), ("auto", True), ("auto", False)]
-    found = [memory.levels(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
-    assert found == [[level] * 2 for level in ("input", "all", "attention", "attention", "all")]

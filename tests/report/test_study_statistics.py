@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sage_grpo.tools.study.results import bradley_terry, krippendorff_alpha, ranked, wilson, win_rate
+from sage_grpo.tools.study.results import bradley_terry, krippendorff_alpha, ranked, to_text, wilson, win_rate
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,22 @@ def test_the_interval_of_a_ranking_is_the_95_of_100_one() -> None:
     half = 1.96 * math.sqrt(0.25 / 200) / 0.25 / 2
     assert (high - low) / 2 == pytest.approx(half, rel=0.06)  # 90 of 100 would be 16% less
     assert abs(high + low) / 2 < 0.06 * half
+
+
+def test_the_table_of_results_says_what_was_found() -> None:
+    pair = {"first": "a", "second": "bb", "rate": 0.75, "low": 0.301, "high": 0.954, "wins": 3, "ties": 1, "losses": 10}
+    none = {**pair, "second": "c", "rate": None, "low": None, "high": None}
+    ranking = [{"method": "a", "strength": 0.5, "low": -0.256, "high": 1.0}]
+    part = {"name": "quality", "pairs": [pair, none], "agreement": 0.256, "ranking": ranking}
+    empty = {"name": "motion", "pairs": [], "agreement": None, "ranking": []}
+    known = {"title": "T", "votes": 3, "voters": 2, "prompts": 4, "flagged": [2, 5], "excluded": []}
+    found = {**known, "dimensions": [part, empty]}
+    lines = [line.split() for line in to_text(found).replace("\u2212", "-").splitlines()]
+    assert lines[0] == ["T:", "3", "votes", "of", "2", "raters", "on", "4", "prompts"]
+    assert ["a", "vs", "bb", "75.0%", "30.1%", "to", "95.4%", "3", "1", "10"] in lines
+    assert ["a", "vs", "c", "-", "-", "3", "1", "10"] in lines
+    assert [line[-1] for line in lines if line[:1] == ["agreement"]] == ["0.26", "-"]
+    assert [line[2:] for line in lines if line[:1] == ["Bradley-Terry"]] == [["a", "+0.50", "[-0.26,", "+1.00]"], ["-"]]
+    assert "rater 2, rater 5 (counted" in to_text(found)
+    assert "(left out)" in to_text({**found, "excluded": [2, 5]})
+    assert "flagged" not in to_text({**found, "flagged": []})

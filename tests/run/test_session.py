@@ -21,15 +21,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import session
-from sage_grpo.run.preflight import (
-    check_code,
-    check_files,
-    check_model,
-    check_plan,
-    needs,
-    preflight,
-    prompt_remarks,
-)
+from sage_grpo.run.preflight import check_code, check_files, check_model, check_plan, needs, preflight, prompt_remarks
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import LogConfig, TrainConfig
 from sage_grpo.training.inputs import Overrides

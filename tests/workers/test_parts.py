@@ -20,11 +20,9 @@ from sage_grpo.models.lora import LoraSpec
 from sage_grpo.models.policy import Policy
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.engine import RolloutEngine
-from sage_grpo.training.rollout import SavedRecord
-from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.workers import dispatcher, ray_pool
 from sage_grpo.workers.dispatcher import LARGEST, Outcome, PendingIteration
-from sage_grpo.workers.messages import TaskResult, WorkerError, checked, packed, unpack
+from sage_grpo.workers.messages import TaskResult, WorkerError, packed, unpack
 from sage_grpo.workers.worker import Worker
 
 
@@ -33,18 +31,6 @@ def config(make_config):
     made = make_config(model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3})
     made = replace(made, batch=BatchConfig(prompts=2, group_size=2, micro_batch=2))
     return replace(made, rollout=replace(made.rollout, on="ray", ray=RaySpec(limit=1e3)))
-
-
-def test_another_step_checks_a_worker_in_every_iteration() -> None:
-    steps = [checked(SimpleNamespace(iteration=n), dict.fromkeys("abc")) for n in range(5)]
-    assert steps == ["a", "b", "c", "a", "b"]
-
-
-def test_bytes_of_a_result_are_those_of_its_tensors() -> None:
-    x, clips = torch.zeros(2, 3), torch.zeros(5, dtype=torch.uint8)
-    result = TaskResult({None: SavedRecord(x, x, None, None), 1: SavedRecord(x, x, x, x)}, None, [], None, 1.0)
-    assert result.bytes == 5 * 24
-    assert replace(result, latents=[(None, x)], clips=ScoredClips(clips, None)).bytes == 6 * 24 + 5
 
 
 def test_weights_of_another_model_are_refused_by_name() -> None:
