@@ -143,7 +143,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_run(
     page: str, folder: Path, small_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every block that is not marked, one after the other, in a folder with prompts and, where one is asked for, a run."""
     (folder / "my_package").mkdir()
     (folder / "my-checkpoint").mkdir()
     shutil.copy(ROOT / "tests" / "models" / "toy_family.py", folder / "my_package" / "my_family.py")

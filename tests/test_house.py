@@ -196,7 +196,6 @@ def _circle(graph: dict[str, set[str]]) -> str:
 
 
 def test_modules_do_not_import_in_circles() -> None:
-    """Neither when they start, nor later in a function, nor for type checkers alone."""
     graph = {
         _module_name(path): {name for name, _ in _package_imports(path)} - {_module_name(path), "sage_grpo"}
         for path in FILES

@@ -164,7 +164,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), ("trackio", "name")])
 def test_a_run_is_one_run_at_its_tracker_and_no_other(tracker: str, key: str, tmp_path: Path, started) -> None:
-    """Two folders of one name are two runs, a resumed one goes on, and so does one that an earlier version began by the folder's name."""
     for folder, resumed in (("a", None), ("b", None), ("a", 3)):
         open_sinks(tmp_path / folder / "smoke", resumed, **{tracker: "p"})
     first, second, again = (options[key] for options in started)

@@ -293,7 +293,6 @@ def put(folder: Path, name: str, second: int) -> None:
 
 
 def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_path: Path) -> None:
-    """The oldest first; files of other people stay and do not count."""
     own = ["heldout-000000-00.mp4", "heldout-000001-00.mp4", "rollout-000002-00.mp4", "rollout-000001.txt"]
     own.append("heldout-000002.txt")
     for name in STRANGERS:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from sage_grpo.cli import compare, doctor, export, plan, rewards, starting, train
+from sage_grpo.cli import compare, doctor, plan, rewards, starting, train
 from sage_grpo.cli.compare import Options
 from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import ConfigError
@@ -144,24 +144,6 @@ def test_training_that_stops_is_1_and_leaves_its_report(capsys, monkeypatch) -> 
     assert capsys.readouterr().out == f"sage-grpo train stopped: not finite\nReport of {config.out}.\n"
 
 
-def test_an_export_has_the_dtype_and_the_place_that_were_asked_for(tmp_path: Path, capsys, monkeypatch) -> None:
-    (tmp_path / "run" / "checkpoints" / "000003").mkdir(parents=True)
-    config, saved = TrainConfig(model=ModelSpec(lora=LoraSpec(rank=2))), []
-    monkeypatch.setattr("sage_grpo.run.saved.read_config", lambda run, trust, rewards: config)
-    monkeypatch.setattr("sage_grpo.run.saved.find_checkpoint", lambda run, number: tmp_path / "000003")
-    model = SimpleNamespace(save=lambda out, weights, merged: saved.append((out, weights["w"].dtype, merged)))
-    monkeypatch.setattr("sage_grpo.models.checkpoints.from_configs.adapter_alone", lambda spec: model)
-    monkeypatch.setattr(ModelSpec, "load", lambda self: model)
-    monkeypatch.setattr("sage_grpo.training.state.load_weights", lambda folder, model, ema: {"w": torch.zeros(1)})
-    options = export.Options(run=str(tmp_path / "run"), out=str(tmp_path / "out"))
-    for changes in ({}, {"dtype": "bfloat16", "ema": True}, {"dtype": "bfloat16", "merged": True}):
-        assert export.run(replace(options, **changes)) == 0
-    ways = [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
-    assert saved == [(options.out, *way) for way in ways]
-    head = f"Wrote {options.out} from {tmp_path / '000003'}"
-    assert capsys.readouterr().out.splitlines() == [f"{head}.", f"{head} (EMA).", f"{head}."]
-
-
 def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
     asked: list[Any] = []
     for name in ("original_to_diffusers", "diffusers_to_original"):
@@ -185,19 +167,6 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
     ):
         assert main(["export", *wrong]) == 2
         assert said in capsys.readouterr().err
-
-
-def test_words_are_lists_of_fields_and_values() -> None:
-    words = ["a", "--vary", "x=1", "b", "--seeds", "3", "--vary=y=2", "--set", "q=1", "--suite=", "--arms"]
-    found = ["a", "--seeds", "3", "--vary", "x=1", "b", "y=2", "--set", "q=1", "--suite", ""]
-    assert compare.defaults(words) == (None, found)
-    assert compare._fields(["x=1", "2", "y.z=[a", "b]"]) == ["x=1,2", "y.z=[a,b]"]
-    assert compare._fields(["1", "2"]) == ["1,2"]
-    assert compare._split("1,[2,3],{a: (4,5)},,6") == ["1", "[2,3]", "{a: (4,5)}", "6"]
-    assert compare._pair("optimizer.lr=a=b") == ("optimizer.lr", "a=b")
-    for word in ("lr", "lr="):
-        with pytest.raises(ConfigError, match="is no setting"):
-            compare._pair(word)
 
 
 def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own() -> None:

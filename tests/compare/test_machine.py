@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import machine
@@ -87,21 +86,3 @@ def test_workers_have_the_gpus_in_turn(devices, most, count, wanted, tmp_path, m
         own = [machine.environment(devices, number) | {"OWN": "x"} for number in range(count)]
         assert workers == [(tmp_path, number, environment) for number, environment in enumerate(own)]
     assert (asked, where) == ([wanted], f"{'GPU 0, 1' if devices else 'the CPU'}.{' Shared.' * wanted}")
-
-
-@pytest.mark.parametrize(
-    ("devices", "visible", "found"),
-    [
-        (["cuda", "cpu"], "", ["0", "1"]),
-        (["cpu", "cpu"], "", []),
-        (["cuda"], "3, ,GPU-5", ["3", "GPU-5"]),
-        (["cuda"], None, []),  # a machine without
-    ],
-)
-def test_gpus_are_those_that_a_run_may_use(devices, visible, found, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible is not None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    small = recipe("shapes/sage")
-    configs = [replace(small, model=replace(small.model, device=device)) for device in devices]
-    assert [name.strip() for name in machine.gpus(configs)] == found

@@ -147,13 +147,6 @@ def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> 
     assert lab.by_prompt([]) == {}
 
 
-def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
-    rows = [{"gradient/raw/002": 1.0, "gradient/sent/002": 5.0}, {"gradient/raw/002": 3.0, "gradient/raw/007": 9.0}, {}]
-    found = lab.by_step(rows, {2: {"std": 0.5}, 1: {"std": math.nan}})
-    assert found == {"1": {"std": None}, "2": {"std": 0.5, "raw": 2.0, "sent": 5.0}}
-    assert list(found) == ["1", "2"]
-
-
 def replay(rows: int) -> SimpleNamespace:
     return SimpleNamespace(rows=rows, members=[None] * rows)
 

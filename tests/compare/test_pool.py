@@ -126,7 +126,6 @@ def begin(pool: RunPool) -> tuple[UnderWay, Any]:
 def test_a_run_is_begun_where_something_of_it_will_be_kept_in_time(
     known: dict[str, float], waiting: str, budget: float | None, taken: str | None
 ) -> None:
-    """Two iterations a run; what is known are seconds of one."""
     pool = pool_of(*map(job, waiting.split()), budget=budget)
     for arm, seconds in known.items():
         pool.estimates.learn(job(arm), 2 * seconds, 2)

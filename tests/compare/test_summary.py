@@ -38,7 +38,6 @@ ROWS = [
 
 
 def test_scores_at_equal_passes_lie_on_the_curve() -> None:
-    """The cheapest arm makes 20 passes; a has made as many after 2 of its 4 iterations."""
     summary = summarize(suite(), ROWS)
     a, b, c = summary.arms.values()
     assert summary.budget == 20

@@ -25,7 +25,6 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_options_that_messages_and_hints_name_are_there() -> None:
-    """Every dotted name of a section of a configuration, in any text with more words."""
     modules = [importlib.import_module(f"sage_grpo.cli.{command.module}") for command in COMMANDS.values()]
     kinds = [module.Options for module in modules if hasattr(module, "Options")]
     known = {entry.key.replace("[]", "") for kind in kinds for entry in entries(kind)}

@@ -23,7 +23,6 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def test_each_kind_of_file_is_read(tmp_path: Path) -> None:
-    """Lines without blanks and comments, rows with a picture, objects and strings; zero is a seed."""
     (tmp_path / "images").mkdir()
     picture = write(tmp_path, "images/first.png", "")
     row = 'prompt,seed,image\n"a cat, sitting",0,images/first.png\n"two\nlines",,\n'

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_of_two_ranks_continues_on_one_and_on_four(checkpoint, tmp_path) -> None:
-    """Two ranks stop after the first of two iterations; whoever continues ends as one process that never stopped."""
     config = workers.configure(checkpoint("hunyuan15_t2v"), tmp_path, guidance=1.0)
     alone = processes.alone(workers.train, replace(config, out=str(tmp_path / "alone")))
     spec = ParallelSpec(async_checkpoint=True, timeout=60)

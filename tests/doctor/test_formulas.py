@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import KernelSpec
@@ -316,14 +315,6 @@ def test_weights_are_watched_whose_gradient_is_not_lost_beside_the_others() -> N
     assert (len(found), found[:3].tolist()) == (4096, [False, True, True])
     names = {"a.q.lora_A.w": 0, "a.q.lora_B.w": 0, "a.k.weight": 0, "a.k.bias": 0, "norm.weight": 0}
     assert learning._modules(names) == {"a.q", "a.k", "norm"}
-
-
-def test_a_rank_with_other_weights_is_told_by_number(monkeypatch) -> None:
-    monkeypatch.setattr(learning, "disagreeing", lambda params, world: params)
-    two = World(layout=Layout(replicate=2))
-    alike, apart = learning.ranks([], two), learning.ranks([1], two)  # type: ignore[arg-type]
-    assert (alike.status, apart.status, "[1]" in apart.value) == ("pass", "fail", True)
-    assert learning.ranks([1], World()).status == "skip"  # type: ignore[arg-type]
 
 
 def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> None:

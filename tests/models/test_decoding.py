@@ -50,7 +50,6 @@ def wide_vae() -> Any:
 
 @pytest.mark.parametrize("frames", [1, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_chunks_of_frames_are_the_whole_decode(frames: int, model, wide_vae) -> None:
-    """1 to 17 frames of pixels, in chunks that divide them and that do not, and two clips at once."""
     for vae in (model("hunyuan15_t2v").pipe.vae, wide_vae):
         z = latents(vae, 2, frames)
         whole = stock(vae, z)

@@ -98,7 +98,6 @@ def test_a_changed_picture_is_the_pipelines(checkpoint, model, monkeypatch) -> N
 
 @pytest.mark.parametrize("kind", ["sd3", "z_image", *slow(*(kind for kind in LEARN if kind not in ("sd3", "z_image")))])
 def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
-    """The first log-ratio is exactly zero, every trainable parameter learns, and gradients do not depend on what is kept."""
     ours = model(kind, guidance_scale=3.0, **SMALL.get(kind, {}))
     conditions, blocks = conditions_of(ours, 3), ours.blocks()
     assert len(blocks) == sum(len(getattr(ours.transformer, name)) for name in ours.traits.blocks) > 1
@@ -125,7 +124,6 @@ def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
 
 @pytest.mark.parametrize("kind", slow(*(kind for kind in LEARN if kind != "hunyuan15_t2v")))
 def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, model, tmp_path) -> None:
-    """A LoRA through the pipeline's own loader, and the whole folder, give our velocity; both differ from the base's."""
     ours = fresh_model(kind, guidance_scale=1.0, lora=LoraSpec(rank=2, alpha=3.0), **SMALL.get(kind, {}))
     with torch.no_grad():
         for parameter in ours.trainable().values():

@@ -188,7 +188,6 @@ def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkp
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
-    """A folder that has the network enlarges what it decodes as LTX2LatentUpsamplePipeline does, and only where nothing is trained."""
     from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
     folder = tmp_path / "ltx2"

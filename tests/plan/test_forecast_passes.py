@@ -93,7 +93,6 @@ QUICK = ("branch", "nft", "draft", "dpo")
     ],
 )
 def test_every_recipe(target, method, make_config, make_trainer) -> None:
-    """Every method and some targets: fewer prompts and steps, on a model whose pass takes a tenth of a millisecond."""
     base, small = TARGETS[target](), make_config()
     base = replace(base, iterations=8, rollout=replace(base.rollout, steps=6), batch=replace(base.batch, prompts=2))
     config = replace(

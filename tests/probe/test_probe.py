@@ -205,7 +205,6 @@ def by_hand(prober: Prober, step: int, eta: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("step", "eta"), [(2, 0.5), pytest.param(0, 1.4, marks=pytest.mark.slow)])
 def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
-    """Model and reward linear: start and step by the product of the steps' gains, and everything explored is linear."""
     prober = probe_of(Linear(probe_of().config.model))
     still = prober.run(prober.still(), eta)
     clips = prober.run(prober.exploring(eta, step), eta)
@@ -247,22 +246,12 @@ def test_plans_make_the_passes_that_they_state(rollout, probe_of) -> None:
         assert list(map(passes, plans)) == [2 * 5, 2 * (2 + 4 * 3), 2 * (1 + 4 * 4)]
 
 
-def test_all_settings_start_from_the_same_noises(probe_of) -> None:
-    """With next to no exploration every clip is the deterministic one of its start."""
-    prober = probe_of(spec=ProbeSpec(prompts=2, starts=2))
-    still = prober.run(prober.still(), 1e-4).reward
-    near = prober.run(prober.exploring(1e-4, 2), 1e-4).reward
-    torch.testing.assert_close(near, still.expand_as(near), atol=2e-4, rtol=0)
-    assert float(still.std(1).min()) > 1e-3
-
-
 def light(videos: torch.Tensor, prompts, fps: float) -> dict[str, torch.Tensor]:
     mean = videos.float().mean((1, 2, 3, 4)) / 255
     return {"light": mean, "drift": 2 * mean.square()}
 
 
 def test_a_probe_compares_every_setting_with_the_same_deterministic_clips(probe_of, monkeypatch) -> None:
-    """A whole probe of the linear toy: what it finds, what it says before, what it counts and what is written."""
     monkeypatch.setattr(trainer_toys, "light", light, raising=False)
     said: list[object] = []
     spec = ProbeSpec(prompts=3, starts=2, members=8, steps=[1, 2], etas=[0.5, 1.0])

@@ -64,7 +64,6 @@ def test_a_run_without_clips_kl_or_rows_is_drawn_as_far_as_it_is(tmp_path: Path,
 
 
 def test_two_clips_in_one_frame() -> None:
-    """Enlarged to about the size that is asked for, the gap a fiftieth, words over the middle of each clip, and the shorter one stands still."""
     left, right = (torch.full((count, 32, 32, 3), shade, dtype=torch.uint8) for count, shade in ((2, 10), (5, 20)))
     left[1, 0, 0] = 99
     held = side_by_side(left, right, short=128)

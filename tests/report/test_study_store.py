@@ -137,7 +137,6 @@ def test_tokens_are_kept_as_hashes_only(store: Store, tmp_path: Path) -> None:
 
 
 def test_answer_times_begin_when_a_task_is_first_shown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that is loaded again asks again; what is prepared for later is not shown yet."""
     rater, _ = invite(store)
     now = [1000.0]
     monkeypatch.setattr("sage_grpo.tools.study.store.time.time", lambda: now[0])

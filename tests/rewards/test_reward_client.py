@@ -67,7 +67,6 @@ def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> N
 
 @pytest.mark.parametrize(("hung", "pause"), [(0.5, 1.0), (300.0, 300.0), (9999.0, 600.0)])
 def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(hung: float, pause: float, clock) -> None:
-    """At least for the first pause, at most for ten minutes; other requests that failed at the same time add nothing."""
     pool = servers(1)
     server, _ = pool.acquire(), pool.acquire()
     clock.now += hung

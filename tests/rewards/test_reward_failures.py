@@ -158,7 +158,6 @@ def test_what_a_user_did_wrong_is_told_with_file_line_and_source() -> None:
 
 
 def test_a_report_names_reward_prompt_and_reason_once_and_counts_the_rest():
-    """Also where other clips fail in between, and where each rank has merged its part."""
     same = [Failure("judge", index, f"prompt\n{index}", "too\ndark") for index in range(24)]
     others = [Failure("judge", 24 + index, "x", f"too bright: {index}") for index in range(5)]
     for given in ([*same[:5], *others, *same[5:]], [*merged(same[:9]), *others, *merged(same[9:])]):

@@ -101,7 +101,6 @@ def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_
 
 
 def test_texts_of_others_are_no_formulas_in_the_table(tmp_path):
-    """Of prompts and reasons, and of files and parts as well; figures stay figures, and the JSON has what was given."""
     texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a = b", "1"]
     rows = [ScoredVideo(f"={text}", text, scores={"-level": -1.5}, reason=text) for text in texts]
     write_scores(tmp_path, rows)

@@ -57,8 +57,6 @@ def test_changed_prompts_are_refused_and_a_moved_file_is_not(begun: TrainConfig,
 
 
 def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
-    """Its own seed fixes its noise, its metadata is read by rewards, and which prompts a rank draws goes by their places."""
-
     def file(name: str) -> Path:
         (tmp_path / name).write_text(name)
         return tmp_path / name
@@ -169,7 +167,6 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def test_every_other_field_is_part_of_what_a_run_is(make_config, tmp_path: Path) -> None:
-    """Each leaf of the configuration in turn, as a checkpoint holds it: refused, unless it is one of those that are free."""
     config = make_config(model={"lora": LoraSpec(rank=2)})
     known = identity.plain(dataclasses.asdict(config))
     prints = dict.fromkeys(identity.CONTENT, "same")

@@ -228,12 +228,3 @@ def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
     placed = [Prompt("a", conditions=(Condition("image", image, place),)) for place in (8, 16)]
     assert prompt_remarks(placed[:1], placed[1:]) == []
     assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []
-
-
-def test_the_crew_is_asked_with_the_ranks_and_the_objects(monkeypatch) -> None:
-    asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(sys.modules[preflight.__module__].ray_pool, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
-    config = recipe("shapes/sage")
-    preflight(config)
-    preflight(config, 2, Overrides(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
-    assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]

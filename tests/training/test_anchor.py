@@ -72,7 +72,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     make_config, make_trainer, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Updates 0, 3 and 6 of eight follow a renewal."""
     dual = TrustRegion(mode="dual")
     config = make_config(kl=STRONG, trust_region=dual, anchor=AnchorConfig(every=3), rollout={"steps": 4})
     trainer = make_trainer(config)
@@ -152,7 +151,6 @@ def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_conf
 @pytest.mark.parametrize(("limit", "seed"), [(1e-5, 0), (1e-3, 1)])
 @pytest.mark.usefixtures("in_double")
 def test_a_step_that_went_too_far_is_taken_back_to_the_limit(limit, seed, make_config, make_trainer) -> None:
-    """All of its updates together, and measured again it has the KL that it may have, also where that is far from the step's square."""
     fields = {"seed": seed, "update": TWICE}
     trainer, plan, rollout, before, row = measured(
         make_config, make_trainer, optimizer=optimizer(lr=0.1, max_kl=limit), **fields

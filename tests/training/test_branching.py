@@ -68,7 +68,6 @@ def assert_same_run(shared, plain) -> None:
 )
 @pytest.mark.usefixtures("in_double")
 def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_config, make_trainer) -> None:
-    """Every kernel and surrogate, on and off policy, with masked members and both KL terms."""
     runs = []
     for share in (True, False):
         config = branching(
@@ -91,7 +90,6 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_co
 )
 @pytest.mark.usefixtures("in_double")
 def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config, make_trainer) -> None:
-    """The same noise, losses, metrics and weights, whether a pass holds one group or all that go the same way."""
     runs = []
     for micro in (1, 8):
         batch = BatchConfig(prompts=4, group_size=4, micro_batch=micro)

@@ -71,7 +71,6 @@ def test_rollouts_start_from_the_noised_clips_on_the_tail_of_the_grid(config, ma
 
 
 def test_sources_differ_and_matter(config, make_trainer) -> None:
-    """Each prompt has its own clip, in the run's size and rhythm; other clips give other rollouts."""
     trainer = make_trainer(config)
     prompts = [group.prompt for group in plan_of(trainer).groups]
     one, two = conditions_of(trainer.model, prompts)
@@ -109,7 +108,6 @@ class Placing(ToyModel):
 
 
 def test_only_prompts_with_conditions_are_encoded_with_them(tmp_path) -> None:
-    """Also beside prompts that have some; an image of a prompt is its first frame then."""
     Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
     rows = [{"prompt": "plain"}, {"prompt": "placed", "conditions": [{"image": "a.png", "frame_index": 6}]}]
     rows.append({**rows[1], "image": "a.png"})

@@ -601,17 +601,6 @@ def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
     assert [build(spec).decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
 
 
-def test_evaluations_that_compare_look_at_the_prompts_that_there_are() -> None:
-    said: list[str] = []
-    reward = SimpleNamespace(refuse_comparing=said.append)
-    for prompts, ranks in ((3, 1), (4, 2), (3, 2)):
-        world = World(size=ranks, layout=Layout(1, ranks, 1))
-        for there, asked in ((prompts, 6), (9, prompts)):
-            evaluate.check_evaluation(reward, there, EvalConfig(prompts=asked, per_prompt=2), 2, world)
-    assert len(said) == 4
-    assert all("evaluate.prompts (3) to a multiple of the 2" in text for text in said)
-
-
 # Configuration ------------------------------------------------------------------------------------------------------
 
 

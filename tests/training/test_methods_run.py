@@ -92,7 +92,6 @@ def test_every_method_resumes_to_the_bit(method: str, make_config, make_trainer,
 
 @pytest.mark.parametrize("method", some(METHODS, "branch"))
 def test_every_method_learns(method: str, make_config, make_trainer) -> None:
-    """The held-out reward rises by more than four standard errors of an evaluation."""
     config = make_config(
         evaluate=EvalConfig(prompts=5, per_prompt=4, steps=6),
         batch=BatchConfig(prompts=4, group_size=6, micro_batch=24),

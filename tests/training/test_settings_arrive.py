@@ -119,7 +119,6 @@ def run_up_to_scores(trainer: Trainer):
 def test_clips_are_scored_with_their_own_prompts_and_the_models_frame_rate(
     overlap: bool, make_config, make_trainer, family, tmp_path
 ) -> None:
-    """Prompts are batched by their length; scores and captions come back in the order of the file."""
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join("x" * length for length in (7, 3, 9, 5)) + "\n", encoding="utf-8")
     names = (f"{__name__}:fits", f"{__name__}:frame_rate")

@@ -93,7 +93,6 @@ def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -
 
 @pytest.mark.parametrize(("ahead", "until"), [(4, [2, 2, 2, 4]), (100, [6, 6, 6, 6])])
 def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int], make_config, make_trainer) -> None:
-    """Six iterations of two prompts out of five: beforehand, and then whenever what was encoded is used up."""
     batch = BatchConfig(prompts=2, group_size=2, micro_batch=4)
     config = make_config(iterations=6, batch=batch, rollout={"steps": 3})
     trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None, encode_ahead=ahead)))

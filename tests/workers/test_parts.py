@@ -49,7 +49,6 @@ def test_a_worker_finds_the_code_of_the_user(config, monkeypatch) -> None:
 
 
 def test_a_replay_of_one_clip_has_the_policy_of_its_group() -> None:
-    """At fresh noise levels theirs; prompts that share passes have one row."""
     levels = SimpleNamespace(kernel="fresh kernel", schedule="fresh levels")
     plan = SimpleNamespace(groups=[None, SimpleNamespace(levels=levels), SimpleNamespace(levels=None)])
     engine = SimpleNamespace(policy=lambda group: Policy("model", "kernel", "schedule", 1.0))
