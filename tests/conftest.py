@@ -66,7 +66,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """kind -> folder of a tiny random checkpoint."""
     root = tmp_path_factory.mktemp("tiny")
 
     def get(kind: str) -> Path:

@@ -53,7 +53,6 @@ def _read(path: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of every command of a shell block."""
     lines = block.text.replace("\\\n", " ").splitlines()
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
 

@@ -80,7 +80,6 @@ def whole() -> Iterator[None]:
         return model
 
     def wide_component(folder: Path, index: Any, name: str, dtype: torch.dtype) -> Any:
-        """An encoder, which is loaded when the first prompt comes."""
         return in_single(load_component)(folder, index, name, _SINGLE).double()
 
     with pytest.MonkeyPatch.context() as patch, double():

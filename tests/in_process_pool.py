@@ -42,7 +42,6 @@ class InProcess:
         self.tasks.append((worker, task))
 
     def wait(self, seconds: float) -> Sequence[Outcome]:
-        """The last one first."""
         if not self.tasks:
             return []
         worker, task = self.tasks.pop()
@@ -68,7 +67,6 @@ class InProcess:
 
 
 def wrong(result: TaskResult) -> TaskResult:
-    """Log-probabilities of another network."""
     records = {
         replay: replace(saved, log_prob_old=None if saved.log_prob_old is None else saved.log_prob_old + 0.05)
         for replay, saved in result.records.items()

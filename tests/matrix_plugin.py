@@ -39,7 +39,6 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """What was changed."""
     given = {name: os.environ.get(name) for name in ("SAGE_GRPO_MKLDNN", "SAGE_GRPO_SHUFFLE")}
     return [f"matrix: {name}={value}" for name, value in given.items() if value]
 

@@ -31,7 +31,6 @@ HOW = {
 
 
 def lacking(what: str) -> NoReturn:
-    """Ends a test that cannot run here."""
     must = os.environ.get("SAGE_GRPO_MUST_RUN", "").split()
     message = f"needs {what}, which this machine lacks: {HOW[what]}"
     if what in must or ("all" in must and what != "a GPU"):
@@ -40,7 +39,6 @@ def lacking(what: str) -> NoReturn:
 
 
 def program(name: str) -> str:
-    """The path of a program."""
     return shutil.which(name) or lacking(name)
 
 
@@ -53,14 +51,12 @@ def module(name: str, package: str | None = None) -> ModuleType:
 
 
 def checkout(root: Path) -> None:
-    """A clone, and git to ask about it."""
     if not (root / ".git").exists():
         lacking("git")
     program("git")
 
 
 def gpu() -> None:
-    """A CUDA device."""
     import torch
 
     if not torch.cuda.is_available():
@@ -68,7 +64,6 @@ def gpu() -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -18,7 +18,6 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A notebook."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -48,7 +47,6 @@ def _run_cell(source: str, names: dict[str, Any], number: int) -> list[dict[str,
 
 
 def write(file: Path) -> None:
-    """Run a notebook in an empty folder and keep its outputs."""
     notebook, here = read(file), Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -39,7 +39,6 @@ class Pen:
 
 
 def shown(value: Any) -> str:
-    """A value in the log."""
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -31,7 +31,6 @@ FRAMES, FPS = 8, 8.0
 
 
 def clip(shade: int, frames: int = FRAMES) -> torch.Tensor:
-    """A square that moves right on a ground of one shade."""
     video = torch.full((frames, 32, 32, 3), shade, dtype=torch.uint8)
     for number in range(frames):
         video[number, 12:20, 3 * number : 3 * number + 8] = torch.tensor([230, 60, 40], dtype=torch.uint8)
@@ -55,7 +54,6 @@ CREW = {"workers": 3.0, "queue": 2.0, "staleness": 1.0, "waited_s": 0.5, "busy_s
 def write_metrics(
     folder: Path, iterations: int, every: int, *, failed: int = 0, workers: bool = False, kl: float = 1e-4
 ) -> None:
-    """Rows of all iterations so far, and the evaluations among them."""
     with (folder / "metrics.jsonl").open("w") as stream:
         for number in range(iterations + 1):
             if number:
@@ -74,7 +72,6 @@ def write_metrics(
 
 
 def hum(count: int) -> Sound:
-    """A tone as long as each of so many clips."""
     waves = 0.3 * torch.sin(2 * torch.pi * 440 * torch.arange(16_000 * FRAMES // int(FPS)) / 16_000)
     return Sound(waves.expand(count, 1, -1), 16_000)
 

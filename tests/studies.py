@@ -32,7 +32,6 @@ BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}
 def folders(
     root: Path, prompts: int, methods: Mapping[str, int] = BRIGHTNESS, sound: Sound | None = None
 ) -> dict[str, Path]:
-    """A folder for each method with one clip for each prompt."""
     found = {}
     for name, grey in methods.items():
         clip = torch.full((4, 64, 64, 3), grey, dtype=torch.uint8)
@@ -56,7 +55,6 @@ def study(prompts: int = 3, methods: int = 3, **more: object) -> Study:
 
 
 def created(file: Path, made: Study) -> Store:
-    """A new database of a study, with names for its videos."""
     clips = {
         (prompt, shown): f"{prompt}-{shown.method}-{shown.degraded}.mp4"
         for prompt in range(len(made.prompts))
@@ -111,7 +109,6 @@ class Server:
 
 @contextlib.contextmanager
 def serving(study: Path, *options: str) -> Iterator[Server]:
-    """A server for as long as it is needed."""
     server = Server(study, *options)
     try:
         yield server
@@ -140,14 +137,12 @@ def call(
 
 
 def ask(port: int, token: str) -> Any:
-    """What the rater sees next."""
     status, body, _ = call(port, "GET", "/api/task", token=token)
     assert status == 200, body
     return json.loads(body)
 
 
 def vote_for(state: Any, answer: str = "left", nonce: str = "0" * 32) -> dict[str, Any]:
-    """A vote for the task of a state, with the same answer to all questions."""
     return {
         "task": state["task"]["name"],
         "nonce": nonce,

@@ -133,7 +133,6 @@ UNTIL_STOPPED = ("--watch", "serve")
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the miniature."""
     out = tmp_path_factory.mktemp("small") / "run"
     assert main(["train", "--recipe", "shapes/branch", *TINY["train"].split(), "--out", str(out)]) == 0
     return out
@@ -144,7 +143,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_run(
     page: str, folder: Path, small_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every block that is not marked, one after the other, in a folder with prompts and, where one is asked for, a run."""
     (folder / "my_package").mkdir()
     (folder / "my-checkpoint").mkdir()
     shutil.copy(ROOT / "tests" / "models" / "toy_family.py", folder / "my_package" / "my_family.py")
@@ -199,8 +197,6 @@ def test_files_are_configurations(page: str, folder: Path) -> None:
 
 
 def stand_in(real: Callable[..., Any], answer: Any) -> Callable[..., Any]:
-    """Takes what the real function takes, and answers at once."""
-
     def call(*given: Any, **named: Any) -> Any:
         inspect.signature(real).bind(*given, **named)
         return answer

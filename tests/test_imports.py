@@ -16,7 +16,6 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "sage_grpo"
 
 
 def _modules_after(code: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has loaded after running `code`."""
     script = (
         f"import json, sys\n{code}\nprint('\\n' + json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
     )

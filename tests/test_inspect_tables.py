@@ -78,13 +78,6 @@ def test_noise_left_in_the_video_is_named_and_the_remedy_works() -> None:
         assert not _warned(kernel, _schedule(20, 5.0), "stays in the video")
 
 
-def test_dance_with_many_steps_amplifies_and_few_steps_do_not() -> None:
-    assert _warned(Dance(), _schedule(320, 5.0), "Errors off the data manifold grow")
-    assert _warned(Dance(), _schedule(320, 5.0, last=True), "times the noise variance that the network was trained")
-    assert not _warned(Dance(), _schedule(20, 5.0), "Errors off the data manifold grow")
-    assert not _warned(SageExact(), _schedule(320, 5.0), "Errors off the data manifold grow")
-
-
 def test_other_dangers_are_named() -> None:
     assert _warned(Cps(), _schedule(20, 5.0), "does not converge")
     assert not _warned(SageExact(eta=2.0), _schedule(4, 12.0), "does not converge")

@@ -31,7 +31,6 @@ def _paper_steps() -> tuple[Tensor, Tensor]:
 
 
 def _measured_gradient_norms(step) -> Tensor:
-    """Norm of d(log-prob)/dv at every step, by automatic differentiation."""
     torch.manual_seed(0)
     v = torch.randn(len(step.a), 20_000, requires_grad=True)
     gaussian = step(torch.randn_like(v), v)
@@ -235,12 +234,7 @@ def test_official_stepwise_kl_is_inert_with_one_update_per_rollout() -> None:
         region = TrustRegion(mode="stepwise", estimator=estimator)  # type: ignore[arg-type]
         total = sum(
             region.penalty(
-                v=v,
-                v_old=v_old,
-                v_reference=None,
-                sensitivity=step.sensitivity,
-                log_prob=new,
-                log_prob_old=old,
+                v=v, v_old=v_old, v_reference=None, sensitivity=step.sensitivity, log_prob=new, log_prob_old=old
             ).total.sum()  # type: ignore[union-attr]
             for old, new in log_prob
         )

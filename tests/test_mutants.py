@@ -28,7 +28,6 @@ def _tests_in(path: Path) -> frozenset[str]:
 
 
 def test_every_listed_error_can_be_planted_and_names_tests_that_exist() -> None:
-    """Its symbol and pattern are found, once, and another program comes out."""
     problems = []
     for one in sorted(error.listed(), key=lambda one: one.file):
         problems += [fault] if (fault := one.fault(ROOT)) else []
@@ -90,7 +89,6 @@ def _tree(root: Path, **files: str) -> Path:
 def test_an_error_fits_also_after_the_code_was_moved_or_surrounded(
     tmp_path: Path, one: PlantedError, old: str, new: str
 ) -> None:
-    """The same change of the same program; in another file it is found by its symbol."""
     added = "def first(a, b):\n    if a < 0:\n        log(a)\n    return a + b\n\n\n{}\n\nLAST = [0.0, 2]\n"
     after = SUMS.replace(old, new)
     assert after != SUMS
@@ -208,8 +206,6 @@ Drawn by --seed 1 --draw 9:
 def test_survivors_are_named_and_fail_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of listed errors, one that hangs, and drawn ones: what is made on import needs a package that is imported anew, and what no test runs
-    is not noticed."""
     monkeypatch.setattr(plant, "import_libraries", lambda root: None)  # it needs none
     monkeypatch.setattr(plant, "LIMIT", 8.0)
     root = _tree(tmp_path, __init__='"""A package."""\n', sums=WORLD)

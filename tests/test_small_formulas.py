@@ -314,20 +314,3 @@ def test_addresses_and_ports_that_can_be_listened_on() -> None:
     for port in (-1, 65536):
         with pytest.raises(ValueError, match=r"port must be in \[0, 65535\]"):
             http_server.check_port("127.0.0.1", port)
-
-
-def test_a_server_runs_until_it_ends_and_says_whether_it_could_listen(monkeypatch) -> None:
-    import uvicorn
-
-    ran: list[bool] = []
-
-    def run(self: uvicorn.Server) -> None:
-        ran.append(True)
-        self.started = True
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(uvicorn.Server, "run", run)
-    assert http_server.serve(None, header_timeout=1.0, max_connections=1)
-    assert ran == [True]
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self: None)
-    assert not http_server.serve(None, header_timeout=1.0, max_connections=1)

@@ -74,7 +74,6 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
 
 
 def unipc(shift: float = 3.0, **config: Any) -> Any:
-    """The scheduler of Wan's published checkpoints."""
     from diffusers import UniPCMultistepScheduler
 
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
@@ -94,7 +93,6 @@ def variant(source: Path, folder: Path, **components: Any) -> Path:
 
 
 def write(file: Path, content: dict[str, Any]) -> None:
-    """Replace a JSON file of a variant (its source keeps its own)."""
     file.unlink()
     file.write_text(json.dumps(content))
 

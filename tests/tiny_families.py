@@ -325,7 +325,6 @@ def sana_video(large: bool = False) -> Any:
 
 
 def qwen_image(edit: bool = False) -> Any:
-    """Qwen-Image, or Qwen-Image-Edit, whose text encoder sees the picture."""
     from diffusers import QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -378,7 +377,6 @@ def qwen_processor(tokenizer: Any) -> Any:
 
 
 def z_image() -> Any:
-    """Z-Image."""
     from diffusers import ZImagePipeline, ZImageTransformer2DModel
     from transformers import Qwen3Config, Qwen3Model
 
@@ -406,7 +404,6 @@ def z_image() -> Any:
 
 
 def wan_vae(kind: str = "AutoencoderKLWan") -> Any:
-    """Wan's, which Qwen-Image has under another name."""
     import diffusers
 
     small = {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}

@@ -25,12 +25,10 @@ from sage_grpo.training.trainer import Trainer
 
 
 def plan_of(trainer: Trainer, iteration: int = 0) -> Plan:
-    """The plan of an iteration, over the prompts that come next."""
     return trainer.planner.plan(iteration, trainer.state.stream.peek(trainer.config.batch.prompts))
 
 
 def steps_of(trainer: Trainer, iteration: int = 0) -> list[list[int]]:
-    """The trained steps of an iteration, one list per update."""
     return [list(part) for part in plan_of(trainer, iteration).groups[0].trained]
 
 
@@ -41,12 +39,10 @@ def of_method(method: str, config: TrainConfig) -> TrainConfig:
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """A copy of the trainable weights."""
     return {name: p.detach().clone() for name, p in trainer.state.params.items()}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Equal to the bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
@@ -64,7 +60,6 @@ def watch_gradients(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
 
 
 def watch_updates(trainer: Trainer) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """The same, each after the weights that the update began with."""
     found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
     gradients = watch_gradients(trainer)
     apply = trainer.updater.apply
@@ -94,7 +89,6 @@ def watch_starts(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def assert_alike(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], rtol: float) -> None:
-    """Equal as a whole, up to this share of their norm."""
     kept = {name: one.double() for name, one in wanted.items() if one is not None}
     norm = math.sqrt(sum(float(one.square().sum()) for one in kept.values()))
     gap = math.sqrt(sum(float((found[name].double() - one).square().sum()) for name, one in kept.items()))
@@ -103,7 +97,6 @@ def assert_alike(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
 
 
 def resume(trainer: Trainer, root: Path) -> None:
-    """Continue from the newest checkpoint, which must be there."""
     folder = checkpoint.newest_good(root)
     assert folder is not None
     trainer.state.load(folder, trainer.world)
@@ -126,20 +119,17 @@ def assert_resumes_to_the_bit(make_trainer: Callable[[TrainConfig], Trainer], co
 
 
 def rows(config: TrainConfig) -> list[dict]:
-    """metrics.jsonl without times."""
     lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
 def final(config: TrainConfig) -> dict[str, torch.Tensor]:
-    """The weights that a run has left."""
     files = sorted((Path(config.out) / "final").rglob("*.safetensors"))
     assert files
     return {f"{file.name}/{name}": t for file in files for name, t in load_file(file).items()}
 
 
 def assert_same_run(one: TrainConfig, other: TrainConfig) -> None:
-    """Equal figures and weights, to the bit."""
     assert rows(one) == rows(other)
     left, right = final(one), final(other)
     assert left.keys() == right.keys()

@@ -27,17 +27,14 @@ def bright(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def two_parts(videos: Tensor, prompts: Sequence[str], fps: float, offset: float = 0.0) -> dict[str, Tensor]:
-    """Two parts that rank clips differently."""
     return {"level": bright(videos, prompts, fps) + offset, "texture": videos[..., 0].float().std(dim=(1, 2, 3)) / 255}
 
 
 def other_parts(videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
-    """Another reward with the same parts."""
     return {"level": bright(videos, prompts, fps) ** 2, "texture": videos[..., 1].float().std(dim=(1, 2, 3)) / 255}
 
 
 def bright_but(videos: Tensor, prompts: Sequence[str], fps: float, bad: Sequence[int] = ()) -> Tensor:
-    """`bright`, but NaN for the clips at these places of the call."""
     level = bright(videos, prompts, fps)
     level[[place for place in bad if place < len(level)]] = torch.nan
     return level
@@ -54,12 +51,10 @@ def ranked(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def told(videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[dict]) -> list[float]:
-    """What the prompt file says in its column `worth`."""
     return [float(row["worth"]) for row in metadata]
 
 
 def broken(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Fails for everyone."""
     raise ConnectionError("the reward's machine is gone")
 
 
@@ -97,7 +92,6 @@ def later(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
 
 
 def fades(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """`bright` for eight calls, and the same for everyone after that."""
     CALLS["count"] += 1
     level = bright(videos, prompts, fps)
     return level if CALLS["count"] <= 8 else torch.full_like(level, 0.5)
@@ -114,7 +108,6 @@ class Quiet:
     leaves_noise: ClassVar[bool] = True
 
     def __call__(self, sigma: float | Tensor, sigma_next: float | Tensor) -> Transition:
-        """One step."""
         return Dance(0.9 * self.eta * self.first)(sigma, sigma_next)
 
 
@@ -129,12 +122,10 @@ class Kept:
         assert config["out"] == str(folder)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Keep scalars."""
         self.rows.append((iteration, dict(metrics)))
 
     def show(self, iteration: int, clips: ShownClips) -> None:
         """Clips stay in the run's folder."""
 
     def close(self) -> None:
-        """Say so."""
         self.closed.append(self.folder)

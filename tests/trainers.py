@@ -33,7 +33,6 @@ MakeTrainer = Callable[[TrainConfig], Trainer]
 
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prompt file."""
     file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     file.write_text("a cat\na red dog\na bird\nthe sea\na tree\n")
     return file

@@ -33,24 +33,20 @@ class Clips:
     clean: Tensor
 
     def judged(self, videos: Tensor) -> dict[str, Tensor]:
-        """Scores for the clips' own prompts."""
         return self.world.judge()(to_uint8(videos), self.batch.texts(1), self.world.format[2])
 
 
 def drawn_by(world: PromptWorld, *words: Any) -> Tensor:
-    """Clips from the world's renderer."""
     found: Tensor = import_module(f"{world.package}.render").render(*words)
     return found
 
 
 def clips_of(world: PromptWorld, batch: Any) -> Clips:
-    """Clean clips of these scenes."""
     frames, side, _ = world.format
     return Clips(world, batch, drawn_by(world, batch, frames, side, side))
 
 
 def scenes_of(world: PromptWorld, count: int, seed: int, split: str = "all") -> Any:
-    """Scenes of a world, as tensors."""
     module: Any = world.scene
     return module.random_scenes(count, torch.Generator().manual_seed(seed), split)
 
@@ -157,7 +153,6 @@ def a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: Promp
 
 
 def noisy_scores(world: PromptWorld, device: str = "cpu", part: slice = slice(None)) -> PartScores:
-    """The scores of some noisy clips, or of a part of them."""
     batch = scenes_of(world, 3, 0)
     frames, side, fps = world.format
     clips = drawn_by(world, batch.to(device), frames, side, side).cpu()
@@ -195,20 +190,17 @@ class Pinned:
     file: Path
 
     def compare(self, name: str, found: Any, near: float) -> None:
-        """Compare numbers with the file's."""
         known = json.loads(self.file.read_text())[name]
         assert found.keys() == known.keys()
         for part, values in found.items():
             assert values == pytest.approx(known[part], abs=near, nan_ok=True), f"{name}, {part}: {json.dumps(found)}"
 
     def pictures(self) -> None:
-        """Pictures in the world's own format and in another."""
         some, odd = clips_of(self.world, scenes_of(self.world, 16, 5)), scenes_of(self.world, 6, 5)
         small = drawn_by(self.world, odd, 5, 24, 40)
         self.compare("pictures", {"own format": projections(some.clean), "another": projections(small)}, 3e-4)
 
     def paths(self, found: dict[str, Tensor]) -> None:
-        """Where objects are."""
         self.compare("paths", {name: projections(values) for name, values in found.items()}, 3e-4)
 
     def verdict(self, fault: str) -> None:
@@ -234,7 +226,6 @@ class Pinned:
 
 
 def rounded(values: Sequence[Tensor] | Tensor) -> list[float]:
-    """Numbers as a file has them."""
     return [round(float(value), 5) for value in values]
 
 

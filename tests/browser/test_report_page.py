@@ -17,7 +17,6 @@ OpenPage = Callable[..., Any]
 
 
 def cards(page: Any) -> list[int]:
-    """Entries on the screen, in reading order."""
     return page.evaluate(
         "() => [...document.querySelectorAll('.clip-card')].sort((a, b) => a.dataset.place - b.dataset.place)"
         ".map(card => Number(card.dataset.entry))"
@@ -25,7 +24,6 @@ def cards(page: Any) -> list[int]:
 
 
 def test_it_draws_tables_curves_steps_settings_and_events(open_page: OpenPage, tmp_path: Path) -> None:
-    """Of two runs that differ in seed and learning rate."""
     runs = [fake_run(tmp_path / "first"), fake_run(tmp_path / "second", seed=1, lr=1e-4, workers=True)]
     page = open_page(write_report(runs, tmp_path / "report.html"))
     table = page.inner_text("#summary")

@@ -75,7 +75,6 @@ def until(page: Any, expression: str) -> None:
 
 
 def rate_by_sight(page: Any, tasks: int) -> None:
-    """Look at the pixels and prefer the brighter video."""
     page.click("#start")
     seen = set()
     for done in range(tasks):
@@ -102,7 +101,6 @@ def rate_by_sight(page: Any, tasks: int) -> None:
 
 
 def test_raters_click_through_a_study_over_a_crash(open_page: Any, tmp_path: Path) -> None:
-    """One by a script, while the server is killed, one by what is seen; what is stored is what each has clicked."""
     study, admin, tokens = small_study(tmp_path, prompts=4, raters=2, checks=0, texts=TEXTS)
     with serving(study, "--limits.rate", "1000", "--limits.burst", "1000") as server:
         link = f"http://127.0.0.1:{server.port}/rate#"

@@ -25,7 +25,6 @@ from sage_grpo.training.config import KeepConfig, LogConfig
 
 
 def read(folder: Path) -> Any:
-    """What TensorBoard reads."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
@@ -74,8 +73,6 @@ def test_tensorboard_goes_on_in_another_file_when_there_is_room_again(tmp_path: 
 
 
 class Moody:
-    """A logger that raises while its mood is bad."""
-
     def __init__(self) -> None:
         self.bad, self.rows, self.calls = False, [], 0
 
@@ -160,7 +157,6 @@ def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleN
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the trackers were started with."""
     calls: list[dict[str, Any]] = []
     for name in ("wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: calls.append(options)))
@@ -169,7 +165,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), ("trackio", "name")])
 def test_a_run_is_one_run_at_its_tracker_and_no_other(tracker: str, key: str, tmp_path: Path, started) -> None:
-    """Two folders of one name are two runs, a resumed one goes on, and so does one that an earlier version began by the folder's name."""
     for folder, resumed in (("a", None), ("b", None), ("a", 3)):
         open_sinks(tmp_path / folder / "smoke", resumed, **{tracker: "p"})
     first, second, again = (options[key] for options in started)
@@ -198,8 +193,6 @@ def test_what_is_not_the_id_of_a_run_is_refused(spoil, tmp_path: Path, started) 
 
 
 class Closing(io.StringIO):
-    """An output that works for a while."""
-
     def __init__(self, error: Exception, after: int) -> None:
         super().__init__()
         self.error, self.left = error, after

@@ -45,7 +45,6 @@ from trainer_helpers import rows
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
-    """As much of a trainer as observers ask."""
     keep = SimpleNamespace(checkpoint_every=3, checkpoints=2, videos_every=2, videos=1)
     videos = torch.arange(2 * 3 * 16 * 16 * 3).reshape(2, 3, 16, 16, 3).to(torch.uint8)
     return SimpleNamespace(
@@ -58,8 +57,6 @@ def trainer(tmp_path: Path) -> Any:
 
 
 class Said:
-    """A terminal that remembers."""
-
     def __init__(self) -> None:
         self.lines: list[tuple[str, str | None]] = []
 
@@ -196,14 +193,6 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
 ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
 
 
-def test_an_evaluation_names_its_scores_the_total_first(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"eval/VQ": 0.25, "eval/total": 1.5, "eval/TA/size": 9.0, "eval/failed": 0.0, "eval/total_stderr": 0.1}
-    Terminal(enabled=True, progress=False, total=9).evaluation(3, row)
-    assert capsys.readouterr().out == "held-out after 3  total 1.500  VQ 0.250\n"
-    Terminal(enabled=False, progress=False, total=9).evaluation(3, row)
-    assert capsys.readouterr().out == ""
-
-
 def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     crew = {"crew/workers": 1e3, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0, "kl/position": 1.0}
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
@@ -322,7 +311,6 @@ def put(folder: Path, name: str, second: int) -> None:
 
 
 def test_rollouts_go_before_held_out_clips_and_those_before_training_last(tmp_path: Path) -> None:
-    """The oldest first; files of other people stay and do not count."""
     own = ["heldout-000000-00.mp4", "heldout-000001-00.mp4", "rollout-000002-00.mp4", "rollout-000001.txt"]
     own.append("heldout-000002.txt")
     for name in STRANGERS:

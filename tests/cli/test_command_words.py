@@ -8,22 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 import yaml
 
-from sage_grpo.cli import (
-    compare,
-    doctor,
-    export,
-    plan,
-    report,
-    rewards,
-    starting,
-    train,
-)
+from sage_grpo.cli import compare, doctor, plan, rewards, starting, train
 from sage_grpo.cli.compare import Options
 from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import ConfigError
@@ -154,44 +144,6 @@ def test_training_that_stops_is_1_and_leaves_its_report(capsys, monkeypatch) -> 
     assert capsys.readouterr().out == f"sage-grpo train stopped: not finite\nReport of {config.out}.\n"
 
 
-def test_a_report_of_one_run_lies_in_its_folder_and_of_several_here(tmp_path, calls, capsys, monkeypatch) -> None:
-    asked = calls("sage_grpo.tools.report.page.write_report", "the page")
-    a, b = (tmp_path / name for name in "ab")
-    a.mkdir()
-    b.mkdir()
-    ways = [([a], None, a / "report.html"), ([a, b], None, Path("report.html"))]
-    for runs, out, page in (*ways, ([a], b, b / "report.html"), ([a], b / "x", b / "x")):
-        assert report.run(report.Options(runs=[str(one) for one in runs], out=out, embed_megabytes=3.0)) == 0
-        assert asked[-1] == ((runs, page), {"embed_megabytes": 3.0})
-    with pytest.raises(ValueError, match="Name the folder of a run"):
-        report.run(report.Options())
-    server = MagicMock(address="http://here")  # ends at once
-    server.return_value = server.__enter__.return_value = server
-    monkeypatch.setattr("sage_grpo.tools.report.watch.ReportServer", server)
-    assert report.run(report.Options(runs=[str(a)], watch=True, port=7, every=2.0)) == 0
-    server.assert_called_once_with([a], port=7, every=2.0)
-    server.serve_forever.assert_called_once_with()
-    assert "Watching on http://here " in capsys.readouterr().out
-
-
-def test_an_export_has_the_dtype_and_the_place_that_were_asked_for(tmp_path: Path, capsys, monkeypatch) -> None:
-    (tmp_path / "run" / "checkpoints" / "000003").mkdir(parents=True)
-    config, saved = TrainConfig(model=ModelSpec(lora=LoraSpec(rank=2))), []
-    monkeypatch.setattr("sage_grpo.run.saved.read_config", lambda run, trust, rewards: config)
-    monkeypatch.setattr("sage_grpo.run.saved.find_checkpoint", lambda run, number: tmp_path / "000003")
-    model = SimpleNamespace(save=lambda out, weights, merged: saved.append((out, weights["w"].dtype, merged)))
-    monkeypatch.setattr("sage_grpo.models.checkpoints.from_configs.adapter_alone", lambda spec: model)
-    monkeypatch.setattr(ModelSpec, "load", lambda self: model)
-    monkeypatch.setattr("sage_grpo.training.state.load_weights", lambda folder, model, ema: {"w": torch.zeros(1)})
-    options = export.Options(run=str(tmp_path / "run"), out=str(tmp_path / "out"))
-    for changes in ({}, {"dtype": "bfloat16", "ema": True}, {"dtype": "bfloat16", "merged": True}):
-        assert export.run(replace(options, **changes)) == 0
-    ways = [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
-    assert saved == [(options.out, *way) for way in ways]
-    head = f"Wrote {options.out} from {tmp_path / '000003'}"
-    assert capsys.readouterr().out.splitlines() == [f"{head}.", f"{head} (EMA).", f"{head}."]
-
-
 def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
     asked: list[Any] = []
     for name in ("original_to_diffusers", "diffusers_to_original"):
@@ -215,19 +167,6 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
     ):
         assert main(["export", *wrong]) == 2
         assert said in capsys.readouterr().err
-
-
-def test_words_are_lists_of_fields_and_values() -> None:
-    words = ["a", "--vary", "x=1", "b", "--seeds", "3", "--vary=y=2", "--set", "q=1", "--suite=", "--arms"]
-    found = ["a", "--seeds", "3", "--vary", "x=1", "b", "y=2", "--set", "q=1", "--suite", ""]
-    assert compare.defaults(words) == (None, found)
-    assert compare._fields(["x=1", "2", "y.z=[a", "b]"]) == ["x=1,2", "y.z=[a,b]"]
-    assert compare._fields(["1", "2"]) == ["1,2"]
-    assert compare._split("1,[2,3],{a: (4,5)},,6") == ["1", "[2,3]", "{a: (4,5)}", "6"]
-    assert compare._pair("optimizer.lr=a=b") == ("optimizer.lr", "a=b")
-    for word in ("lr", "lr="):
-        with pytest.raises(ConfigError, match="is no setting"):
-            compare._pair(word)
 
 
 def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own() -> None:
@@ -301,23 +240,6 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "sage_grpo.tools.compare.store.unfinished", lambda folder: "cut off" if folder.name == "noise" else ""
     )
     return asked
-
-
-def test_a_comparison_ends_with_its_tables_and_says_what_is_lacking(lab, tmp_path: Path, capsys) -> None:
-    ways = [(0, 0, 0, ""), (2, 3, 1, "2 run(s) failed; "), (0, 3, 3, "3 run(s) are not done: the budget is spent.")]
-    for place, (failed, missing, status, said) in enumerate(ways):
-        out, lab["failed"], lab["missing"] = tmp_path / str(place), failed, missing
-        options = Options(recipes=["shapes/sage"], out=str(out), jobs=3, budget=5.0, weights=True)
-        assert compare.run(options) == status
-        told = capsys.readouterr()
-        packed = f"tar -czf {place}.tar.gz -C {tmp_path} {place}"
-        assert told.out == f"TABLE\n\nReport: {out}/report.md\nData: {out}. In one file: {packed}\n"
-        assert told.err.startswith("sage-grpo: slow\n")
-        assert said in told.err
-        assert told.err.count("\n") == 1 + bool(failed) + bool(missing)
-    (part,) = lab["parts"]
-    assert (part.folder, part.jobs, part.arms, lab["out"]) == (out, [part.suite.name], None, out)
-    assert (lab["side_by_side"], lab["budget"], lab["weights"]) == (3, 5.0, True)
 
 
 def test_suites_have_folders_of_their_names_and_an_interruption_is_told(lab, tmp_path: Path, capsys) -> None:

@@ -169,7 +169,6 @@ def test_rewards_without_weights_have_no_total_and_say_so() -> None:
 
 
 def test_what_is_evaluated_is_what_was_asked_for(calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One model after the other, each with the settings, the rewards and the prompts of the options."""
     loaded: list[Any] = []
     asked, tried = calls("sage_grpo.training.evaluate.evaluate", BASE), calls("sage_grpo.training.inputs.try_rewards")
     calls("sage_grpo.models.lora.read_header")

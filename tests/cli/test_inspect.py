@@ -158,23 +158,6 @@ def test_a_probe_is_two_tables_and_a_snippet(capsys) -> None:
     assert len(told) == 19
 
 
-def test_a_probe_says_what_is_lacking(capsys) -> None:
-    unsafe = Advice(steps=[], weights=[], eta=1.0, eta_is_safe=False)
-    bare = {"steps": [(2, effect(0.0, False))], "every": effect(2.0, False), "etas": [(0.5, effect(3.0, False))]}
-    told = printed(capsys, finding(advice=unsafe, **bare), None, "sage_exact")
-    assert "step start explored R std reward" in told
-    for said in (
-        "The reward has no part named drift",
-        "! Every eta costs reward or adds drift; 1 is the smallest tried.",
-        "For sage_exact, eta = sqrt 2 = 1.414 explores most",
-        "! No step's R is distinguishable from 0: raise probe.prompts or probe.members. No snippet.",
-    ):
-        assert said in " ".join(told)
-    advice = replace(finding().advice, eta=1.0)
-    told = printed(capsys, finding(advice=advice), "x")
-    assert not [line for line in told if line.startswith(("Steps were", "!", "For sage_exact", "The reward has"))]
-
-
 def ways(best: bool) -> WaysResult:
     full = CheapSetting(after=4, before=3, solver="euler", cheap=CheapSpec())
     short = replace(full, after=2, solver="ab2")

@@ -46,13 +46,11 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(template: Path, tmp_path: Path) -> Path:
-    """The folder of a run that somebody gave us."""
     return Path(shutil.copytree(template, tmp_path / "run"))
 
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    """A file of ours that the folder's maker knows the place of."""
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "secret").write_bytes(SECRET)
     return tmp_path / "private" / "secret"
@@ -69,7 +67,6 @@ def linked(run: Path, name: str, target: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -299,8 +296,6 @@ def test_what_a_run_says_about_its_folder_is_text(capsys) -> None:
 
 @pytest.fixture
 def given(tmp_path: Path):
-    """Writes the folder of a run with some configuration."""
-
     def write(config: object) -> Path:
         folder = tmp_path / "given"
         folder.mkdir(exist_ok=True)

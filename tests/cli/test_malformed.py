@@ -119,7 +119,6 @@ def test_what_is_given_is_refused_where_it_enters(kind: str, capsys: pytest.Capt
 
 
 def test_a_reader_who_has_gone_ends_a_command_in_silence(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    """As `sage-grpo doctor --help | head` does."""
     inspect = ["inspect", "--steps", "3", "--kernels", "ode", "--figure", "null"]
     for words, buffered in ((["doctor", "--help"], -1), (["doctor", "--help"], 1), (inspect, -1)):
         reading, writing = os.pipe()
@@ -140,7 +139,6 @@ DEEP = "[" * 5000 + "]" * 5000
 
 @pytest.fixture
 def given_run(tmp_path: Path) -> Path:
-    """The folder of a run that somebody else made."""
     (tmp_path / "videos").mkdir()
     (tmp_path / "config.yaml").write_text("kernel: {name: sage}\nrewards: [{name: video_stats}]\n")
     (tmp_path / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")

@@ -61,8 +61,6 @@ def finished(checkpoint, tmp_path_factory) -> Run:
 
 @pytest.fixture
 def evaluated(capsys) -> Callable[..., dict[str, float]]:
-    """What `evaluate` finds."""
-
     def get(run: Path, *words: str) -> dict[str, float]:
         assert main(["evaluate", "--run", str(run), *words, "--json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -71,7 +69,6 @@ def evaluated(capsys) -> Callable[..., dict[str, float]]:
 
 
 def own(run: Path, iteration: int) -> dict[str, float]:
-    """What the run's own evaluation found."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     (row,) = (row for row in rows if row["iteration"] == iteration and "eval/total" in row)
     return {name.removeprefix("eval/"): value for name, value in row.items() if name.startswith("eval/")}

@@ -32,7 +32,6 @@ def toy_options(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def toy_suite(toy_options: dict[str, Any]) -> Suite:
-    """Two arms x two seeds x two iterations."""
     arms = (Arm(name="sage", recipe="shapes/sage"), Arm(name="branch", recipe="shapes/branch"))
     named = {"name": "toy", "title": "Toys", "question": "?", "baseline": "sage"}
     return Suite(**named, arms=arms, seeds=(1, 2), options=toy_options, iterations=2)

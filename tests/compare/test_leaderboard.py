@@ -52,7 +52,6 @@ def board(*arms: str, runs: list[dict[str, Any]], **fields: Any) -> dict[str, An
 
 
 def test_entries_that_cannot_be_told_apart_share_a_place() -> None:
-    """b is better than a in every seed by about as much; c differs from a by less than its prompts do."""
     wide = [0.01 * (-1) ** n for n in range(8)]
     a, c = rows("a", [1.5 + w for w in wide]), rows("c", [1.505 + w for w in wide], spread=0.3)
     b = rows("b", [1.6 + 1.1 * w for w in wide])
@@ -65,7 +64,6 @@ def test_entries_that_cannot_be_told_apart_share_a_place() -> None:
 
 
 def test_an_entry_as_it_is_written() -> None:
-    """Scores at the budgets are not those at the end, what more passes buy, nor those of the reward that a run was trained on."""
     own = {"rewards": [{"name": "shapes_proxy"}, {"name": "shapes", "metric_only": True}], "optimizer.lr": 1e-3}
     runs = rows("long", [1.5] * 8, base={"Overall": 1.25, "total": 0.5, "drift": 0.07}, settings={**RULES, **own})
     for place, run in enumerate(runs):

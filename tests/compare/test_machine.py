@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import machine
@@ -53,22 +52,6 @@ def test_mps_is_started_for_the_workers_and_stopped_afterwards_also_after_a_faul
     assert not Path(pipes[0]).exists()
 
 
-def test_otherwise_processes_share_what_runs_or_take_turns_and_it_is_said(log: Path, monkeypatch) -> None:
-    def said(wanted: bool = True) -> str:
-        with machine.mps(wanted) as (environment, remark):
-            assert environment == {}
-        return remark
-
-    _install(log.parent, running="yes")
-    assert "runs here" in said()
-    assert log.read_text().split() == ["get_server_list"]
-    _install(log.parent, starts=1)
-    assert "does not start" in said()
-    assert said(False) == ""
-    monkeypatch.setenv("PATH", "")
-    assert "there is no" in said()
-
-
 def test_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     small = recipe("shapes/sage")
     large = replace(small, model=replace(small.model, path="somewhere/large"))
@@ -103,21 +86,3 @@ def test_workers_have_the_gpus_in_turn(devices, most, count, wanted, tmp_path, m
         own = [machine.environment(devices, number) | {"OWN": "x"} for number in range(count)]
         assert workers == [(tmp_path, number, environment) for number, environment in enumerate(own)]
     assert (asked, where) == ([wanted], f"{'GPU 0, 1' if devices else 'the CPU'}.{' Shared.' * wanted}")
-
-
-@pytest.mark.parametrize(
-    ("devices", "visible", "found"),
-    [
-        (["cuda", "cpu"], "", ["0", "1"]),
-        (["cpu", "cpu"], "", []),
-        (["cuda"], "3, ,GPU-5", ["3", "GPU-5"]),
-        (["cuda"], None, []),  # a machine without
-    ],
-)
-def test_gpus_are_those_that_a_run_may_use(devices, visible, found, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible is not None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    small = recipe("shapes/sage")
-    configs = [replace(small, model=replace(small.model, device=device)) for device in devices]
-    assert [name.strip() for name in machine.gpus(configs)] == found

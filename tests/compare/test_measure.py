@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +15,6 @@ import torch
 
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import measure as lab
-from sage_grpo.tools.compare import surroundings
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
 from sage_grpo.training.engine import RolloutEngine
@@ -37,8 +35,6 @@ MakeJob = Callable[[str], CompareJob]
 
 @pytest.fixture
 def job_of(toy_suite: Suite) -> MakeJob:
-    """arm -> its job, with the toy model."""
-
     def make(name: str) -> CompareJob:
         start = name if name in ("branch", "nft") else "sage"
         arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
@@ -49,7 +45,6 @@ def job_of(toy_suite: Suite) -> MakeJob:
 
 
 def run(job: CompareJob, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Its row."""
     return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
 
 
@@ -142,14 +137,6 @@ def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
     assert row["passes"]["2"] == 2 * 8 * 5
 
 
-def test_long_curves_are_thinned_to_means_of_blocks() -> None:
-    rows = [{"reward/total": float(n), "time/total": 1.0, "gradient/raw/001": 1.0} for n in range(7)]
-    curve = lab.blocks(rows, most=3)
-    assert curve == {"iteration": [3, 6, 7], "reward/total": [1.0, 4.0, 6.0]}
-    assert lab.blocks([{"reward/total": float("nan")}])["reward/total"] == [None]
-    assert len(lab.blocks(rows * 20)["iteration"]) <= lab.BLOCKS
-
-
 def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> None:
     scored = [("a", 1.0, 0.5), ("b", 3.0, 0.25), ("a", 2.0, 1.0), ("b", None, 0.75)]
     rows = [{"prompt": name, "scores": {"total": total, "drift": far, "other": 1.0}} for name, total, far in scored]
@@ -160,15 +147,7 @@ def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> 
     assert lab.by_prompt([]) == {}
 
 
-def test_norms_by_step_are_means_beside_what_is_predicted() -> None:
-    rows = [{"gradient/raw/002": 1.0, "gradient/sent/002": 5.0}, {"gradient/raw/002": 3.0, "gradient/raw/007": 9.0}, {}]
-    found = lab.by_step(rows, {2: {"std": 0.5}, 1: {"std": math.nan}})
-    assert found == {"1": {"std": None}, "2": {"std": 0.5, "raw": 2.0, "sent": 5.0}}
-    assert list(found) == ["1", "2"]
-
-
 def replay(rows: int) -> SimpleNamespace:
-    """Rows of an update, a gauged step or a batch."""
     return SimpleNamespace(rows=rows, members=[None] * rows)
 
 
@@ -346,19 +325,3 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
     refused("the checkpoint that its sentinel may go back to is damaged: 000002 is broken")
     meta.clear()
     refused("its checkpoints are damaged")
-
-
-def test_the_commit_says_whether_the_source_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
-
-    monkeypatch.setattr(surroundings, "ROOT", tmp_path)
-    (tmp_path / "code").write_text("1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
-    first = surroundings.commit.__wrapped__()
-    (tmp_path / "code").write_text("2")
-    assert surroundings.commit.__wrapped__() == f"{first}+changes"
-    monkeypatch.setenv("PATH", "")
-    assert (len(first), surroundings.commit.__wrapped__()) == (12, "")

@@ -61,7 +61,6 @@ def test_a_worker_makes_run_after_run_until_one_fails(monkeypatch, capfd) -> Non
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Processes that workers start."""
     started: list[Any] = []
 
     def start(*words: Any, **named: Any) -> Any:
@@ -106,7 +105,6 @@ def test_at_the_end_of_the_budget_nothing_runs_and_what_was_cut_off_is_no_failur
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What time it is for a pool, in seconds."""
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     return now
@@ -149,7 +147,6 @@ def begin(pool: RunPool) -> tuple[UnderWay, Any]:
 def test_a_run_is_begun_where_something_of_it_will_be_kept_in_time(
     known: dict[str, float], waiting: str, budget: float | None, taken: str | None
 ) -> None:
-    """Two iterations a run; what is known are seconds of one."""
     pool = pool_of(*map(job, waiting.split()), budget=budget)
     for arm, seconds in known.items():
         pool.estimates.learn(job(arm), 2 * seconds, 2)
@@ -165,21 +162,6 @@ def test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_
     pool = pool_of(long, kept={long.key: kept} if kept else {}, budget=budget)
     pool.estimates.learn(long, 100, 10)
     assert (pool._take() is not None) == begun
-
-
-def test_time_left_is_the_work_over_the_workers_and_no_less_than_the_longest_run(clock) -> None:
-    pool = pool_of(job("a", 1), job("a", 2), job("b", 1), workers=2, kept={"a/1": 1})
-    assert pool.left() is None
-    pool.estimates.learn(job("a"), 10, 2)  # b is not known yet and counts as the others do
-    assert pool.left() == (5 + 10 + 10) / 2
-    pool.estimates.learn(job("c"), 20, 2)
-    assert pool.left() == (5 + 10 + 15) / 2
-    _, hear = begin(pool)
-    hear(done=0)  # it was not continued after all
-    assert pool.left() == (10 + 10 + 15) / 2
-    wide = pool_of(job("a", 1), job("c", 1), workers=9)
-    wide.estimates = pool.estimates
-    assert wide.left() == 20
 
 
 def test_the_start_of_a_run_is_no_part_of_its_pace(clock) -> None:
@@ -247,7 +229,6 @@ def test_a_worker_answers_every_run_and_ends_after_a_fault(monkeypatch: pytest.M
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
-    """The parent starts one that never looks at its connection, and is killed."""
     code = "import subprocess, sys, time; process = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdin=subprocess.PIPE, stdout=1); time.sleep(60)"
     child = (
         "import threading, time; from sage_grpo.tools.compare.worker import _end_with_parent; "

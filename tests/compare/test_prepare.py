@@ -13,8 +13,8 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.tools.compare import prepare as prepared
 from sage_grpo.tools.compare.design import Arm, Suite
-from sage_grpo.tools.compare.prepare import evaluated, key_of, prepare
-from sage_grpo.training.config import EvalConfig, TrainConfig
+from sage_grpo.tools.compare.prepare import key_of, prepare
+from sage_grpo.training.config import TrainConfig
 
 
 def suite(*arms: Arm, **fields: Any) -> Suite:
@@ -58,20 +58,6 @@ def test_mistakes_of_an_arm_are_named_before_anything_runs(start: str, options: 
     assert ("MAKE" in str(refused.value)) == ("absent" in said)
 
 
-def test_long_runs_come_first_and_those_that_learn_at_fresh_levels_take_three_times_as_long() -> None:
-    names = ("sage 5", "nft 2", "sage 8", "nft 3", "sage 7")
-    parts = [name.split() for name in names]
-    arms = [Arm(name=" ".join(part), recipe=f"shapes/{part[0]}", iterations=int(part[1])) for part in parts]
-    of = suite(*arms, passes=9, clips=7, unseen=True, points=(1, 2))
-    jobs = prepare(of, recipe)
-    assert [job.arm for job in jobs[:5]] == [names[3], names[2], names[4], names[1], names[0]]
-    assert [job.seed for job in jobs] == [5] * 5 + [6] * 5
-    budgets, first = {"passes": 9, "clips": 7}, jobs[3]
-    assert (first.points, first.budgets, first.unseen, first.kind) == ((0, 1, 2), budgets, True, "train")
-    assert first.key == key_of(first.config, first.points, "train", {**budgets, "unseen": True})
-    assert prepare(replace(of, kind="rollout"), recipe)[0].points == ()
-
-
 def test_keys_are_as_old_as_rows(monkeypatch) -> None:
     """Rows of a reward without judges have no such field: with it all would be made anew. One with judges differs."""
     plain = TrainConfig(rewards=[RewardSpec(name="shapes")])
@@ -103,13 +89,6 @@ def test_an_arm_with_other_steps_branches_where_training_would() -> None:
     (job, *_) = prepare(suite(arm), recipe)
     assert job.config.rollout.window.at == [3]
     assert job.settings.items() >= {"rollout.steps": 9, "rollout.window.at": [3]}.items()
-
-
-def test_points_are_the_first_the_last_and_what_was_asked_for() -> None:
-    assert evaluated((15, 45, 90), EvalConfig(every=7), 45) == [0, 15, 45]
-    assert evaluated(None, EvalConfig(every=20), 45) == [0, 20, 40, 45]
-    assert evaluated(None, EvalConfig(every=0), 45) == [0, 45]
-    assert evaluated(None, EvalConfig(every=20, early=[4, 2, 45]), 45) == [0, 2, 4, 20, 40, 45]
 
 
 CHANGES: dict[str, Any] = {

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import parse
 from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import machine, store
@@ -65,7 +64,6 @@ class Here:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
-    """Runs are made by `Here`."""
     Here.asked, Here.fails = [], staticmethod(lambda job: False)  # type: ignore[assignment]
     monkeypatch.setattr(machine, "Worker", Here)
     return Here
@@ -91,7 +89,6 @@ def suites_of_two() -> dict[str, Suite]:
 
 
 def call(two: Mapping[str, Suite], folders: Mapping[str, Path], *, arms: Any = None, **more: Any) -> lab.CompareEnded:
-    """A call for the suites of these folders."""
     suites = [(two[name], folder) for name, folder in folders.items()]
     parts = [lab.SuiteRun(folder=folder, suite=one, jobs=jobs_of(one), arms=arms) for one, folder in suites]
     return lab.run(parts, out=parts[0].folder, command="the command", **{"side_by_side": 1, **more})
@@ -179,19 +176,6 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
     call(suites_of_two, folders)
     assert store.unfinished(tmp_path) == ""
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
-
-
-def test_several_suites_share_runs_from_the_command_to_their_tables(
-    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, monkeypatch, capsys
-) -> None:
-    monkeypatch.setattr("sage_grpo.cli.compare.load", lambda file, size: suites_of_two[file.stem])
-    both = tmp_path / "both"
-    words = ["--suite", "one.yaml,x/other.yaml", "--out", str(both), "--weights", "--jobs", "1"]
-    assert (main(["compare", *words]), len(here.asked), len(set(here.asked))) == (0, 6, 6)  # and not 8
-    told = capsys.readouterr()
-    assert "6/6" in told.err
-    assert sorted(path.name for path in both.iterdir()) == ["one", "other"]
-    assert (both / "other" / "table.md").read_text().strip() in told.out
 
 
 def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sage_grpo.utils.statistics import Z95, crossed_interval, holm, mean_interval, paired_interval, t_cdf, t_quantile
+from sage_grpo.utils.statistics import Z95, crossed_interval, holm, mean_interval, paired_interval, t_quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 7: 2.3646, 30: 2.0423}
 """97.5% quantiles of Student's t by degrees of freedom, as printed in tables."""
@@ -24,17 +24,6 @@ def test_quantiles_are_those_of_the_tables_and_at_the_ends_cauchys_and_normal_on
     for p, freedom in ((0.0, 3), (1.0, 3), (0.9, 0)):
         with pytest.raises(ValueError, match="degrees of freedom above 0"):
             t_quantile(p, freedom)
-
-
-def test_the_distribution_has_its_closed_forms_and_is_a_line_near_the_middle() -> None:
-    """One degree of freedom is Cauchy's distribution; two have a polynomial in t / sqrt(2 + t^2). Near 0 the slope is the density."""
-    for t in (-30.0, -2.5, -0.3, 0.0, 0.7, 4.0, 1e3):
-        assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
-        assert t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
-    assert (t_cdf(math.inf, 3), t_cdf(-math.inf, 3)) == (1.0, 0.0)
-    for freedom in (3, 30, 1000):
-        density = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-        assert t_cdf(1e-3, freedom) - 0.5 == pytest.approx(1e-3 * density, rel=1e-5)
 
 
 def test_by_hand() -> None:

@@ -18,9 +18,6 @@ from sage_grpo.tools.compare.summary import Cell, at_passes, difference, interva
 from sage_grpo.utils.safe_io import CONTROL, LeadsOut
 from sage_grpo.utils.statistics import crossed_interval, mean_interval, paired_interval
 
-T1 = 12.7062047
-"""97.5% quantile of t with one degree of freedom."""
-
 
 def suite(**fields: Any) -> Suite:
     """Arms a (the baseline), b and c, seeds 1 and 2."""
@@ -41,7 +38,6 @@ ROWS = [
 
 
 def test_scores_at_equal_passes_lie_on_the_curve() -> None:
-    """The cheapest arm makes 20 passes; a has made as many after 2 of its 4 iterations."""
     summary = summarize(suite(), ROWS)
     a, b, c = summary.arms.values()
     assert summary.budget == 20

@@ -55,7 +55,6 @@ def run(
 def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
     arm: str, toy_suite: Suite, tmp_path: Path
 ) -> None:
-    """Before its first point, between two, in the iteration after one, and (rollback) on both sides of going back."""
     made = Arm(name=arm, recipe="shapes/nft" if arm == "nft" else "shapes/sage", options=ARMS[arm])
     suite = replace(toy_suite, arms=(made,), baseline=arm, seeds=(1,), iterations=7, points=(2, 4, 6))
     (job,), folder, notes = prepare(suite, recipe), tmp_path / "kept", list[str]()

@@ -25,7 +25,6 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_options_that_messages_and_hints_name_are_there() -> None:
-    """Every dotted name of a section of a configuration, in any text with more words."""
     modules = [importlib.import_module(f"sage_grpo.cli.{command.module}") for command in COMMANDS.values()]
     kinds = [module.Options for module in modules if hasattr(module, "Options")]
     known = {entry.key.replace("[]", "") for kind in kinds for entry in entries(kind)}
@@ -53,12 +52,6 @@ def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys
     flat = " ".join(said(capsys, "train", "--help", "recipes").split())
     for meanings in recipe_meanings().values():
         assert all(" ".join(meaning.split()) in flat for meaning in meanings.values())
-
-
-def test_completion_says_what_to_install(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("sage_grpo.cli.completion.find_spec", lambda name: None)
-    assert main(["completion", "bash"]) == 2
-    assert 'pip install "sage-grpo[completion]"' in capsys.readouterr().err
 
 
 def test_bash_completes_commands_options_values_and_recipes(tmp_path: Path, capsys) -> None:

@@ -49,7 +49,6 @@ class Options:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file for options."""
     return tmp_path / "options.yaml"
 
 
@@ -112,17 +111,6 @@ def test_what_is_given_is_known_before_parsing(file: Path) -> None:
     assert given(["--run", "a", "--config", str(file)], "run") == "c"
     assert given([f"--config={file}", "--run", "a"], "run") == "a"
     assert given(["--config", "nowhere.yaml", "--run"], "run") == ""
-
-
-def test_a_bare_flag_may_also_be_unset() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Flag:
-        """A flag."""
-
-        on: bool | None = None
-        """On, off, or as it comes."""
-
-    assert [parse(Flag, words, prog="test").on for words in ([], ["--on"], ["--on", "false"])] == [None, True, False]
 
 
 @pytest.mark.parametrize("words", [["--update.reuse", "{}"], ["--config", "{file}"]])

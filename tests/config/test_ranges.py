@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import math
 import types
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -17,7 +16,6 @@ from sage_grpo.cli.main import COMMANDS
 from sage_grpo.config.parsing import ConfigError, parse
 from sage_grpo.config.ranges import Range, Seconds
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import OptimizerConfig, TrainConfig
 
 
@@ -48,7 +46,6 @@ def instance(part: type) -> Any:
 
 
 def numbers(hint: Any, *, ranged: bool = False) -> Iterator[tuple[type, bool]]:
-    """Every int or float in a type, and whether it has a range."""
     if hint in (int, float):
         yield hint, ranged
     origin = get_origin(hint)
@@ -60,7 +57,6 @@ def numbers(hint: Any, *, ranged: bool = False) -> Iterator[tuple[type, bool]]:
 
 
 def broken(hint: Any, value: Any) -> Any:
-    """A value of this type with NaN (or the lowest number) in it."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return value if inner[0] is float else -(2**70) if inner[0] is int else broken(inner[0], value)
@@ -108,15 +104,6 @@ def test_the_parser_names_the_whole_key(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(TrainConfig, argv, prog="train")
     assert message in str(error.value)
-
-
-def test_a_large_eta_is_a_warning_and_a_usual_one_is_not() -> None:
-    with pytest.warns(UserWarning, match=r"kernel\.eta is 5.*sage-grpo inspect --kernels flow --eta 5"):
-        KernelSpec(name="flow", eta=5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        KernelSpec(name="dance", eta=1.2)
-        KernelSpec(name="ode", eta=5)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sage_grpo.data.groups import Member, deal, share_out, split_updates
+from sage_grpo.data.groups import Member, deal, split_updates
 
 
 @settings(max_examples=40)
@@ -35,21 +35,6 @@ def test_every_rollout_is_dealt_exactly_once_in_equal_rounds(groups: int, size: 
         assert world == 1 or all(len({member.group for member in batch.members}) == 1 for batch in batches)
         pieces = Counter(member.group for member in held).values() if world > 1 else [len(held)]
         assert len(batches) == sum(math.ceil(piece / micro) for piece in pieces)  # as few as possible
-
-
-@settings(max_examples=40)
-@given(micro=st.integers(1, 5), size=st.integers(2, 6))
-def test_one_rank_needs_no_filler_and_keeps_the_order(micro: int, size: int) -> None:
-    (share,) = deal(3, size, micro)
-    members = [member for batch in share for member in batch.members]
-    assert members == [Member(g, i) for g in range(3) for i in range(size)]
-    assert not any(batch.filler for batch in share)
-
-
-def test_fewer_clips_than_ranks_keeps_everyone_in_step() -> None:
-    shares = share_out([Member(0, 0), Member(1, 0)], 4, world_size=3)
-    assert [[batch.filler for batch in share] for share in shares].count([True]) == 1
-    assert {len(share) for share in shares} == {1}
 
 
 @settings(max_examples=40)

@@ -23,7 +23,6 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def test_each_kind_of_file_is_read(tmp_path: Path) -> None:
-    """Lines without blanks and comments, rows with a picture, objects and strings; zero is a seed."""
     (tmp_path / "images").mkdir()
     picture = write(tmp_path, "images/first.png", "")
     row = 'prompt,seed,image\n"a cat, sitting",0,images/first.png\n"two\nlines",,\n'
@@ -90,7 +89,6 @@ def test_files_of_a_prompt_are_columns_and_each_makes_it_another_prompt() -> Non
 
 
 def test_conditions_have_places(tmp_path: Path) -> None:
-    """As a list in JSON, or as JSON in a table."""
     picture, clip = write(tmp_path, "a.png", ""), write(tmp_path, "b.mp4", "")
     rows = [{"image": "a.png"}, {"video": "b.mp4", "frame_index": 80, "strength": 1.0}]
     text = json.dumps(rows).replace('"', '""')

@@ -88,7 +88,6 @@ def whole(trainer: Trainer) -> dict[str, Any]:
 
 @in_double
 def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool = False) -> dict[str, Any]:
-    """All iterations of a run, with what happened in each."""
     trainer = assemble(config, build(config, world), world)
     root = Path(config.out) / "checkpoints"
     if resume:
@@ -277,8 +276,6 @@ def failing_save(world: World, where: str, background: bool, folder: Path) -> di
 
 
 class FailsOnRankOne:
-    """A reward that raises on one rank and nowhere else."""
-
     names = ("constant",)
 
     def __call__(self, videos, prompts, fps):

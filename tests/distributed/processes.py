@@ -82,5 +82,4 @@ def _main(pipe: Connection, environment: dict[str, str], spec: ParallelSpec, wor
 
 
 def alone(worker: Worker, *arguments: Any) -> Any:
-    """The same worker as one process without a process group."""
     return worker(World(), *arguments)

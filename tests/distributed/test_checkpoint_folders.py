@@ -91,7 +91,6 @@ def test_a_folder_counts_only_with_all_of_its_files_as_they_were(tmp_path: Path)
 
 
 def test_what_a_kill_interrupted_is_finished_or_removed(tmp_path: Path) -> None:
-    """The newer of two that are whole counts; notes that somebody put into the one that was replaced move on."""
     for number in (1, 2, 5):
         saved(tmp_path, number)
     (tmp_path / "000002").rename(tmp_path / ".000001.partial")  # a newer one of the same number

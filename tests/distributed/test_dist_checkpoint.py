@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_of_two_ranks_continues_on_one_and_on_four(checkpoint, tmp_path) -> None:
-    """Two ranks stop after the first of two iterations; whoever continues ends as one process that never stopped."""
     config = workers.configure(checkpoint("hunyuan15_t2v"), tmp_path, guidance=1.0)
     alone = processes.alone(workers.train, replace(config, out=str(tmp_path / "alone")))
     spec = ParallelSpec(async_checkpoint=True, timeout=60)
@@ -46,7 +45,6 @@ def test_a_run_of_two_ranks_continues_on_one_and_on_four(checkpoint, tmp_path) -
 
 
 def check_files(folder: Path) -> None:
-    """Two ranks write two files and no pickle."""
     names = sorted(file.name for file in folder.iterdir())
     assert sum(name.endswith(".safetensors") for name in names) == 2
     assert set(names) - {"state.json", "manifest.json"} == {name for name in names if name.endswith(".safetensors")}
@@ -54,7 +52,6 @@ def check_files(folder: Path) -> None:
 
 
 def check_export(folder: Path, base: Path, state) -> None:
-    """Exported weights are the average and whole."""
     saved = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     averages = {name: value for name, value in state.items() if name.startswith("ema/")}
     assert averages

@@ -166,7 +166,6 @@ def check_passes(results, config: c.TrainConfig) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*refused")
 def test_two_ranks_with_workers_are_two_ranks_without_and_decide_together(tmp_path) -> None:
-    """To the bit, with weights that are an iteration old; one of rank 1's workers lies, and later none of them can do its job."""
     optimizer = c.OptimizerConfig(lr=1e-3, eps=1e-4)
     config = workers.configure(None, tmp_path, lora=True, batch=CLIPS, optimizer=optimizer)
     for result in processes.run(workers.train_beside_workers, 2, config):

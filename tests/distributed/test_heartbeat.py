@@ -30,7 +30,6 @@ def test_only_processes_of_this_machine_are_looked_at() -> None:
 
 
 def watching(ranks: int) -> tuple[Heartbeat, list[str]]:
-    """The first rank's view of the others, and what it says when it leaves."""
     beat, told = Heartbeat(0, ranks, HashStore(), 5.0), []
     beat.leave = told.append
     return beat, told
@@ -125,7 +124,6 @@ def test_a_missing_rank_is_named_with_what_it_did_last(age: float, store_lost: f
 
 
 def test_ranks_leave_together() -> None:
-    """The first to end waits for the last word of the other, but not for one that never gives it."""
     store = HashStore()
     first, second = (Heartbeat(number, 2, store, 5.0) for number in range(2))
     for beat in (first, second):

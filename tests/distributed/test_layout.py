@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sage_grpo.data.groups import deal
 from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.distributed.spec import Layout, ParallelError, ParallelSpec, lay_out
 from sage_grpo.distributed.world import World
@@ -43,25 +39,6 @@ def test_an_impossible_number_of_processes_names_the_nearest() -> None:
 
 
 @FEW
-@given(st.integers(1, 6), st.integers(2, 6), st.integers(1, 5), st.integers(1, 9))
-def test_ranks_share_rollouts_evenly_and_take_the_same_passes(groups: int, size: int, micro: int, ranks: int) -> None:
-    if ranks > groups * size:
-        with pytest.raises(ValueError, match=f"at most {groups * size} ranks"):
-            deal(groups, size, micro, world_size=ranks)
-        return
-    shares = deal(groups, size, micro, world_size=ranks)
-    real = [[batch for batch in share if not batch.filler] for share in shares]
-    members = Counter(member for share in real for batch in share for member in batch.members)
-    assert len(members) == groups * size
-    assert set(members.values()) == {1}
-    counts = [sum(len(batch.members) for batch in share) for share in real]
-    assert max(counts) - min(counts) <= 1
-    assert len({len(share) for share in shares}) == 1
-    if ranks > 1:  # prompts of different lengths would take a rank more passes than the others
-        assert all(len({member.group for member in batch.members}) == 1 for share in shares for batch in share)
-
-
-@FEW
 @given(st.integers(0, 20), st.integers(1, 5))
 def test_ranks_of_one_clip_share_the_scoring(count: int, sp: int) -> None:
     parts = [World(sequence_rank=rank, layout=Layout(sequence=sp)).mine(count) for rank in range(sp)]
@@ -74,15 +51,3 @@ def test_heads_that_cannot_be_dealt_out_name_the_sizes_that_can() -> None:
     split.check(6)
     with pytest.raises(ParallelError, match="does not divide the 4 attention heads: use one of 1, 2, 4"):
         split.check(4)
-
-
-@FEW
-@given(st.integers(0, 50), st.integers(1, 7))
-def test_tokens_are_split_evenly_and_in_order(total: int, size: int) -> None:
-    split = object.__new__(SequenceParallel)
-    split.size, parts = size, []
-    for split.rank in range(size):
-        parts.append(split.split(torch.arange(total)[None]).flatten())
-        assert len(parts[-1]) == split.counts(total)[split.rank]
-    assert torch.equal(torch.cat(parts), torch.arange(total))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1

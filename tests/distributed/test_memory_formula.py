@@ -1,4 +1,4 @@
-"""The planner's formula against what autograd keeps and what optimizers and shards weigh."""
+"""How much blocks keep on a card, and the table of the document that says it."""
 
 from __future__ import annotations
 

@@ -163,7 +163,6 @@ def test_only_a_lost_connection_names_the_missing_rank(error: RuntimeError, lost
 
 @pytest.fixture
 def group(monkeypatch):
-    """A run of one process that was started as one of several would be."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**given, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
@@ -240,7 +239,6 @@ def test_weights_are_gathered_as_they_are_computed_with_and_gradients_reduced_in
 
 
 def test_a_rank_that_differs_is_named(monkeypatch) -> None:
-    """Also where values change places with the same sum."""
     rows = {"same": [1.0, 2.0], "other sum": [1.0, 3.0], "other squares": [0.0, 3.0]}
 
     class Three(World):

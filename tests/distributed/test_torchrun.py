@@ -30,7 +30,6 @@ HERE = Path(__file__).parent
 
 
 def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(tmp_path) -> None:
-    """The reward kills rank 1 in the second of its calls; the second try continues from the checkpoint before."""
     marker = tmp_path / "died"
     reward = RewardSpec(name="dist_workers:DiesOnce", options={"marker": str(marker)}, try_out=False)
     config = workers.configure(None, tmp_path, iterations=2, rewards=[reward])
@@ -54,7 +53,6 @@ def test_a_rank_that_dies_is_restarted_and_the_run_is_the_same(tmp_path) -> None
 
 
 def test_ranks_end_with_a_launcher_that_was_killed(tmp_path) -> None:
-    """They save and leave; their folder is free for the run that continues."""
     config = workers.configure(None, tmp_path, iterations=100_000)
     config = dataclasses.replace(
         config,
@@ -123,7 +121,6 @@ def wait_for(condition) -> None:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Processes that are still at work in a folder."""
     commands = [_command(entry) for entry in Path("/proc").glob("[0-9]*/cmdline")]
     return [command for command in commands if str(folder) in command and "sage_grpo" in command]
 

@@ -14,8 +14,6 @@ from torch.distributed import DistError
 
 
 class Ranks:
-    """Stands in for `torch.distributed` in a module."""
-
     DistError = DistError
 
     def __init__(self, count: int) -> None:

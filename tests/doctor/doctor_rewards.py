@@ -21,7 +21,6 @@ def pattern(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def judged(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """The judge of the shapes world."""
     return JUDGE(videos, list(prompts), fps)["TA"]
 
 
@@ -30,12 +29,10 @@ def constant(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def luma(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Brightness, with a name that hides it."""
     return brightness(StatisticsBatch(videos, fps)) + 0.001 * torch.tensor([float(len(prompt)) for prompt in prompts])
 
 
 def broken(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Cannot score half of the clips."""
     scores = judged(videos, prompts, fps)
     scores[::2] = torch.nan
     return scores

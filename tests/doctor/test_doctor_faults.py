@@ -59,7 +59,6 @@ def sample(make_config) -> Callable[..., Sample]:
 
 
 def status(finding: Check, name: str) -> str:
-    """The verdict, of a finding that has this name."""
     assert finding.name == name
     return finding.status
 
@@ -156,7 +155,6 @@ def test_weights_that_do_not_survive_saving(sample, monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def clips() -> tuple[Sample, Tensor]:
-    """A rollout of the shapes world and its clips."""
     config = recipe("shapes/sage")
     sample = examine.prepare(assemble(examine.small(config, DoctorSpec()), build(config)))
     sample.trainer.encode_prompts()
@@ -218,7 +216,6 @@ def test_incomplete_checkpoint(make_config, checkpoint, tmp_path) -> None:
 
 
 def test_a_branch_after_the_last_step() -> None:
-    """A check of its own, before files are looked for."""
     config = replace(recipe("wan/branch"), rollout=replace(recipe("wan/branch").rollout, steps=6))
     found = examine.examine(config, SMALL)
     assert status(found[-1], "plan") == "fail"

@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.recipes import recipe
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine, reward, sampling
-from sage_grpo.tools.doctor.check import Check, show_summary
+from sage_grpo.tools.doctor import checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.tools.doctor.check import Check
 
 FLOAT = torch.float64
 TWO, FOUR = torch.tensor([0, 0, 1, 1]), torch.arange(4).repeat_interleave(2)
@@ -59,7 +55,6 @@ def test_every_scoring_asks_for_its_own_clips_and_prompts() -> None:
 
 
 def shifted(*by: float) -> Tensor:
-    """Scores with other prompts, group by group."""
     return (UNIT + torch.tensor(by, dtype=FLOAT).repeat_interleave(2))[None]
 
 
@@ -214,12 +209,6 @@ def test_what_a_kernel_does_on_a_grid() -> None:
     assert stable.number == pytest.approx(0.35624, abs=1e-5)
 
 
-def test_a_plan_says_which_steps_are_trained() -> None:
-    found = machine.plan(replace(recipe("shapes/branch"), seed=1), 1)
-    assert found.status == "pass"
-    assert found.value.endswith("trained in 1 update(s)")
-
-
 # ---- the checkpoint
 
 
@@ -228,8 +217,6 @@ def condition(value: float, length: int = 4) -> Any:
 
 
 def model_of(**more: Any) -> Any:
-    """A model whose velocity is the value of its condition everywhere."""
-
     def velocity(x: Tensor, sigma: Tensor, given: list[Any], guidance: float | None = None) -> Tensor:
         assert float(sigma) == pytest.approx(0.7)
         return torch.stack([torch.full_like(row, float(one.tensors["text"][0])) for row, one in zip(x, given)])
@@ -302,18 +289,6 @@ def test_a_replay_is_compared_with_a_pass_at_the_scale_that_was_asked_for(
     assert found.value == said or (off and said in found.value)
 
 
-def test_a_rollouts_gap_is_in_its_log_probabilities() -> None:
-    law = SimpleNamespace(log_prob=lambda x: x.sum(1), expand=lambda count: law)
-    policy = SimpleNamespace(at=lambda step, x, v: SimpleNamespace(gaussian=law))
-    record = SimpleNamespace(
-        policy=policy, x_next=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), log_prob_old=torch.tensor([3.0, 7.5])
-    )
-    item = SimpleNamespace(step=1, record=record)
-    assert sampling._rollout_gap(item, torch.zeros(2), torch.zeros(2)) == 0.5  # type: ignore[arg-type]
-    record.log_prob_old = torch.tensor([3.25, 7.0])
-    assert sampling._rollout_gap(item, torch.zeros(2), torch.zeros(2)) == 0.25  # type: ignore[arg-type]
-
-
 # ---- learning and the whole
 
 
@@ -342,14 +317,6 @@ def test_weights_are_watched_whose_gradient_is_not_lost_beside_the_others() -> N
     assert learning._modules(names) == {"a.q", "a.k", "norm"}
 
 
-def test_a_rank_with_other_weights_is_told_by_number(monkeypatch) -> None:
-    monkeypatch.setattr(learning, "disagreeing", lambda params, world: params)
-    two = World(layout=Layout(replicate=2))
-    alike, apart = learning.ranks([], two), learning.ranks([1], two)  # type: ignore[arg-type]
-    assert (alike.status, apart.status, "[1]" in apart.value) == ("pass", "fail", True)
-    assert learning.ranks([1], World()).status == "skip"  # type: ignore[arg-type]
-
-
 def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> None:
     lists: list[dict[str, Any]] = [{"x": "pass", "y": "warn"}, {"x": "skip", "y": "warn", "z": "warn"}]
     lists.append({"x": "warn", "z": "pass"})
@@ -359,20 +326,3 @@ def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> Non
     told = examine.over_ranks(found[0], World())
     worse = [("z", "warn", "rank 1: 3"), ("x", "warn", "rank 2: 3")]
     assert [(one.name, one.status, one.value) for one in told] == worse
-
-
-def test_a_check_up_is_a_small_run_that_trains_every_step() -> None:
-    config = replace(recipe("shapes/sage"), batch=replace(recipe("shapes/sage").batch, micro_batch=3))
-    config = replace(config, update=replace(config.update, step_fraction=0.5))
-    for members, micro in ((2, 2), (5, 3)):
-        made = examine.small(config, DoctorSpec(prompts=3, members=members))
-        assert (made.batch.prompts, made.batch.group_size, made.batch.micro_batch) == (3, members, micro)
-        assert (made.update.step_fraction, made.data.encode_ahead, made.evaluate.prompts) == (1.0, 1, 1)
-    same, other, last = Prompt("a"), Prompt("b"), Prompt("c")
-    assert examine._different([same, same, other, last]) == [same, other]
-    assert examine._different([same, same]) == [same]
-
-
-def test_verdicts_are_counted_from_good_to_bad(capsys) -> None:
-    show_summary([Check("x", status, "") for status in ("fail", "pass", "warn", "pass")], Console(width=99))  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "2 pass, 1 warn, 1 fail\n"

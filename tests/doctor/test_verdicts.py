@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sage_grpo.tools.doctor import checkpoint, learning, reward
-from sage_grpo.tools.doctor.check import REMEDY, STOPPED, WHY, Check, graded, relative, rounding
+from sage_grpo.tools.doctor.check import graded, relative, rounding
 from sage_grpo.tools.doctor.machine import honest
 
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -25,14 +25,6 @@ def test_an_error_is_relative_to_what_is_right_and_graded_by_limits() -> None:
     found = [graded(value, warn=1.0, fail=2.0) for value in (1.0, 1.5, 2.0, 2.5, math.nan, math.inf)]
     assert found == ["pass", "warn", "warn", "fail", "fail", "fail"]
     assert (rounding(torch.float32), rounding(torch.bfloat16)) == (2e-4, 5e-2)
-
-
-def test_a_check_says_why_and_what_to_do() -> None:
-    known, unknown = Check("padding", "warn", "x"), Check("a stage", "fail", "x")
-    assert (known.why, known.remedy) == (WHY["padding"], REMEDY["padding"])
-    assert (unknown.why, unknown.remedy) == STOPPED
-    own = Check("padding", "warn", "x", why="own", remedy="do")
-    assert (own.why, own.remedy, Check("padding", "skip", "x").remedy) == ("own", "do", "")
 
 
 @pytest.mark.parametrize(("off", "status"), [(0, "pass"), (1, "pass"), (2, "warn"), (5, "fail")])
@@ -60,7 +52,6 @@ def test_another_prompt_is_measured_by_the_first(second: float, number: float, s
 
 
 def trainer_of(**gradients: list[float] | None) -> SimpleNamespace:
-    """A trainer of modules with one weight each, whose gradients are given."""
     params = {}
     for name, gradient in gradients.items():
         params[f"{name}.weight"] = p = nn.Parameter(torch.zeros(2))
@@ -109,31 +100,6 @@ def test_how_much_an_update_changes(moves: list[float], status: str, share: floa
     trainer.state.params["b.weight"].grad = None
     found = learning.update_moves(trainer)
     assert (found.status, found.number) == (status, share)
-
-
-def test_the_largest_ratio_is_told_with_its_step(monkeypatch) -> None:
-    """By the passes of an update: gradients of before are gone, and are summed over processes in the last pass of each network."""
-    logs, done = iter([0.1, 0.3, 0.2]), []
-
-    def accumulate(objective, region, items, device, *, kl_lambda, scale, before_last):
-        before_last()
-        return SimpleNamespace(largest_log_ratio=next(logs))
-
-    monkeypatch.setattr(learning, "accumulate", accumulate)
-    trainer = trainer_of(a=[1.0, 1.0])
-    trainer.state.kl, trainer.state.anchor = SimpleNamespace(value=0.0), None
-    trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: done.append("zeroed"))
-    trainer.objective, trainer.clip_range = None, 1.0
-    trainer.config.trust_region = None
-    trainer.model.device = "cpu"
-    trainer.sharding = SimpleNamespace(
-        begin=lambda: done.append("begun"), synchronize=lambda: done.append("summed"), scale=1.0
-    )
-    items = [SimpleNamespace(label=label, network=network) for label, network in ((4, 0), (7, 0), (9, 1))]
-    found = learning.ratio(SimpleNamespace(trainer=trainer), items)
-    assert (found.status, found.number) == ("fail", 0.3)
-    assert "over 3 steps, at step 7 (clip range 1)" in found.value
-    assert done == ["zeroed", "begun", "summed", "summed"]
 
 
 @pytest.mark.parametrize(

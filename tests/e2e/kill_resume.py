@@ -30,8 +30,6 @@ PRELOAD = [
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill."""
-
     seconds: float
     """After the start of the process."""
     saved: int
@@ -41,7 +39,6 @@ class Kill:
 
 
 def command(argv: Sequence[str], log: Path) -> None:
-    """`sage-grpo ARGV` as the only work of a process, with its output in a file."""
     import torch
 
     torch.set_num_threads(1)
@@ -53,7 +50,6 @@ def command(argv: Sequence[str], log: Path) -> None:
 
 
 def start(argv: Sequence[str], log: Path) -> multiprocessing.process.BaseProcess:
-    """Start a run in a process of its own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=command, args=(list(argv), log))
@@ -128,7 +124,6 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def arguments(model: str, prompts: Path, out: Path, iterations: int) -> list[str]:
-    """A small run that uses every part of the training state."""
     given = ["--model.path", model, "--data.prompts", str(prompts), "--data.eval_prompts", str(prompts)]
     small = ["--model.frames", "1", "--model.height", "16", "--model.width", "16", "--model.vae_slicing", "false"]
     return [

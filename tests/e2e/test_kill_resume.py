@@ -28,7 +28,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_at_random_and_while_writing_a_checkpoint_and_asked_to_stop(
     checkpoint: Callable[[str], Path], prompts: Path, tmp_path: Path
 ) -> None:
-    """SIGTERM saves and exits with 0, and the same command continues; the end is that of a run that nobody disturbed."""
     undisturbed, out, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
     model = str(checkpoint("hunyuan15_t2v"))
     kill_resume.finish(kill_resume.arguments(model, prompts, undisturbed, iterations=8), tmp_path / "log of the whole")

@@ -70,6 +70,5 @@ def test_the_whole_loop_and_a_rerun_of_the_written_configuration(
 
 
 def rows(out: Path) -> list[dict[str, float]]:
-    """What was logged, without times."""
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines]

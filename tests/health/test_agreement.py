@@ -54,7 +54,6 @@ def test_a_rate_that_is_not_sure_makes_a_shortfall_that_is_not() -> None:
 
 
 def test_clips_of_a_prompt_are_one_observation() -> None:
-    """Two prompts of which one fell by much: four clips of each do not make it sure."""
     sentinel = Sentinel(SentinelConfig())
     sentinel.evaluated(0, {"total": [1.0] * 8}, per_prompt=4)
     drops = [0.30, 0.32, 0.31, 0.33, 0.01, -0.01, 0.0, 0.02]
@@ -116,8 +115,6 @@ def test_a_hacked_reward_is_found_and_acted_on() -> None:
 
 
 def test_a_continued_run_finds_the_same() -> None:
-    """Its state goes through JSON again and again, as in a checkpoint: rows, parts, witnesses, streaks, and what evaluations said."""
-
     def fresh() -> Sentinel:
         return Sentinel(SentinelConfig(), clips=48, clip_range=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
 
@@ -163,7 +160,6 @@ def test_memory_is_bounded_and_keeps_the_start() -> None:
 
 @pytest.mark.slow
 def test_a_run_logs_agreement_and_is_continued_to_the_bit(make_config, tmp_path: Path) -> None:
-    """Trained on brightness and watched by it and by a constant; evaluated after the second iteration besides the regular ones."""
     config = make_config(
         iterations=6,
         rewards=[

@@ -37,7 +37,6 @@ ROOT = Path("checkpoints")
 def guarded(
     action: str = "warn", *, evaluates: tuple[int, tuple[int, ...]] = (5, ()), held_out: bool = True, **state: Any
 ) -> tuple[HealthGuard, list[tuple[Any, ...]]]:
-    """A guard over figures instead of a run, and what it does."""
     done: list[tuple[Any, ...]] = []
     known = {"good": 4, "rollbacks": 0, "brake": 1.0, "sound": True, "iteration": 7, "evaluated": 7} | state
     iteration, evaluated = known.pop("iteration"), known.pop("evaluated")
@@ -190,7 +189,6 @@ def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:
 
 
 def watching(**known: list[float]) -> Sentinel:
-    """A sentinel with one witness, of which it knows these columns."""
     sentinel = Sentinel(
         SentinelConfig(), witnesses=HeldOutRewards(scores={"judge": {"true": 1.0}}, statistics=("blur",))
     )

@@ -39,7 +39,6 @@ def test_recorded_runs(run: dict) -> None:
 
 
 def rows_of(level, *, scatter: float = 0.05, seed: int = 0, count: int = 100) -> list[dict[str, float]]:
-    """Rows whose part `a` follows `level(iteration)`, beside a part that rises."""
     draw, rows = random.Random(seed), []
     for number in range(count):
         parts = {"reward/a": level(number), "reward/b": number / 100}
@@ -89,7 +88,6 @@ def evaluation(means: dict[str, float], draw: random.Random, *, noise: float = 0
 def evaluations(
     sentinel: Sentinel, *means: dict[str, float], seed: int = 0, first: int = 0, noise: float = 0.1
 ) -> list[Finding]:
-    """What a sentinel says of evaluations, ten iterations apart."""
     draw = random.Random(seed)
     return [
         finding
@@ -148,7 +146,6 @@ def test_what_is_not_sure_at_once_is_told_at_the_second_evaluation() -> None:
 
 
 def test_clips_of_a_prompt_are_one_observation() -> None:
-    """Four copies of every clip prove no more than one."""
     draw = random.Random(2)
     one = [evaluation({"a": level, "b": 0.5}, draw, noise=0.2) for level in (0.5, 0.41)]
     four = [{name: [value for value in column for _ in range(4)] for name, column in scores.items()} for scores in one]

@@ -63,7 +63,6 @@ def test_a_healthy_run_raises_nothing() -> None:
 
 
 def test_a_single_outlier_is_no_finding() -> None:
-    """Two in a row, again and again."""
     assert not watched(lambda number: {"gradient/norm": 200.0} if number % 10 in (0, 1) else {}, seed=3)[1]
 
 
@@ -99,7 +98,6 @@ def test_a_rate_that_findings_have_lowered_is_not_at_its_floor() -> None:
 
 
 def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:
-    """Evaluations with these means, one after the other."""
     witnesses = HeldOutRewards(scores={"judge": {"true": 1.0}} if "true" in means[0] else {}, statistics=statistics)
     sentinel = Sentinel(SentinelConfig(), witnesses=witnesses)
     found: list[Finding] = []

@@ -58,14 +58,12 @@ def test_a_figure_is_out_of_range_beyond_so_many_standard_deviations() -> None:
     ],
 )
 def test_what_creeps_is_compared_with_the_start(name: str, figure: str, first: float, last: float) -> None:
-    """Over 200 iterations, so slowly that no iteration differs from those before it."""
     _, found = watched(lambda number: {figure: first * (last / first) ** (number / 200)}, count=200)
     assert names(found) == [name]
 
 
 @pytest.mark.parametrize("at", [8, 30])
 def test_an_exploded_spread_is_told_as_a_vanished_one_is(at: int) -> None:
-    """From 0.003 to 52 at once, while the total rises; also before the first window is full, of which it then is no part."""
     draw = random.Random(1)
 
     def figures(number: int) -> dict[str, float]:
@@ -98,8 +96,6 @@ def test_a_reward_that_few_clips_get_does_not_explode_when_more_do(nothing: floa
 
 
 def test_a_jump_of_the_weights_is_no_run() -> None:
-    """One step of fifty times the usual length, and then as before: how far they run is measured from the row before."""
-
     def distance(number: int) -> float:
         return 1e-3 * number + (0.05 if number > 30 else 0.0)
 
@@ -185,7 +181,6 @@ def test_the_best_of_a_part_is_that_of_whole_windows() -> None:
 
 
 def test_a_part_that_could_not_be_scored_is_not_one_that_scored_nothing() -> None:
-    """A judge that fails on a third of the clips: the others are compared."""
     draw = random.Random(3)
     points = [evaluation({"a": 0.6, "b": 0.5}, draw) for _ in range(3)]
     for name in ("a", "b"):
@@ -239,7 +234,6 @@ def with_witness() -> Sentinel:
 
 
 def test_weights_at_which_a_witness_has_begun_to_fall_are_none_to_go_back_to() -> None:
-    """By 1.5 standard errors, too few to be told, while the total rises."""
     first, later = held_out(0, total=0.2, true=1.0), held_out(1, total=0.25, true=1.0)
     off = change(later["true"], first["true"])
     less = {**later, "true": [value - 0.9 * off.stderr + off.by for value in later["true"]]}
@@ -335,14 +329,12 @@ def test_findings_about_steps_leave_the_best_alone() -> None:
 
 
 def bursts(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor:
-    """`bright` for seven calls, and then anything."""
     trainer_toys.CALLS["count"] += 1
     level = trainer_toys.bright(videos, prompts, fps)
     return level if trainer_toys.CALLS["count"] <= 7 else 1e4 * level * torch.linspace(0.1, 1.0, len(level))
 
 
 def test_the_best_weights_are_never_those_of_an_evaluation_in_doubt(make_config, monkeypatch, capsys) -> None:
-    """A reward that breaks in the last rollout, and scores that only rise: the best weights are those of the evaluation before."""
     trainer_toys.CALLS["count"] = 0
     history, evaluate = {}, Trainer.evaluate
 

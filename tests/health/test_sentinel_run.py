@@ -62,7 +62,6 @@ def lrs(config: TrainConfig) -> list[float]:
 
 
 def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(make_config, capsys) -> None:
-    """A reward that says the same of all clips from its ninth call on; by default the run only warns, and goes on to its end."""
     trainer_toys.CALLS["count"] = 0
     config = make_config(
         iterations=12,
@@ -84,7 +83,6 @@ def test_a_finding_is_told_in_the_terminal_the_diary_an_event_and_a_metric(make_
 
 @pytest.mark.parametrize("first", [3, 1, 4])
 def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(far, monkeypatch, capsys, first: int) -> None:
-    """A sign in the last iteration, in all of them, and in none; held-out totals rise from the first evaluation to the last."""
     config = far("warn", iterations=3)
     totals, iterations = count(), count(1)
     evaluate = Trainer.evaluate
@@ -121,7 +119,6 @@ def test_the_step_size_is_lowered_by_a_factor_that_is_saved(far, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_run_goes_back_to_the_recorded_checkpoint_and_ends(far, tmp_path: Path) -> None:
-    """Back with half of the step, at most twice, then it stops; a kill in between changes nothing."""
     config = far("rollback", iterations=20, rollbacks=2)
     whole = replace(config, out=str(tmp_path / "whole"))
     ended = run(whole)
@@ -145,7 +142,6 @@ def test_a_run_goes_back_to_the_recorded_checkpoint_and_ends(far, tmp_path: Path
 
 
 def test_the_weights_after_a_rollback_are_those_of_the_checkpoint(make_config, make_trainer, tmp_path: Path) -> None:
-    """With the optimizer's state, average and anchor; counters and prompts go on."""
     config = make_config(optimizer=OptimizerConfig(lr=1e-2, ema=0.9, target_kl=0.1), iterations=4)
     trainer, twin = make_trainer(config), make_trainer(config)
     for _ in range(2):
@@ -175,7 +171,6 @@ def test_a_stop_saves_and_says_why(far, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_good_checkpoint_outlives_the_others(far) -> None:
-    """keep.checkpoints is 1: the newest stays, and the one to go back to."""
     config = far("rollback", iterations=8, patience=9)  # never acted on, but no weights are good after the sign
     run(config)
     kept = sorted(folder.name for folder in (Path(config.out) / "checkpoints").iterdir())

@@ -63,5 +63,4 @@ def curves(file: str, method: str) -> list[tuple[int, dict[int, float]]]:
 
 
 def names(found: Sequence[Finding]) -> list[str]:
-    """What was found, each once."""
     return list(dict.fromkeys(finding.name for finding in found))

@@ -48,7 +48,6 @@ def size_of(kind: str) -> dict[str, int]:
 
 
 def fields_of(kind: str, scale: float | None) -> dict:
-    """What a model is loaded with that samples as `stock` does."""
     negative = "" if kind.startswith("flux2") else NEGATIVE
     return {"train": False, "negative_prompt": negative, "guidance_scale": scale, **size_of(kind)}
 
@@ -82,7 +81,6 @@ def call_of(kind: str, scale: float | None, count: int) -> dict:
 
 
 def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
-    """What the pipeline takes as its latents."""
     if kind.startswith("ltx"):
         return pipe._pack_latents(x)
     flat = x[:, :, 0]
@@ -92,7 +90,6 @@ def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The pipeline's last latents as ours."""
     if kind.startswith("ltx"):
         return pipe._unpack_latents(latents, *x.shape[2:])
     if kind.startswith("flux2"):

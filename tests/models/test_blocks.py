@@ -89,8 +89,6 @@ def test_a_pass_without_gradients_lets_go_of_every_block(fresh_model, monkeypatc
 
 
 class Attended(TorchDispatchMode):
-    """Counts calls of attention."""
-
     count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

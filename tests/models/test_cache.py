@@ -16,8 +16,6 @@ TRUTH = {"text": torch.tensor([[0.5, -1.0], [2.0, 3.5]]), "mask": torch.tensor([
 
 
 class Encoder:
-    """Counts its calls."""
-
     def __init__(self) -> None:
         self.calls = 0
 
@@ -81,13 +79,3 @@ def test_another_cleaner_is_another_encoding(tmp_path: Path, monkeypatch: pytest
     for calls in (1, 1, 2, 3):
         EncodingCache(tmp_path, "model").get(("a cat",), encode)
         assert encode.calls == calls
-
-
-def test_memory_holds_only_what_somebody_needs() -> None:
-    ours, encode = EncodingCache(None, "model"), Encoder()
-    held = ours.get(("a cat",), encode)
-    assert ours.get(("a cat",), encode) is held
-    assert encode.calls == 1
-    for prompt in range(100):
-        ours.get((str(prompt),), encode)
-    assert len(ours._memory) == 1

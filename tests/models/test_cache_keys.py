@@ -107,7 +107,6 @@ def test_whatever_setting_changes_cached_encodings_are_fresh_ones(kind: str, cas
     "kind", ["ltx2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wan_t2v", "flux"))]
 )
 def test_latents_of_other_components_have_another_key(kind: str, checkpoint, tmp_path: Path) -> None:
-    """Of clips with their sound, where the model hears."""
     made = {}
     parts = sorted(path.name for path in checkpoint(kind).iterdir() if path.is_dir())
     for name in ("", *(["audio_vae", "vae", "vocoder"] if kind == "ltx2" else parts)):
@@ -126,7 +125,6 @@ def test_latents_of_other_components_have_another_key(kind: str, checkpoint, tmp
 
 
 def test_pictures_are_told_apart() -> None:
-    """By their sizes, their pixels, their number and their places."""
     picture = tiny.image(1, 4, 6)
     others = [picture.reshape(6, 4, 3), tiny.image(2, 4, 6), picture[None], None]
     others += [(Placed(picture[None], at),) for at in (0, 8)]
@@ -134,11 +132,6 @@ def test_pictures_are_told_apart() -> None:
     prints = {image_digest(one) for one in (picture, *others)}
     assert len(prints) == len(others) + 1
     assert image_digest(picture.clone()) in prints
-
-
-def test_default_cache_is_the_users_folder(fresh_model, tmp_path) -> None:
-    fresh_model("wan_t2v", cache="auto", guidance_scale=1.0).encode(["a cat"])
-    assert list((tmp_path / "cache" / "sage-grpo" / "conditioning").rglob("*.safetensors"))
 
 
 def test_too_long_prompts_are_cut_as_in_the_pipeline(model) -> None:

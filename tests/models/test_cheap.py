@@ -19,7 +19,6 @@ def always(sigma: float) -> bool:
 
 @pytest.mark.parametrize(("interval", "every"), [(None, 2), ((0.2, 0.92), 3), ((0.0, 0.6), 9), ((0.2, 0.92), 1)])
 def test_how_steps_are_guided(interval: tuple[float, float] | None, every: int) -> None:
-    """Exploring steps are exact; given ones are guided inside the interval alone, and what is reused is younger than `every` and of its own path."""
     found = CheapSpec(guidance=interval, negative_every=every).guides(SIGMAS, EXPLORES, always)
     low, high = interval or (0.0, 1.0)
     assert [guide == "exact" for guide in found] == EXPLORES

@@ -33,7 +33,6 @@ def change(file: Path, edit: Callable[[State], object]) -> None:
 
 @pytest.fixture
 def copy(checkpoint, tmp_path):
-    """kind -> a copy of a tiny checkpoint that a test may spoil."""
     return lambda kind: shutil.copytree(checkpoint(kind), tmp_path / kind)
 
 

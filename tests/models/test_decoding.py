@@ -18,7 +18,6 @@ CHUNKED = {"hunyuan15_t2v": hunyuan15_pixels, "wan_t2v": wan_pixels}
 
 
 def latents(vae: Any, batch: int, frames: int) -> torch.Tensor:
-    """Random latents, wider than high, that differ from frame to frame."""
     channels = vae.config.get("latent_channels") or vae.config["z_dim"]
     return torch.randn(batch, channels, frames, 2, 3, generator=torch.Generator().manual_seed(frames))
 
@@ -51,7 +50,6 @@ def wide_vae() -> Any:
 
 @pytest.mark.parametrize("frames", [1, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_chunks_of_frames_are_the_whole_decode(frames: int, model, wide_vae) -> None:
-    """1 to 17 frames of pixels, in chunks that divide them and that do not, and two clips at once."""
     for vae in (model("hunyuan15_t2v").pipe.vae, wide_vae):
         z = latents(vae, 2, frames)
         whole = stock(vae, z)

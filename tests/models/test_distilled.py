@@ -43,7 +43,6 @@ def test_names_of_distilled_checkpoints() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder whose own name says nothing."""
     place = tmp_path / "final"
     (place / "transformer").mkdir(parents=True)
     (place / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))

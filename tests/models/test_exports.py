@@ -108,7 +108,6 @@ def test_a_bfloat16_export_keeps_float32_where_the_family_does(lora, fresh_model
 
 
 def drawn(model) -> dict[str, torch.Tensor]:
-    """Weights in the place of the trained ones."""
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(p.shape, generator=generator) for name, p in model.trainable().items()}
 
@@ -137,7 +136,6 @@ def exported(checkpoint, tmp_path, monkeypatch):
 
 
 def loras_of(folder: Path) -> dict[Path, object]:
-    """Tensors and metadata of each file, or its text."""
     content: dict[Path, object] = dict(files_of(folder))
     for path in content:
         if path.suffix == ".safetensors":

@@ -98,7 +98,6 @@ def test_a_changed_picture_is_the_pipelines(checkpoint, model, monkeypatch) -> N
 
 @pytest.mark.parametrize("kind", ["sd3", "z_image", *slow(*(kind for kind in LEARN if kind not in ("sd3", "z_image")))])
 def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
-    """The first log-ratio is exactly zero, every trainable parameter learns, and gradients do not depend on what is kept."""
     ours = model(kind, guidance_scale=3.0, **SMALL.get(kind, {}))
     conditions, blocks = conditions_of(ours, 3), ours.blocks()
     assert len(blocks) == sum(len(getattr(ours.transformer, name)) for name in ours.traits.blocks) > 1
@@ -125,7 +124,6 @@ def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
 
 @pytest.mark.parametrize("kind", slow(*(kind for kind in LEARN if kind != "hunyuan15_t2v")))
 def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, model, tmp_path) -> None:
-    """A LoRA through the pipeline's own loader, and the whole folder, give our velocity; both differ from the base's."""
     ours = fresh_model(kind, guidance_scale=1.0, lora=LoraSpec(rank=2, alpha=3.0), **SMALL.get(kind, {}))
     with torch.no_grad():
         for parameter in ours.trainable().values():
@@ -166,7 +164,6 @@ def test_an_embedded_scale_needs_no_negative_prompt_and_one_pass(model, monkeypa
 
 @pytest.mark.parametrize("name", [name for name in spec.FAMILIES if name != "hunyuan15"])
 def test_defaults_are_those_of_the_pipelines_call(name: str) -> None:
-    """Guidance, size, frames and their rate, where the call states them."""
     module = import_module(f"sage_grpo.models.families.{name}")
     kinds = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
     scale = "true_cfg_scale" if name.startswith("qwen") else "guidance_scale"
@@ -277,9 +274,3 @@ def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, c
         assert torch.equal(found, expected)
     with pytest.raises(ModelError, match=r"model\.height must be a multiple"):
         ours.abilities.in_format(replace(loaded.video, height=33))
-
-
-def test_the_base_class_stays_small() -> None:
-    names = {name for kind in FamilyModel.__mro__[:-1] for name in vars(kind)}
-    members = {name for name in names if name == "__init__" or not name.startswith(("__", "_abc"))}
-    assert len([name for name in members if name != "traits"]) <= 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -43,11 +42,7 @@ def test_branches_one_after_another_give_the_same_gradient() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "hunyuan15_i2v",
-        "wan_t2v",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux2", "sd3", "z_image")),
-    ],
+    ["hunyuan15_i2v", "wan_t2v", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flux2", "sd3", "z_image"))],
 )
 def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> None:
     """Also those whose gradient is exactly zero: the last block may compute what nothing reads. And no other is left out."""
@@ -61,20 +56,6 @@ def test_adapted_modules_without_gradient_are_known(kind: str, fresh_model) -> N
     unread, adapted = unread_parameters(ours, ours.transformer), {f"{name}.weight" for name in targets}
     assert unread & adapted == silent & adapted
     assert unread <= silent
-
-
-class _Tower(nn.Module):
-    """Blocks of which all but the last are read by an input, if the configuration says so."""
-
-    def __init__(self, depth: int, spare: bool) -> None:
-        super().__init__()
-        self.config = {"depth": depth, "spare": spare, "_name_or_path": "anywhere"}
-        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(depth))
-        self.extra = nn.Linear(1, 1, bias=False)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> _Tower:
-        return cls(config["depth"], config["spare"])
 
 
 @pytest.mark.parametrize(("kind", "together"), [("hunyuan15_t2v", False), ("wan_t2v", True)])

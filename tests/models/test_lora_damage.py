@@ -20,8 +20,6 @@ CONFIG = "lora_adapter_metadata"
 
 
 class Network(nn.Module):
-    """Two layers, and a library that believes whatever it is given."""
-
     def __init__(self, says: BaseException | None = None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(6, 4), nn.Linear(4, 4)])

@@ -17,12 +17,10 @@ OWN = {"transformer.": HIGH, "transformer_2.": LOW}
 
 @pytest.fixture
 def get(fresh_model):
-    """(kind, **fields) -> a new model, without guidance."""
     return lambda kind="wan_t2v", **fields: fresh_model(kind, guidance_scale=1.0, **fields)
 
 
 def moved(ours):
-    """The model with other weights where it is trained."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in ours.trainable().values():
@@ -35,7 +33,6 @@ ENCODED: dict[str, list] = {}
 
 
 def probe(model, sigma: torch.Tensor = HIGH) -> torch.Tensor:
-    """A velocity of one sample."""
     x = torch.randn(1, *model.latent_shape(), generator=torch.Generator().manual_seed(3))
     kind = model.index["_class_name"]
     if kind not in ENCODED:
@@ -49,8 +46,7 @@ def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expert"),
-    [("wan22_t2v", "low"), pytest.param("hunyuan15_t2v", "high", marks=pytest.mark.slow)],
+    ("kind", "expert"), [("wan22_t2v", "low"), pytest.param("hunyuan15_t2v", "high", marks=pytest.mark.slow)]
 )
 def test_saved_lora_gives_the_trained_velocities(kind: str, expert: str, get, model, tmp_path) -> None:
     ours = moved(get(kind, lora=LORA, expert=expert))

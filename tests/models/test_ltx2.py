@@ -36,7 +36,6 @@ PLAIN = {**OFF, "audio_guidance_scale": 1.0, **{f"audio_{name}": value for name,
 
 
 def stock(folder, ours, x: torch.Tensor, scale: float, options: dict, picture: torch.Tensor | None = None):
-    """The pipeline's grid, what its VAE was given, its pixels and its sound."""
     pipe, seen = tiny.shared_pipeline(folder), []
     given = {name: value for name, value in options.items() if name not in ("stg_block", "image_crf")}
     if picture is not None:
@@ -100,9 +99,7 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "crf"),
-    [pytest.param("ltx2_3", None, marks=pytest.mark.slow), ("ltx2", 0)],
-    ids=["compressed", "as it is"],
+    ("kind", "crf"), [pytest.param("ltx2_3", None, marks=pytest.mark.slow), ("ltx2", 0)], ids=["compressed", "as it is"]
 )
 @pytest.mark.usefixtures("in_double")
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
@@ -191,7 +188,6 @@ def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkp
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
-    """A folder that has the network enlarges what it decodes as LTX2LatentUpsamplePipeline does, and only where nothing is trained."""
     from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 
     folder = tmp_path / "ltx2"

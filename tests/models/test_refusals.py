@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import diffusers
 import pytest
@@ -15,9 +14,7 @@ import tiny
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_defaults
 from sage_grpo.models.checkpoints.from_configs import adapter_alone
-from sage_grpo.models.policy import build_solver
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
-from sage_grpo.training.config import EvalConfig, RolloutConfig, TrainConfig
 
 
 def load(folder, **fields):
@@ -91,16 +88,6 @@ ASKED = [
 @pytest.mark.parametrize(("kind", "fields", "message"), ASKED)
 def test_what_is_asked_of_a_model(kind: str, fields, message: str, checkpoint) -> None:
     refused(checkpoint(kind), message, **fields)
-
-
-def test_solver_that_a_model_does_not_bring() -> None:
-    from toy_family import Toy
-
-    toy = Toy(ModelSpec(), "cpu")
-    with pytest.raises(ModelError, match='solver "checkpoint" needs a model that brings one, and Toy has no'):
-        build_solver(toy, "checkpoint", 4)
-    with pytest.raises(ModelError, match='"heun" is unknown: use euler, ab2 or checkpoint'):
-        build_solver(toy, "heun", 4)  # type: ignore[arg-type]
 
 
 def test_a_hub_id_is_fetched_as_safetensors_or_told_to_be_unreachable(monkeypatch, checkpoint) -> None:
@@ -180,18 +167,3 @@ def test_specs_check_themselves() -> None:
     ):
         with pytest.raises((ModelError, ValueError), match=message):
             spec(**fields)
-
-
-def test_a_run_whose_steps_are_others_is_refused_before_anything_is_loaded() -> None:
-    spec = ModelSpec(sigmas=[1.0, 0.875, 0.75, 0.5])
-    whole = TrainConfig(model=spec, rollout=RolloutConfig(steps=4), evaluate=EvalConfig(steps=4))
-    for change, why in (
-        ({"rollout": RolloutConfig(steps=5)}, r"rollout\.steps 5"),
-        ({"evaluate": EvalConfig(steps=40)}, r"evaluate\.steps 40"),
-        ({"rollout": RolloutConfig(steps=4, shift=2.0)}, r"rollout\.shift"),
-        ({"evaluate": EvalConfig(steps=4, solver="checkpoint")}, "solver"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            replace(whole, **change)
-    with pytest.raises(ModelError, match="does not know them"):
-        replace(spec, family="trainer_zoo.toy").load("cpu")

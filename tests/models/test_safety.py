@@ -94,7 +94,6 @@ CONFIGS = ("transformer/config.json", "vae/config.json", "text_encoder/config.js
 
 @pytest.mark.parametrize("file", ["model_index.json", *CONFIGS])
 def test_a_configuration_that_is_none_is_refused(copy, file) -> None:
-    """And a pipe is not waited for."""
     for text in ("", "[]", "null", '{"a": ' * 100_000, '{"num_layers": "x", "shift": "x", "base_dim": {}}'):
         (copy / file).write_text(text)
         with pytest.raises(ModelError, match=file.partition("/")[0]):

@@ -13,8 +13,6 @@ from sage_grpo.models import ModelError
 
 
 class Ranks:
-    """What two threads hand to one another."""
-
     def __init__(self) -> None:
         self.box: list[Tensor] = [torch.empty(0)] * 2
         self.barrier = Barrier(2)
@@ -66,7 +64,6 @@ class Rank:
     ],
 )
 def test_two_ranks_make_what_one_makes(kind: str, calls: int, fresh_model) -> None:
-    """At both noise levels of two experts; `calls` is how often a pass looks at the tokens of others."""
     size = {"height": 32, "width": 64 if kind.startswith("ltx") else 48}
     models = [fresh_model(kind, guidance_scale=1.0, train=False, **size) for _ in range(2)]
     x = torch.randn(1, *models[0].latent_shape())

@@ -23,7 +23,6 @@ STEPS, STRENGTH = 5, 0.7
 
 
 def stock(folder, **call) -> torch.Tensor:
-    """The latents that the pipeline makes of the clip for both prompts."""
     parts = tiny.shared_pipeline(folder).components
     names = ("tokenizer", "text_encoder", "transformer", "vae", "scheduler")
     pipe = diffusers.WanVideoToVideoPipeline(**{name: parts[name] for name in names})
@@ -36,7 +35,6 @@ def stock(folder, **call) -> torch.Tensor:
 @pytest.mark.parametrize("solver", ["euler", pytest.param("checkpoint", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("in_double")
 def test_a_sample_is_the_pipelines(solver: str, checkpoint, fresh_model) -> None:
-    """With the grid of FlowMatchEuler, and with the multistep solver of the published checkpoints."""
     kind, steps = "wan_t2v" if solver == "euler" else "wan_unipc_t2v", int(STEPS * STRENGTH)
     ours, folder = fresh_model(kind, **fields_of(kind, 4.0), options={"strength": STRENGTH}), checkpoint(kind)
     conditions = [

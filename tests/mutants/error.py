@@ -45,17 +45,14 @@ class Place:
     """It belongs to what a function does."""
 
     def nodes(self, count: int = 1) -> list[ast.AST]:
-        """The nodes at this place."""
         value = getattr(self.above, self.field)
         return [value] if self.index is None else value[self.index : self.index + count]
 
     @property
     def node(self) -> ast.AST:
-        """The first of them."""
         return self.nodes()[0]
 
     def put(self, count: int, new: list[ast.AST]) -> None:
-        """Change the tree."""
         if self.index is None:
             setattr(self.above, self.field, new[0])
         else:
@@ -125,15 +122,12 @@ def same(one: object, other: object) -> bool:
 
 
 def meaning(text: str) -> str:
-    """The same for all ways to format it."""
     found = code(text)
     return ast.dump(found) if isinstance(found, ast.AST) else "\n".join(map(ast.dump, found))
 
 
 @dataclass(frozen=True)
 class PlantedError:
-    """An error that someone could make, and the tests that must see it."""
-
     what: str
     """The error in one line."""
     file: str
@@ -153,11 +147,9 @@ class PlantedError:
 
     @property
     def place(self) -> str:
-        """File and symbol."""
         return f"{self.file}::{self.symbol}" if self.symbol else self.file
 
     def fault(self, root: Path) -> str | None:
-        """Why it cannot be planted in the tree at `root`, or None."""
         try:
             self.located(root)
         except (DoesNotFit, SyntaxError) as error:
@@ -165,14 +157,12 @@ class PlantedError:
         return None
 
     def planted(self, root: Path) -> tuple[Path, str]:
-        """The file under `root`, and its text with the error in it."""
         path, source, number = self.located(root)
         tree, (old, new) = ast.parse(source), self.sides()
         walk(tree)[number].put(len(old), new)
         return path.relative_to(root), ast.unparse(tree)
 
     def located(self, root: Path) -> tuple[Path, str, int]:
-        """Its file, what stands in it, and the number of its place there."""
         if meaning(self.old) == meaning(self.new):
             raise DoesNotFit(f"nothing would change in {self.place}")
         path = root / PACKAGE / self.file
@@ -190,13 +180,11 @@ class PlantedError:
         return path, source, found[int(number or 1) - 1]
 
     def matches(self, source: str) -> list[int]:
-        """Places within its symbol that it fits."""
         old, _ = self.sides()
         known = places(source)
         return [number for number in within(source).get(self.symbol, ()) if same(known[number].nodes(len(old)), old)]
 
     def sides(self) -> tuple[list[ast.AST], list[ast.AST]]:
-        """Both are an expression or both are statements."""
         old, new = code(self.old), code(self.new)
         if isinstance(old, ast.expr) and isinstance(new, ast.expr):
             return [old], [new]
@@ -204,7 +192,6 @@ class PlantedError:
 
 
 def read(path: Path) -> Iterator[PlantedError]:
-    """The errors of one table."""
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every value is text
     for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=loader):
         tests = entry["tests"] if isinstance(entry.get("tests"), list) else [entry.get("tests")]
@@ -220,6 +207,5 @@ def read(path: Path) -> Iterator[PlantedError]:
 
 
 def listed() -> tuple[PlantedError, ...]:
-    """The errors of all tables."""
     tables = sorted(Path(__file__).with_name("errors").glob("*.yaml"))
     return tuple(error for path in tables for error in read(path))

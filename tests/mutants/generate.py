@@ -52,8 +52,6 @@ IDENTITIES = ("detach", "abs", "sqrt", "square", "exp", "sorted", "clamp", "cums
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A generated program that is no error."""
-
     file: str
     symbol: str
     old: str
@@ -70,7 +68,6 @@ class Equivalent:
 
 
 def read(path: Path = FILE) -> tuple[Equivalent, ...]:
-    """The generated programs that are no errors."""
     equivalent = []
     for entry in yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)):
         if set(entry) - {"which"} != {"in", "from", "to", "why"} or not entry["why"]:
@@ -108,8 +105,6 @@ def drawn(
 
 @dataclass(frozen=True)
 class Change:
-    """One node of a file, and what could stand there instead."""
-
     path: Path
     source: str
     number: int
@@ -154,7 +149,6 @@ def _is_said(node: ast.AST, above: ast.AST) -> bool:
 
 
 def changed(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """The errors of one node."""
     for kind, rule in RULES:
         if isinstance(node, kind):
             yield from rule(node)

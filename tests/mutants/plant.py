@@ -115,7 +115,6 @@ class Trials:
 
 
 def _is_of(test: str, name: str) -> bool:
-    """A test is this one, or one of its cases or of that file."""
     return test == name or test.startswith((f"{name}[", f"{name}::"))
 
 
@@ -148,8 +147,6 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 @dataclass
 class Try:
-    """Tests that run in a fork of this process, in a copy of the tree."""
-
     tests: Sequence[str]
     plugin: Callable[[Path, Path], Trials | Measure]
     """Of the copy, and of the file that it writes."""
@@ -163,16 +160,13 @@ class Try:
 
     @property
     def answers(self) -> Path:
-        """File of the plugin's results."""
         return self.folder.with_suffix(".jsonl")
 
     @property
     def output(self) -> Path:
-        """File of pytest's output."""
         return self.folder.with_suffix(".txt")
 
     def start(self) -> None:
-        """Plant the error and fork."""
         self.answers.unlink(missing_ok=True)
         if len(self.group) == 1:
             place, changed = self.group[0].planted(self.folder)
@@ -209,7 +203,6 @@ class Try:
             os.killpg(self.pid, signal.SIGKILL)
 
     def said(self) -> str:
-        """The end of what pytest printed."""
         return self.output.read_text(errors="replace")[-3000:] if self.output.exists() else ""
 
 
@@ -428,7 +421,6 @@ def plant(
 def main(
     arguments: Sequence[str] | None = None, errors: Sequence[PlantedError] | None = None, root: Path = ROOT
 ) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--jobs", type=int, default=2, help="how many errors are tried at a time")

@@ -29,8 +29,6 @@ OTHERS = ("mutants", "browser", "e2e", "typed")
 
 @dataclass
 class Reach:
-    """Which tests run which lines."""
-
     seconds: dict[str, float] = field(default_factory=dict)
     """The tests that pass, and how long each takes."""
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
@@ -39,7 +37,6 @@ class Reach:
     """File -> a hash of its text. In a file that has changed since, every line counts as run by all tests of the file."""
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, each name of a test once."""
         number = {name: index for index, name in enumerate(["", *self.seconds])}
         lines = {
             file: {line: sorted(number[name] for name in names if name in number) for line, names in rows.items()}
@@ -48,7 +45,6 @@ class Reach:
         path.write_text(json.dumps({"seconds": self.seconds, "lines": lines, "sources": self.sources}))
 
     def add(self, path: Path) -> None:
-        """Take in what another process has written."""
         stored = json.loads(path.read_text())
         names = ["", *stored["seconds"]]
         self.seconds |= stored["seconds"]
@@ -58,7 +54,6 @@ class Reach:
                 self.lines.setdefault(file, {}).setdefault(int(line), set()).update(names[test] for test in tests)
 
     def keep(self, seconds: dict[str, float]) -> None:
-        """Only these tests, with these seconds."""
         self.seconds = {name: seconds[name] for name in self.seconds if name in seconds}
         for rows in self.lines.values():
             for line, names in rows.items():
@@ -81,7 +76,6 @@ class Reach:
         return tuple(chosen)
 
     def of(self, error: PlantedError, root: Path) -> set[str]:
-        """The tests of all lines of its statement, up to the end of what changes."""
         _, source, number = error.located(root)
         place, rows = places(source)[number], self.lines.get(error.file, {})
         if digest(source) != self.sources.get(error.file):
@@ -91,7 +85,6 @@ class Reach:
 
 
 def digest(source: str) -> str:
-    """A hash of a text."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -111,7 +104,6 @@ class Measure:
         self.test = ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """After conftest.py has said which tests are slow."""
         items[:] = [item for item in items if self.slow or not item.get_closest_marker("slow")]
 
     def _context(self, name: str) -> None:
@@ -138,7 +130,6 @@ class Measure:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-        """Lines that a shared fixture runs belong to the file."""
         shared = fixturedef.scope != "function"
         if shared:
             self._context(self.test.partition("::")[0])
@@ -154,7 +145,6 @@ class Measure:
             self.failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write what was measured."""
         seconds = {name: value for name, value in self.seconds.items() if name not in self.failed}
         reach, files = Reach(seconds), {}
         for name in seconds:

@@ -17,7 +17,6 @@ SCALES = ("group", "global", "none")
 
 
 def drawn(seed: int) -> torch.Tensor:
-    """Rewards of easy prompts and of hard ones."""
     return torch.randn(10, generator=torch.Generator().manual_seed(seed)) + 3.0 * GROUPS
 
 
@@ -57,7 +56,6 @@ def test_advantages_are_those_of_the_formula(scale: str, failed: tuple[int, ...]
 @pytest.mark.parametrize(("scale", "failed", "eps"), CASES)
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:Degrees of freedom", "ignore:invalid value")
 def test_decoupled_advantages_are_gdpos(scale: str, failed: tuple[int, ...], eps: float) -> None:
-    """Every reward by itself, the weighted sum by its std over the batch; a clip that one reward could not score counts in none."""
     parts, weights = {"a": 100 * drawn(1), "b": drawn(2), "idle": drawn(4)}, {"a": 2.0, "b": -0.5}
     ok = np.ones(10, dtype=bool)
     for place in failed:

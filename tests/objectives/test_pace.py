@@ -20,7 +20,6 @@ def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) 
 
 @pytest.mark.parametrize("rate", [1e-4, 1.0])
 def test_it_settles_at_the_target_from_any_learning_rate(rate: float) -> None:
-    """Far too cold and far too hot."""
     pace = AdaptiveRate(0.01, most=1e4)
     for _ in range(80):
         pace.observe(kl_of_step(rate * pace.factor))

@@ -84,7 +84,6 @@ ROW = [0.1, 0.9, 0.5, 0.3]
     ],
 )
 def test_which_clips_are_chosen(choose, values: list, valid: list, count: int, chosen: list) -> None:
-    """Failed ones never."""
     assert choose(values, valid, count) == chosen
 
 

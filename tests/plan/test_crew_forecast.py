@@ -47,7 +47,6 @@ def test_workers_share_the_sampling_and_staleness_hides_it() -> None:
 
 
 def measured(row: int, *more: str) -> tuple[TrainConfig, dict]:
-    """What research/benchmarks/workers.py ran and found."""
     found = json.loads(
         (ROOT / "research" / "benchmarks" / "results" / "workers_h200.jsonl").read_text().splitlines()[row]
     )

@@ -19,8 +19,6 @@ SIZE = {"frames": 5, "height": 32, "width": 32}
 
 @pytest.fixture
 def named(checkpoint, make_config, tmp_path):
-    """A configuration with a tiny Wan of another name."""
-
     def make(name: str, scale: float | None, steps: int):
         config = make_config(kind="wan_t2v", model={**SIZE, "guidance_scale": scale}, rollout={"steps": steps})
         folder = tiny.variant(checkpoint("wan_t2v"), tmp_path / name)
@@ -40,7 +38,6 @@ def named(checkpoint, make_config, tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:.*distilled")
 def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list[str], named, monkeypatch) -> None:
-    """So does the doctor."""
     config = named(name, scale, steps)
     said = forecast(config, hardware.cpu())
     text = dict(show.model_rows(said)).get("distilled", "")

@@ -95,8 +95,6 @@ def changed(name: str, option: str) -> Forecast:
 
 
 def figures(said: Forecast) -> dict[str, Any]:
-    """Everything that a plan says in numbers, to seven digits."""
-
     def short(*numbers: float) -> list[float]:
         return [float(f"{number:.7g}") for number in numbers]
 
@@ -112,7 +110,6 @@ def figures(said: Forecast) -> dict[str, Any]:
 
 
 def whole(name: str) -> dict[str, Any]:
-    """The same, with what is known of the network."""
     return figures(base(name)) | {"network": rounded(dataclasses.asdict(base(name).network))}
 
 
@@ -125,7 +122,6 @@ def advice() -> dict[str, Any]:
 
 
 def printed(name: str, option: str) -> dict[str, Any]:
-    """What people read of it, and programs, and which changes are tried."""
     said = changed(name, option) if option else base(name)
     workers = (
         replace(base("branching"), config=said.config, plans=said.plans) if option.startswith("rollout.ray") else said
@@ -143,7 +139,6 @@ def printed(name: str, option: str) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to six digits."""
     if isinstance(value, dict):
         return {name: rounded(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -174,7 +169,6 @@ PRINTED = [
     ("name", "option"), [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in HEAVY)) for case in CASES]
 )
 def test_no_figure_changes_that_nobody_meant_to_change(name: str, option: str, known) -> None:
-    """And every option that is given changes some of them."""
     if not option:
         check(whole(name), known[name], name)
         return

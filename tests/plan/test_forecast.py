@@ -49,7 +49,6 @@ def _nothing_is_loaded_or_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     "name", ["Wan2.1-T2V-1.3B-Diffusers", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
 )
 def test_parameters_of_published_checkpoints(name: str) -> None:
-    """To the last one, against the class built without storage."""
     known = PUBLISHED[name]
     kind = getattr(diffusers, COMPONENTS[known.family][1])
     with torch.device("meta"):

@@ -16,12 +16,12 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.hardware import find
-from sage_grpo.plan.passes import PHASES, Guiding, PassCount, count, evaluations, kinds
+from sage_grpo.plan.passes import PHASES, Guiding, PassCount, count, kinds
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.samplers.windows import Window
-from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, EvalConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep, ScheduledReplay
 from sage_grpo.training.plan import Plan
 from sage_grpo.worlds.world import WORLDS
@@ -38,7 +38,6 @@ def foretold(config: TrainConfig, ranks: int, held_out: int | None = None) -> Fo
 
 
 def counted(trainer, *, evaluate: bool = False) -> dict[str, Counter]:
-    """Forward passes and clips of one iteration, by what the trainer was doing."""
     result, phase = {}, ["other"]
 
     def note(module, arguments, named):
@@ -94,7 +93,6 @@ QUICK = ("branch", "nft", "draft", "dpo")
     ],
 )
 def test_every_recipe(target, method, make_config, make_trainer) -> None:
-    """Every method and some targets: fewer prompts and steps, on a model whose pass takes a tenth of a millisecond."""
     base, small = TARGETS[target](), make_config()
     base = replace(base, iterations=8, rollout=replace(base.rollout, steps=6), batch=replace(base.batch, prompts=2))
     config = replace(
@@ -158,7 +156,6 @@ def place_of(plan: Plan, turn: ScheduledReplay) -> float:
 
 
 def plainly(plan: Plan, rank: int, guiding: Guiding, reference: Sequence[int]) -> dict[str, PassCount]:
-    """A rank's passes one by one, as the plan lists them."""
     result = dict.fromkeys(PHASES, PassCount())
     for one in plan.sampled(rank):
         result["shared" if one.shared else "sampling"] += guiding.one(one.rows, one.sigma, one.guide)
@@ -194,7 +191,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def sized(config: TrainConfig, case: dict[str, Any], micro_batch: int, **update: Any) -> TrainConfig:
-    """Seven prompts, and what a case says of optimizer and update."""
     return replace(
         config,
         batch=BatchConfig(prompts=7, micro_batch=micro_batch, trained_fraction=case.get("trained_fraction", 1.0)),
@@ -243,13 +239,6 @@ def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, chec
             anchors = 4 * max(rows) * config.trust_region.uses_anchor
             element = math.prod(said.architecture.model.latent_shape())
             assert said._kept(rank) == element * (states + anchors + 4 * clips)
-
-
-def test_evaluations_of_a_run(make_config) -> None:
-    for every, iterations, number in ((0, 7, 2), (3, 7, 4), (3, 6, 3), (20, 7, 2), (1, 3, 4)):
-        config = make_config(evaluate=EvalConfig(every=every, prompts=2), iterations=iterations)
-        assert evaluations(config) == number
-    assert evaluations(replace(config, data=DataConfig(prompts=config.data.prompts))) == 0
 
 
 def test_given_clips_are_neither_sampled_nor_decoded() -> None:

@@ -12,11 +12,8 @@ import torch
 from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import changes, hardware, show
-from sage_grpo.plan.formulas import GIB
 from sage_grpo.plan.passes import Guiding, PassCount, evaluation
-from sage_grpo.plan.workers import _bottleneck
 from sage_grpo.recipes import recipe
-from sage_grpo.training import memory
 
 
 def test_a_card_without_rates_has_the_share_of_its_peak() -> None:
@@ -49,13 +46,6 @@ def test_the_device_of_this_machine(monkeypatch) -> None:
     assert (found.is_cpu, found.gib) == (True, 4.0)
     rates = found.rates
     assert (rates.attention, rates.products, rates.bandwidth, rates.launch) == (2e11, 2.6e11, 4e11, 5e-5)
-
-
-def test_who_is_waited_for() -> None:
-    assert _bottleneck(0, True, 5.0, 5.0) == "workers: more of them shorten an iteration"
-    assert _bottleneck(0, False, 5.0, 5.0) == "the trainer's updates: more workers do not help"
-    assert _bottleneck(1, True, 5.0, 5.0).startswith("tasks: 1 workers have nothing to do")
-    assert _bottleneck(0, True, 5.1, 5.0) == "a worker does not fit: it needs 5.1 GiB of 5 that can be used"
 
 
 def test_passes_add_up_and_small_clips_are_guided_together() -> None:
@@ -102,15 +92,3 @@ def test_a_change_is_worth_a_line_that_moves_a_hundredth() -> None:
     assert " ".join(changes._typed(*one) for one in options) == "--a true --b 0.5 --c 3 --model.lora.rank 5"
     kinds = [["rollout.offload"], ["model.vae_tiling"], ["model.frames"], ["model.vae_tiling", "model.frames"]]
     assert [changes._stays(edit) for edit in kinds] == ["same", "nearly", "another", "another"]
-
-
-def test_what_fits_says_what_blocks_keep_and_what_does_not_why() -> None:
-    phases = [SimpleNamespace(name=name, memory=SimpleNamespace(total=gib * GIB)) for name, gib in (("a", 5), ("b", 7))]
-    one: Any = SimpleNamespace(fits=False, phases=phases, room=6 * GIB, activations=["all", "all", "input"])
-    assert changes.outcome(one) == "too little: b needs 7.0, 6.0 can be used"
-    one.fits = True
-    assert changes.outcome(one) == "everything (2 of 3), their input only (1 of 3)"
-    assert memory.kept(["all", "input", "all"]) == "everything (2 of 3), their input only (1 of 3)"
-    asked = [(True, True), (False, True), ("attention", False), ("auto", True), ("auto", False)]
-    found = [memory.configured(keep, 2, cuda=cuda) for keep, cuda in asked]  # type: ignore[arg-type]
-    assert found == [[level] * 2 for level in ("input", "all", "attention", "attention", "all")]

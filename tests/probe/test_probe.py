@@ -178,8 +178,6 @@ class Linear(ToyModel):
 
 @pytest.fixture
 def probe_of(make_config):
-    """A prober on a model and a configuration of the toys."""
-
     def make(model=None, spec: ProbeSpec | None = None, **fields) -> Prober:
         config = make_config(
             kernel=KernelSpec(name="sage_exact", eta=math.sqrt(2)),
@@ -207,7 +205,6 @@ def by_hand(prober: Prober, step: int, eta: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("step", "eta"), [(2, 0.5), pytest.param(0, 1.4, marks=pytest.mark.slow)])
 def test_the_decomposition_of_a_linear_world(step, eta, probe_of) -> None:
-    """Model and reward linear: start and step by the product of the steps' gains, and everything explored is linear."""
     prober = probe_of(Linear(probe_of().config.model))
     still = prober.run(prober.still(), eta)
     clips = prober.run(prober.exploring(eta, step), eta)
@@ -249,23 +246,12 @@ def test_plans_make_the_passes_that_they_state(rollout, probe_of) -> None:
         assert list(map(passes, plans)) == [2 * 5, 2 * (2 + 4 * 3), 2 * (1 + 4 * 4)]
 
 
-def test_all_settings_start_from_the_same_noises(probe_of) -> None:
-    """With next to no exploration every clip is the deterministic one of its start."""
-    prober = probe_of(spec=ProbeSpec(prompts=2, starts=2))
-    still = prober.run(prober.still(), 1e-4).reward
-    near = prober.run(prober.exploring(1e-4, 2), 1e-4).reward
-    torch.testing.assert_close(near, still.expand_as(near), atol=2e-4, rtol=0)
-    assert float(still.std(1).min()) > 1e-3
-
-
 def light(videos: torch.Tensor, prompts, fps: float) -> dict[str, torch.Tensor]:
-    """Brightness, and a drift that grows with it."""
     mean = videos.float().mean((1, 2, 3, 4)) / 255
     return {"light": mean, "drift": 2 * mean.square()}
 
 
 def test_a_probe_compares_every_setting_with_the_same_deterministic_clips(probe_of, monkeypatch) -> None:
-    """A whole probe of the linear toy: what it finds, what it says before, what it counts and what is written."""
     monkeypatch.setattr(trainer_toys, "light", light, raising=False)
     said: list[object] = []
     spec = ProbeSpec(prompts=3, starts=2, members=8, steps=[1, 2], etas=[0.5, 1.0])
@@ -363,35 +349,6 @@ def files(make_config, tmp_path, monkeypatch) -> tuple[Path, Path]:
 def words(file: Path, out: Path, *more: str) -> list[str]:
     small = "--probe.prompts 5 --probe.members 24 --batch.micro_batch 24 --probe.steps [1,2] --probe.etas [0.2]"
     return ["--config", str(file), "--probe.out", str(out), "--kernel.name", "sage_exact", *small.split(), *more]
-
-
-@pytest.mark.slow
-def test_from_the_command_to_training(files, tmp_path, capsys) -> None:
-    """The snippet trains; then the run itself is probed, with its code only where that is asked for."""
-    file, out = files
-    assert main(["probe", *words(file, out)]) == 0
-    text = capsys.readouterr().out
-    assert "no part named drift" in text
-    assert "…" not in text
-    found = json.loads((out / "probe.json").read_text())
-    assert (out / "probe.png").stat().st_size > 5000
-    advised = found["recommended"]
-    assert advised["steps"], "the toy's brightness is all but linear in its noise"
-    assert main(["probe", *words(file, tmp_path / "again", "--probe.json")]) == 0
-    assert json.loads(capsys.readouterr().out) == found
-
-    assert main(["train", "--config", str(file), "--config", str(out / "snippet.yaml"), "--iterations", "1"]) == 0
-    trained = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (trained["rollout"]["window"]["at"], trained["kernel"]["eta"]) == (advised["steps"], advised["eta"])
-    runs = []
-    own = ["probe", "--run", str(tmp_path / "run")]
-    assert main(own) == 2
-    assert "add --trust_run true" in capsys.readouterr().err
-    for weights in ("final", "base"):
-        few = ["--probe.prompts", "2", "--probe.etas", "[]", "--probe.out", str(tmp_path / weights)]
-        assert main([*own, "--trust_run", "--weights", weights, "--probe.json", *few]) == 0
-        runs.append(json.loads((tmp_path / weights / "probe.json").read_text()))
-    assert runs[0]["deterministic"] != runs[1]["deterministic"]
 
 
 @pytest.mark.parametrize("name", ["shapes/mix_grpo", "shapes/nft"])

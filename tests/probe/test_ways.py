@@ -29,7 +29,7 @@ from sage_grpo.tools.probe.ways import (
     spearman,
     ways,
 )
-from sage_grpo.training.config import BatchConfig, RolloutConfig
+from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 
 OWN = CheapSetting(after=3, before=2, solver="euler", cheap=CheapSpec())
@@ -140,24 +140,8 @@ def test_the_full_way_is_alike_itself_and_cheaper_ones_less_so(prober_of) -> Non
     assert told["recommended"] == found.best.way.fields()
 
 
-def test_words_and_fields_say_what_a_way_does_without_and_nothing_that_is_usual() -> None:
-    cases = {
-        "-": {},
-        "guided 0.2..0.9, negative 1/2": {"guidance": (0.2, 0.9), "negative_every": 2},
-    }
-    for words, fields in cases.items():
-        way = replace(OWN, before=0, cheap=CheapSpec(**fields))
-        assert module.described(way) == words
-        cheap = {name: list(value) if name == "guidance" else value for name, value in fields.items()}
-        assert way.fields() == {"solver": "euler", "after_steps": 3, "cheap": cheap}
-    given = RolloutConfig(before_steps=7, after_fraction=0.5, window=Window(kind="drawn"))
-    rollout = replace(OWN, before=0).rollout(given)
-    assert (rollout.before_steps, rollout.after_steps, rollout.after_fraction) == (None, 3, 1.0)
-
-
 @pytest.mark.slow
 def test_trunks_that_ways_share_change_nothing(prober_of) -> None:
-    """The same figures as with every way by itself, in fewer passes."""
     prober = prober_of(WaysSpec(after=[3], cheap=[CheapSpec(negative_every=2)]))
     shared = ways(prober, lambda text: None, silent)
     for place, one in enumerate(shared.ways):

@@ -32,7 +32,6 @@ WAN = 16 * 21 * 60 * 104
 
 
 def preset(method: str, target: str = "hunyuan15", *, steps: int, group: int = 4) -> TrainConfig:
-    """A preset at the authors' number of steps and clips."""
     base = TARGETS[target]()
     base = replace(
         base, rollout=replace(base.rollout, steps=steps), batch=replace(base.batch, prompts=4, group_size=group)
@@ -62,7 +61,6 @@ class Step:
 
 
 def steps_of(config: TrainConfig, grid: Schedule, *, moved: float = 0.02) -> list[Step]:
-    """All steps but the last, at the laws of a preset."""
     kernel = config.kernel.build(grid)
     generator = torch.Generator().manual_seed(0)
     laws = [kernel(*grid.pair(index)) for index in range(grid.num_steps - 1)]
@@ -80,7 +78,6 @@ def steps_of(config: TrainConfig, grid: Schedule, *, moved: float = 0.02) -> lis
 
 
 def ours(config: TrainConfig, step: Step) -> Tensor:
-    """The policy loss of a step, as `loss_of` makes it."""
     law, old = step.ours(step.x, step.v), step.ours(step.x, step.v_old)
     sensitivity = step.ours.sensitivity.expand(3)
     replayed = ReplayedStep(
@@ -128,7 +125,6 @@ def their_log_prob(step: Step, noise: Tensor, v: Tensor) -> Tensor:
 
 
 def their_clipped(step: Step, ratio: Tensor, clip: float) -> Tensor:
-    """PPO's clip as all of them write it, one value per clip."""
     return torch.maximum(-step.advantage * ratio, -step.advantage * torch.clamp(ratio, 1 - clip, 1 + clip))
 
 

@@ -27,7 +27,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "recipes"
 
 
 def changes(before: TrainConfig, after: TrainConfig) -> dict[str, Any]:
-    """Fields with their new values."""
     found = differences(plain(asdict(before)), plain(asdict(after)))
     return {name: new for name, (_, new) in found.items()}
 

@@ -12,11 +12,10 @@ import torch
 import needs
 from report_zoo import fake_run
 from sage_grpo.tools.report import picture
-from sage_grpo.tools.report.picture import Z95, draw_run, lettered, side_by_side, slug, strip
+from sage_grpo.tools.report.picture import Z95, draw_run, lettered, side_by_side, slug
 
 
 def drawn(run: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The figure of a run, which is written as well."""
     pyplot = needs.module("matplotlib.pyplot")
     figures: list[Any] = []
     monkeypatch.setattr(pyplot, "close", figures.append)
@@ -64,12 +63,7 @@ def test_a_run_without_clips_kl_or_rows_is_drawn_as_far_as_it_is(tmp_path: Path,
         draw_run(run, tmp_path / "p.png")
 
 
-def test_frames_stand_beside_one_another() -> None:
-    assert strip(torch.zeros(2, 1, 48, 3, dtype=torch.uint8)).shape == (1, 2 * 48 + 3, 3)
-
-
 def test_two_clips_in_one_frame() -> None:
-    """Enlarged to about the size that is asked for, the gap a fiftieth, words over the middle of each clip, and the shorter one stands still."""
     left, right = (torch.full((count, 32, 32, 3), shade, dtype=torch.uint8) for count, shade in ((2, 10), (5, 20)))
     left[1, 0, 0] = 99
     held = side_by_side(left, right, short=128)
@@ -87,7 +81,6 @@ def test_two_clips_in_one_frame() -> None:
 
 
 def test_base_is_left_and_tuned_is_right(monkeypatch, tmp_path: Path) -> None:
-    """And what an earlier end of the run has left goes, but nobody else's files."""
     written: list[Any] = []
     monkeypatch.setattr(picture, "read_video", lambda file: (file.name, 8.0 if file.name == "old" else 9.0))
     monkeypatch.setattr(picture, "side_by_side", lambda left, right: (left, right))

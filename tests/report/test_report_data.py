@@ -26,7 +26,6 @@ from sage_grpo.worlds.shapes.scene import ATTRIBUTES, scenes_of, to_text
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two seeds of one experiment, and another learning rate."""
     folder = tmp_path_factory.mktemp("runs")
     return [fake_run(folder / "a"), fake_run(folder / "b", seed=1), fake_run(folder / "c", lr=1e-4)]
 

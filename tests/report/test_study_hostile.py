@@ -55,7 +55,6 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The database of a study with a vote."""
     file = tmp_path_factory.mktemp("study") / "study.sqlite"
     with contextlib.closing(created(file, study())) as made:
         rater, _ = invite(made)

@@ -21,7 +21,6 @@ BURST = 3
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that only pass when a test says so."""
     now = [50.0]
     monkeypatch.setattr("sage_grpo.tools.study.app.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now

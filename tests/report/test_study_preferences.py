@@ -18,7 +18,6 @@ PAIR = Task(0, Shown(0), Shown(1))
 
 
 def voted(store, task: Task, answers: dict) -> None:
-    """A new rater who is asked this and answers so."""
     rater, _ = store.add_rater([task])
     (asked,) = store.ask(rater)
     store.vote(rater, asked.name, asked.name, answers)

@@ -31,7 +31,6 @@ class Running(NamedTuple):
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """By the command itself, in a thread."""
     study, admin, tokens = small_study(tmp_path_factory.mktemp("study"), prompts=3, raters=3, checks=0.1)
     servers: list[uvicorn.Server] = []
 

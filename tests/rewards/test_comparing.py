@@ -12,7 +12,6 @@ from judge_server import completion, judge_server
 from sage_grpo.data.groups import deal
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
-from sage_grpo.generation.files import score_videos
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.judge.vlm import VlmJudge
@@ -108,14 +107,6 @@ def test_groups_that_are_spread_over_ranks_are_refused(prompts, ranks, whole):
         check_evaluation(composite, prompts, EvalConfig(per_prompt=1), 1, world)
     with pytest.raises(RewardConfigError, match="sequence"):
         check_groups(composite, shares, 4, "", World(layout=Layout(sequence=2)))
-
-
-def test_files_have_no_groups(tmp_path):
-    (tmp_path / "a.mp4").write_bytes(b"")
-    (tmp_path / "a.txt").write_text("one")
-    ranked = RewardSpec(name="toy_rewards:ranked", options={"takes": "group"})
-    with pytest.raises(RewardConfigError, match="one by one"):
-        score_videos(tmp_path, tmp_path / "a.txt", [ranked])
 
 
 def test_the_judge_compares_both_orders_and_its_love_of_the_first_is_taken_out():

@@ -154,7 +154,6 @@ def smooth(height: int, width: int, frames: int = 4) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", EACH)
 def test_floats_are_scored_as_the_bytes_that_they_equal(name, loaded) -> None:
-    """At a size that is resized and rounded, to the bit; and no weight wants a gradient, nothing is dropped."""
     reward, videos = loaded(name)._members[0].reward, smooth(44, 60).round()
     with torch.enable_grad():
         floats = reward.differentiable(videos.requires_grad_(), ["a red ball"], 2.0)

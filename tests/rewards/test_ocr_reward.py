@@ -55,7 +55,6 @@ def box(left: float, top: float, width: float = 40, height: float = 12, tilt: fl
 
 @pytest.mark.parametrize(("tilt", "top"), [(0, 0), (5, 7), (-5, 7)])
 def test_reading_order_survives_a_tilt(tilt, top):
-    """Two lines of three words, each word lower (or higher) than the one before."""
     words = [
         (box(50 * column, top + 16 * line + tilt * column, tilt=tilt), f"{line}{column}")
         for column in (2, 0, 1)

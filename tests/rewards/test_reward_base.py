@@ -121,23 +121,6 @@ def test_only_what_counts_is_differentiated_and_its_weights_add_up():
     torch.testing.assert_close(gradient, torch.full_like(floats, 2 * 3 / floats[0].numel()))
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (RewardSpec(name="video_aling"), "Did you mean 'videoalign'"),
-        (RewardSpec(name="video_stats", weights={"sharpnes": 1.0}), "Did you mean 'sharpness'"),
-        (toy("counts_words", options={"metadata": 1}), "not an option"),
-        (RewardSpec(name="toy_rewards:CALLS"), "neither a function nor a class"),
-        (RewardSpec(name="subprocess:Popen"), "is not a reward"),
-        (RewardSpec(name="video_stats"), "give the weights"),
-        (RewardSpec(name="clip"), "needs the option 'model'"),
-    ],
-)
-def test_wrong_configurations_name_the_remedy(spec, message):
-    with pytest.raises(ValueError, match=message):
-        CompositeReward([spec])
-
-
 def nothing(videos, prompts, fps):
     """Forgets to return."""
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 import toy_rewards
-from reward_servers import call, remote, socket_server, thread_server
+from reward_servers import remote, socket_server, thread_server
 
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.http_client import Backoff
@@ -67,7 +67,6 @@ def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> N
 
 @pytest.mark.parametrize(("hung", "pause"), [(0.5, 1.0), (300.0, 300.0), (9999.0, 600.0)])
 def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(hung: float, pause: float, clock) -> None:
-    """At least for the first pause, at most for ten minutes; other requests that failed at the same time add nothing."""
     pool = servers(1)
     server, _ = pool.acquire(), pool.acquire()
     clock.now += hung
@@ -120,25 +119,6 @@ def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog)
 
 def raises(videos, texts, fps):
     raise SystemExit("no such model")
-
-
-def test_what_one_server_refuses_is_tried_at_another(caplog) -> None:
-    with thread_server(score=raises) as bad, thread_server("content") as good:
-        client = remote(bad, good, parallel=2, clips_per_request=2, retries=2)
-        scores = client(CLIPS, TEXTS, FPS)
-        assert call(bad, "GET", "/metrics")[0] == 200
-    assert torch.equal(scores["content"], EXPECTED)
-    assert scores.reasons == {}
-    assert f"http://127.0.0.1:{bad} failed" in caplog.text
-
-
-def test_a_clip_that_cannot_be_scored_keeps_its_reason_and_its_neighbours_their_scores() -> None:
-    texts = [*TEXTS[:5], "bad one", *TEXTS[6:]]
-    with thread_server("raises_on_bad") as first, thread_server("raises_on_bad") as second:
-        scores = remote(first, second, parts=["raises_on_bad"], clips_per_request=3)(CLIPS, texts, FPS)
-    assert scores["raises_on_bad"].isnan().nonzero().flatten().tolist() == [5]
-    assert list(scores.reasons) == [5]
-    assert "TimeoutError" in scores.reasons[5]
 
 
 TOKEN = "sk-0123456789-secret"

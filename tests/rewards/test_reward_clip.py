@@ -31,7 +31,6 @@ FRAMES_AT_2 = [2, 6]  # 8 frames at 8 fps: one second, two slices, their centres
 
 
 def test_clipscore_is_the_clamped_and_scaled_cosine(clip_model):
-    """Against PIL, transformers' image processor and the model's own logits."""
     from transformers import AutoTokenizer, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 

@@ -13,7 +13,7 @@ from toy_rewards import clips, toy
 
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.member import SHOWN, ClipBatch, Failure, RewardFailure, check_failures, describe_failures, merged
+from sage_grpo.rewards.member import SHOWN, Failure, RewardFailure, check_failures, describe_failures, merged
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.types import VideoSpec
 
@@ -95,12 +95,6 @@ def test_clips_a_call(spec: RewardSpec, size: int | None, calls: int) -> None:
     assert (member.batch(20), member.batch(0)) == (calls, calls if calls < 20 else 1)
 
 
-def test_groups_of_clips_are_those_that_are_named_or_those_of_one_prompt() -> None:
-    batch = ClipBatch(clips(4), ["a", "b", "a", "b"], FPS, [{}] * 4)
-    assert batch.grouped() == [[0, 2], [1, 3]]
-    assert replace(batch, groups=[7, 7, 7, 5]).grouped() == [[0, 1, 2], [3]]
-
-
 def test_the_limit_of_failures_is_the_one_that_was_given():
     check_failures(2, 8, 0.25)
     check_failures(7, 8, 1.0)
@@ -164,7 +158,6 @@ def test_what_a_user_did_wrong_is_told_with_file_line_and_source() -> None:
 
 
 def test_a_report_names_reward_prompt_and_reason_once_and_counts_the_rest():
-    """Also where other clips fail in between, and where each rank has merged its part."""
     same = [Failure("judge", index, f"prompt\n{index}", "too\ndark") for index in range(24)]
     others = [Failure("judge", 24 + index, "x", f"too bright: {index}") for index in range(5)]
     for given in ([*same[:5], *others, *same[5:]], [*merged(same[:9]), *others, *merged(same[9:])]):

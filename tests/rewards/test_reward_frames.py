@@ -22,7 +22,6 @@ from sage_grpo.rewards.frames import (
 
 @pytest.mark.parametrize("fps", [8, 24])
 def test_the_same_clip_is_read_at_the_same_times(fps):
-    """A clip of three seconds whose content is its time: every frame rate shows the same moments."""
     shown = torch.arange(3 * fps) / fps
     read = shown[sample_indices(3 * fps, fps, sample_fps=2.0)]
     wanted = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.25, 2.75])

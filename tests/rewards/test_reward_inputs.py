@@ -155,7 +155,6 @@ def hears_a_level(videos, prompts, fps, sound):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("early", [False, True])
 def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
-    """Beside a reward that begins early, which never has the sound."""
     levels = torch.tensor([0.1, 0.4, 0.2, 0.8, 0.3])
     listening = RewardSpec(name=f"{__name__}:hears_a_level", overlap=overlap, batch_size=2)
     specs = [toy("mean_level", overlap=True), listening]

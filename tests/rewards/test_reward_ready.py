@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +51,6 @@ def test_names_on_the_hub_have_an_owner_and_no_path(value: str, named: bool) -> 
     assert not Need("k", value, "s").is_hub_id
     assert not Need("k", value, "s", hub="config.json", pinned=True).is_hub_id
     assert Need("k", f"{value}@c0ffee", "s", hub="config.json", pinned=True).is_hub_id is named
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"actors": 1, "device": "cuda"}, "leave device out"),
-        ({"actor_gpus": 0.5}, "about actors, and it has none"),
-        ({"standardize": {"a": [0.0, 0.0]}}, "with a positive std"),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: Mapping[str, Any], why: str) -> None:
-    with pytest.raises(RewardConfigError, match=why):
-        RewardSpec(name="clip", **settings)
-
-
-def test_a_reward_counts_unless_it_is_only_measured_or_has_no_weight() -> None:
-    specs = [{}, {"weights": {"a": 0.0}}, {"weights": {"a": 0.0, "b": -1.0}}, {"metric_only": True}]
-    assert [RewardSpec(name="clip", **one).counts for one in specs] == [True, False, True, False]
-    assert RewardSpec(name="a.b:c").title == "c"
-    assert RewardSpec(name="a.b:c", label="d").title == "d"
 
 
 class Here:

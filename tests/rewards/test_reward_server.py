@@ -131,7 +131,6 @@ def test_malformed_oversized_truncated_and_unauthorised_payloads(monkeypatch):
 
 
 def test_a_lying_server_never_gives_a_score():
-    """Garbage, nothing, an answer that is cut off, and one of the announced length that is none."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: "
     kinds = [b"garbage", b"", head + b"500\r\n\r\nshort", head + b"10\r\n\r\n0123456789"]
 

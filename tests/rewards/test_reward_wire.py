@@ -131,7 +131,6 @@ ZEROS = torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8)
 
 
 def changed(metadata: dict[str, str] | None = None, shape: object = (1, 1, 2, 2, 3), raw: bytes | None = None) -> bytes:
-    """A request with a right checksum, changed in one place."""
     whole = {"id": "x", "prompts": '["a"]', "fps": "8.0", "checksum": content_checksum(ZEROS, ["a"], 8.0)}
     header = {
         "__metadata__": {**whole, **(metadata or {})},

@@ -123,7 +123,6 @@ PINNED = {
 
 @pytest.mark.parametrize("size", PINNED)
 def test_statistics_keep_their_scale_and_their_clip(size):
-    """The second clip of the batch is another one, backwards and turned: its numbers are its own, and the first one's do not change."""
     clip, fps = waves(*size[:3]), size[3]
     found = VideoStats()(torch.stack([clip, clip.flip(0, 2)]), ["x"] * 2, fps)
     assert [float(value[0]) for value in found.values()] == pytest.approx(PINNED[size], rel=1e-3, abs=1e-7)

@@ -70,8 +70,6 @@ Answer with one JSON object and nothing else: {"look": {"reason": "one sentence"
 
 
 def test_the_judge_is_told_what_it_sees_and_when() -> None:
-    """The centres of three equal slices of the clip; its grey levels say which frames these are."""
-
     def asked(clips: list[torch.Tensor], prompt: str, fps: float, **options: Any) -> tuple[str, list[int]]:
         body = json.loads(judge("https://host/v1", **options).request(clips, prompt, fps))
         text, *pictures = body["messages"][1]["content"]
@@ -388,22 +386,7 @@ def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):
         assert KEY not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"parts": ["lok"]}, "Did you mean 'look'"),
-        ({"scale": [5, 5]}, "lowest, highest"),
-        ({"limits": {"max_cost": 1.0}}, "needs input_price"),
-        ({"body": {"messages": []}}, "belongs to the judge"),
-    ],
-)
-def test_wrong_options_are_refused_by_name(options, why):
-    with pytest.raises(RewardConfigError, match=why):
-        judge("https://host/v1", **options)
-
-
 def test_every_clip_has_its_own_request_and_its_own_failure():
-    """Whoever answers first; failures are counted like those of other rewards, and trying out notices."""
     pieces = [{"type": "text", "text": text} for text in (json.dumps(GOOD)[:20], json.dumps(GOOD)[20:])]
 
     def answer(body: dict[str, Any], number: int) -> Reply:

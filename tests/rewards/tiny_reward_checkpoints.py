@@ -100,7 +100,6 @@ def _authors_name(name: str) -> str:
 
 
 def hpsv3_model(base: Path):
-    """The trained model as transformers has it, its head and its tokenizer."""
     from transformers import Qwen2VLForConditionalGeneration
 
     tokenizer = qwen_tokenizer()

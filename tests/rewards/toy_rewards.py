@@ -110,7 +110,6 @@ def one_none(videos, prompts, fps):
 
 
 def raises_on_bad(videos, prompts, fps):
-    """Raises for a whole batch because of one prompt, and counts every call."""
     level = mean_level(videos, prompts, fps)
     if any("bad" in prompt for prompt in prompts):
         raise TimeoutError("the judge takes too long")

@@ -42,7 +42,6 @@ def config(make_config) -> TrainConfig:
 
 @pytest.fixture
 def own() -> dict[str, Any]:
-    """Objects that are what the configuration names."""
     reward = own_reward(bright, batch_size=0)
     return {"model": toy(), "rewards": reward, "prompts": WORDS, "held_out": WORDS}
 

@@ -115,7 +115,6 @@ KINDS = {"config": dict, "iteration": int, "best": dict}
 
 
 def saved(tmp_path: Path, text: str) -> Path:
-    """A checkpoint whose state says this."""
     folder = tmp_path / "run" / "checkpoints" / "000001"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "state.json").write_text(text)
@@ -195,7 +194,6 @@ def test_what_a_kill_cut_short_is_left_out_without_a_word_and_no_number_is_none(
 
 
 def test_events_have_numbers_for_times_and_iterations(tmp_path) -> None:
-    """They are sorted by both."""
     good = {"time": 1.5, "kind": "start", "iteration": 0, "text": "x"}
     for odd in ("x", [], {}, True, 10**400, None):
         rows = [good, {**good, "time": odd}, {**good, "iteration": odd}, {**good, "kind": odd if odd != "x" else None}]

@@ -27,7 +27,6 @@ from sage_grpo.training.inputs import Overrides
 
 @pytest.fixture
 def begun(make_config, tmp_path: Path) -> TrainConfig:
-    """A run of one of two iterations, with a prompt file of its own."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\na red dog\n")
     config = make_config(iterations=1, data=DataConfig(prompts=str(prompts)))
@@ -59,8 +58,6 @@ def test_changed_prompts_are_refused_and_a_moved_file_is_not(begun: TrainConfig,
 
 
 def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
-    """Its own seed fixes its noise, its metadata is read by rewards, and which prompts a rank draws goes by their places."""
-
     def file(name: str) -> Path:
         (tmp_path / name).write_text(name)
         return tmp_path / name
@@ -103,7 +100,6 @@ def test_the_file_of_own_code_counts(option: str, tmp_path: Path, monkeypatch: p
 
 
 def test_where_the_files_of_ones_own_family_lie_counts(make_config) -> None:
-    """They are its own affair, so that what names them stands for them."""
     spec = make_config().model
     prints = {identity.of_base(spec)}
     for change in ({"path": "here"}, {"path": "there"}, {"revision": "v2"}, {"family": "other.family"}):
@@ -113,7 +109,6 @@ def test_where_the_files_of_ones_own_family_lie_counts(make_config) -> None:
 
 @pytest.mark.parametrize("kind", ["wan22_t2v", "wan_i2v", "hunyuan15_i2v", "ltx2"])
 def test_everything_that_a_checkpoint_is_made_of_counts(kind: str, checkpoint, tmp_path: Path) -> None:
-    """Each of its files in turn, and that of a frozen adapter."""
     folder, adapter = tiny.variant(checkpoint(kind), tmp_path / "base"), tmp_path / "lora" / "one.safetensors"
     adapter.parent.mkdir()
     save_file({"transformer.lora_A.weight": torch.zeros(2, 2)}, adapter)
@@ -173,7 +168,6 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def test_every_other_field_is_part_of_what_a_run_is(make_config, tmp_path: Path) -> None:
-    """Each leaf of the configuration in turn, as a checkpoint holds it: refused, unless it is one of those that are free."""
     config = make_config(model={"lora": LoraSpec(rank=2)})
     known = identity.plain(dataclasses.asdict(config))
     prints = dict.fromkeys(identity.CONTENT, "same")

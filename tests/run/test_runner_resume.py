@@ -34,7 +34,6 @@ from trainer_helpers import assert_same_run, interrupt, rows
 
 @pytest.fixture
 def full(make_config, tmp_path: Path) -> TrainConfig:
-    """Every kind of state in use."""
     return make_config(
         out=str(tmp_path / "whole"),
         iterations=5,
@@ -125,13 +124,11 @@ def test_a_run_is_continued_as_asked_from_what_fits_and_is_whole(full: TrainConf
 
 @pytest.fixture
 def steady(benchmark_module) -> ModuleType:
-    """The benchmark."""
     return benchmark_module("steady")
 
 
 @pytest.mark.slow
 def test_no_tensor_is_left_behind(steady, make_config, prompts: Path, tmp_path: Path) -> None:
-    """With new prompts all the time, guidance, an anchor, an average, checkpoints, evaluations and videos."""
     many = tmp_path / "many.txt"
     many.write_text("".join(f"a cat, number {number}\n" for number in range(40)))
     config = make_config(
@@ -224,7 +221,6 @@ def read(root: Path) -> float:
 
 
 def test_what_is_written_in_the_background_is_the_moment_of_the_save(tmp_path: Path, monkeypatch) -> None:
-    """Training goes on meanwhile: weights, what is not a tensor, and the rows change under the writer's hands."""
     go, now = threading.Event(), checkpoint.Writer._save
     monkeypatch.setattr(checkpoint.Writer, "_save", lambda *job: go.wait(10) and now(*job))
     weights, larger = torch.zeros(3), torch.zeros(4, 4)

@@ -172,15 +172,11 @@ def test_what_the_main_process_refuses_all_refuse(monkeypatch: pytest.MonkeyPatc
 
 
 class Marked:
-    """A reward that says what it is."""
-
     def fingerprint(self) -> str:
         return "mine"
 
 
 class Kind:
-    """A class with every kind of member."""
-
     level = 1
 
     @property

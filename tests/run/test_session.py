@@ -21,15 +21,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import session
-from sage_grpo.run.preflight import (
-    check_code,
-    check_files,
-    check_model,
-    check_plan,
-    needs,
-    preflight,
-    prompt_remarks,
-)
+from sage_grpo.run.preflight import check_code, check_files, check_model, check_plan, needs, preflight, prompt_remarks
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import LogConfig, TrainConfig
 from sage_grpo.training.inputs import Overrides
@@ -64,8 +56,6 @@ def test_objects_of_a_program_cannot_be_loaded_by_their_names() -> None:
 
 
 class Said:
-    """A terminal that remembers."""
-
     def __init__(self) -> None:
         self.lines: list[tuple[str, str | None]] = []
         self.console = SimpleNamespace(print=lambda table: None)
@@ -76,7 +66,6 @@ class Said:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
-    """As much of a trainer as the end of a run asks."""
     sentinel = SimpleNamespace(doubts=[])
     return SimpleNamespace(
         config=replace(recipe("shapes/sage"), out=str(tmp_path), profile=None), export=lambda folder: folder.mkdir(),
@@ -239,12 +228,3 @@ def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
     placed = [Prompt("a", conditions=(Condition("image", image, place),)) for place in (8, 16)]
     assert prompt_remarks(placed[:1], placed[1:]) == []
     assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []
-
-
-def test_the_crew_is_asked_with_the_ranks_and_the_objects(monkeypatch) -> None:
-    asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(sys.modules[preflight.__module__].ray_pool, "check", lambda *words: asked.append(words))  # type: ignore[attr-defined]
-    config = recipe("shapes/sage")
-    preflight(config)
-    preflight(config, 2, Overrides(model=object(), rewards={"object:x": object()}))  # type: ignore[arg-type, dict-item]
-    assert asked == [(config, 1, []), (config, 2, ["model", "reward object:x"])]

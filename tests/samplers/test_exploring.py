@@ -55,7 +55,6 @@ def grid_of(name: str, steps: int, shift: float) -> Schedule:
 
 @st.composite
 def samplers(draw: st.DrawFn) -> tuple[str, Kernel, Schedule]:
-    """A family's grid, and a kernel on it as a run would have it."""
     grid = grid_of(
         draw(st.sampled_from(sorted(SCHEDULERS))),
         draw(st.integers(4, 50)),

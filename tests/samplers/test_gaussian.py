@@ -14,7 +14,6 @@ from sage_grpo.samplers.gaussian import Gaussian, expanded
 @pytest.mark.parametrize("dims", [(), (5,), (2, 3, 4)])
 @pytest.mark.parametrize("shared", [True, False])
 def test_log_prob_and_kl_agree_with_torch_distributions(dims: tuple[int, ...], shared: bool) -> None:
-    """Means over the dimensions, also of samples without any; one std for all samples or one each."""
     generator = torch.Generator().manual_seed(4)
     mean, other, noise = (torch.randn(3, *dims, generator=generator) for _ in range(3))
     stds = [torch.tensor(0.3), torch.tensor(0.7)] if shared else [torch.tensor([0.1, 1.0, 4.0]), torch.tensor(0.5)]
@@ -33,7 +32,6 @@ def test_log_prob_and_kl_agree_with_torch_distributions(dims: tuple[int, ...], s
 
 
 def test_the_log_density_of_a_standard_normal_by_hand() -> None:
-    """One dimension, std 2, one std off the mean; samples without latent dimensions are their own mean."""
     expected = -0.5 - math.log(2.0) - 0.5 * math.log(2.0 * math.pi)
     law = Gaussian(torch.zeros(3), torch.tensor(2.0))
     assert law.log_prob(torch.full((3,), 2.0)).tolist() == pytest.approx([expected] * 3, abs=1e-6)

@@ -17,8 +17,6 @@ from trainer_zoo.toy import WORDS, ToyModel
 
 
 class GuidedToy(ToyModel):
-    """v_negative + scale (v - v_negative)."""
-
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self.guidance_scale = 6.0 if spec.guidance_scale is None else spec.guidance_scale
@@ -53,5 +51,4 @@ class GuidedToy(ToyModel):
 
 
 def load(spec: ModelSpec, device: str | torch.device | Path | None = None) -> GuidedToy:
-    """What `model.family` calls."""
     return GuidedToy(spec)

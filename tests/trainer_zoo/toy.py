@@ -25,8 +25,6 @@ WORDS = 8
 
 
 class Net(nn.Module):
-    """x, the noise level and the prompt to a velocity."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(SIZE + WORDS + 1, 64)
@@ -40,8 +38,6 @@ class Net(nn.Module):
 
 
 class ToyModel:
-    """The VelocityModel protocol around `Net`."""
-
     def __init__(self, spec: ModelSpec) -> None:
         self.spec, self.network, self.others = spec, Net(), ()
         self.video = VideoSpec(frames=2, height=8, width=8, fps=8.0)
@@ -114,5 +110,4 @@ class ToyModel:
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> ToyModel:
-    """What `model.family` calls."""
     return ToyModel(spec)

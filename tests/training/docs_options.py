@@ -48,14 +48,12 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def section() -> str:
-    """The whole generated section."""
     from sage_grpo.training.config import TrainConfig
 
     return tables(TrainConfig).rstrip() + "\n"
 
 
 def main() -> int:
-    """Write the section into the document."""
     text = DOCUMENT.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n{section()}\n{END}{after}")

@@ -24,7 +24,6 @@ from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, we
 FREE = TrustRegion(mode="none")
 ONCE, TWICE = UpdateConfig(updates_per_rollout=1), UpdateConfig(updates_per_rollout=2)
 STRONG = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=10.0)
-WEAK = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=1e-9)
 
 
 @pytest.mark.parametrize(("mode", "every"), [("none", 0), ("stepwise", 0), ("fixed_dual", None), ("moving", 3)])
@@ -59,7 +58,6 @@ def test_ema_follows_its_recursion_and_is_what_evaluation_sees(make_config, make
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of items of every reference pass."""
     counts: list[int] = []
     original = update_module.with_reference
 
@@ -74,7 +72,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     make_config, make_trainer, passes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Updates 0, 3 and 6 of eight follow a renewal."""
     dual = TrustRegion(mode="dual")
     config = make_config(kl=STRONG, trust_region=dual, anchor=AnchorConfig(every=3), rollout={"steps": 4})
     trainer = make_trainer(config)
@@ -90,18 +87,6 @@ def test_an_anchor_that_is_the_live_policy_takes_no_pass_and_changes_no_bit(
     assert trainer.log == always.log
 
 
-def test_known_error_stepwise_kl_is_inert_with_one_update_per_rollout(make_config, make_trainer) -> None:
-    """The official code's default: the "velocity control" changes not one bit of the weights, however strong it is."""
-    for update, inert in ((ONCE, True), (TWICE, False)):
-        trainers = []
-        for mode in ("none", "stepwise"):
-            trainer = make_trainer(make_config(update=update, kl=STRONG, trust_region=TrustRegion(mode=mode)))
-            trainer.step()
-            trainer.step()
-            trainers.append(trainer)
-        assert same(*map(weights_of, trainers)) == inert
-
-
 # The KL of updates --------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +95,6 @@ def optimizer(**options) -> OptimizerConfig:
 
 
 def measured(make_config, make_trainer, *, rollout=None, **fields):
-    """One iteration of a trainer, with its plan and rollout."""
     trainer = make_trainer(make_config(trust_region=FREE, rollout=rollout, **fields))
     plan, kept, roll_out = plan_of(trainer), {}, trainer.sample
 
@@ -167,7 +151,6 @@ def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_conf
 @pytest.mark.parametrize(("limit", "seed"), [(1e-5, 0), (1e-3, 1)])
 @pytest.mark.usefixtures("in_double")
 def test_a_step_that_went_too_far_is_taken_back_to_the_limit(limit, seed, make_config, make_trainer) -> None:
-    """All of its updates together, and measured again it has the KL that it may have, also where that is far from the step's square."""
     fields = {"seed": seed, "update": TWICE}
     trainer, plan, rollout, before, row = measured(
         make_config, make_trainer, optimizer=optimizer(lr=0.1, max_kl=limit), **fields

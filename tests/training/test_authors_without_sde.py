@@ -33,7 +33,6 @@ MOST = 5.0
 
 
 def each(values: Tensor) -> Tensor:
-    """A mean per clip."""
     return values.flatten(1).mean(1)
 
 

@@ -39,7 +39,6 @@ def branching(make_config, *, share: bool, updates: int = 1, window: Window | No
 
 
 def watch(trainer, iterations: int) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, float]]]:
-    """Gradients of every update, and metrics of every update."""
     gradients = watch_gradients(trainer)
     for _ in range(iterations):
         assert trainer.step()["ratio/first_log"] == 0.0
@@ -69,7 +68,6 @@ def assert_same_run(shared, plain) -> None:
 )
 @pytest.mark.usefixtures("in_double")
 def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_config, make_trainer) -> None:
-    """Every kernel and surrogate, on and off policy, with masked members and both KL terms."""
     runs = []
     for share in (True, False):
         config = branching(
@@ -92,7 +90,6 @@ def test_shared_replay_equals_the_plain_path(surrogate, kernel, updates, make_co
 )
 @pytest.mark.usefixtures("in_double")
 def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config, make_trainer) -> None:
-    """The same noise, losses, metrics and weights, whether a pass holds one group or all that go the same way."""
     runs = []
     for micro in (1, 8):
         batch = BatchConfig(prompts=4, group_size=4, micro_batch=micro)
@@ -110,9 +107,3 @@ def test_groups_side_by_side_learn_as_groups_apart(mode, estimator, make_config,
         assert max(replay.rows for replay in plan.replays(0, 0)) == (1 if micro == 1 else 2)
         runs.append(watch(trainer, 2))
     assert_same_run(*runs)
-
-
-def test_the_sentinel_counts_the_clips_of_all_branches(make_config, make_trainer) -> None:
-    config = branching(make_config, share=True, window=Window(kind="drawn", at=[1, 2], branches=2))
-    trainer = make_trainer(config)
-    assert trainer.state.sentinel.clips == 2 * 2 * 4

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from sage_grpo.models import ModelError
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.samplers.kernels import Ode
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of
-
-BRIGHT = "trainer_toys:bright"
 
 
 def run_of(make_config, make_trainer, method: str = "sage", rewards=None, explore=(), **more):
@@ -57,19 +52,3 @@ def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, mon
     monkeypatch.setattr(losses, "joined", spy)
     assert trainer.step()["ratio/first_log"] == 0.0
     assert (sent["video"], sent["audio"] > 0) == (0.0, True)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"explore": ["sound"]}, 'no part "sound" here: the model has video, audio'),
-        (
-            {"explore": ["video"], "rewards": [RewardSpec(name=BRIGHT, judges="audio")]},
-            "does not explore learns nothing",
-        ),
-        ({"explore": ["video"], "method": "nft"}, "samples with the ODE"),
-    ],
-)
-def test_what_cannot_be_is_refused(change: dict, reason: str, make_config, make_trainer) -> None:
-    with pytest.raises(ModelError, match=reason):
-        run_of(make_config, make_trainer, **change)

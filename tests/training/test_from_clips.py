@@ -28,7 +28,6 @@ STRENGTH, STEPS = 0.6, 4
 
 @pytest.fixture
 def rows(tmp_path):
-    """A prompt file, each of whose prompts starts from a clip of its own."""
     lines = []
     for place, words in enumerate(("a cat", "a dog")):
         clip = torch.stack([tiny.image(10 * place + frame, 24, 16) for frame in range(6)])
@@ -72,7 +71,6 @@ def test_rollouts_start_from_the_noised_clips_on_the_tail_of_the_grid(config, ma
 
 
 def test_sources_differ_and_matter(config, make_trainer) -> None:
-    """Each prompt has its own clip, in the run's size and rhythm; other clips give other rollouts."""
     trainer = make_trainer(config)
     prompts = [group.prompt for group in plan_of(trainer).groups]
     one, two = conditions_of(trainer.model, prompts)
@@ -104,15 +102,12 @@ def test_an_evaluation_shows_what_generate_makes(config, make_trainer) -> None:
 
 
 class Placing(ToyModel):
-    """A toy that takes pictures at places."""
-
     abilities = Abilities(
         encode_placed=lambda prompt, given: Conditioning({"at": torch.tensor([one.at for one in given])})
     )
 
 
 def test_only_prompts_with_conditions_are_encoded_with_them(tmp_path) -> None:
-    """Also beside prompts that have some; an image of a prompt is its first frame then."""
     Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
     rows = [{"prompt": "plain"}, {"prompt": "placed", "conditions": [{"image": "a.png", "frame_index": 6}]}]
     rows.append({**rows[1], "image": "a.png"})

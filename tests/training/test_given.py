@@ -27,7 +27,6 @@ WAYS = {
 
 
 def cheaply(make_config, cheap: CheapSpec, *, kind: str = "toy", **fields):
-    """Guided, one exploring step in the middle."""
     given = {"steps": 9, "cheap": cheap}
     model = {"guidance_scale": 4.0} | ({"lora": LoraSpec(rank=4)} if kind != "toy" else {})
     window = fields.pop("window", Window(kind="drawn", at=[4]))
@@ -51,7 +50,6 @@ def latents(rollout: Rollout) -> dict:
     ],
 )
 def test_the_trained_step_is_exact(kind, way, make_config, make_trainer) -> None:
-    """The first log-ratio is 0 to the bit, clips differ from those of the exact way, and an evaluation does not."""
     runs = []
     for cheap in (CheapSpec(), WAYS[way]):
         trainer = make_trainer(cheaply(make_config, cheap, kind=kind))
@@ -78,7 +76,6 @@ def test_the_trained_step_is_exact(kind, way, make_config, make_trainer) -> None
     ],
 )
 def test_passes_that_are_shared_are_those_of_each_alone(way, window, make_config, make_trainer) -> None:
-    """Groups of one prompt that branch later walk the same way, cheap or not, and an exploring step never takes a cheap velocity."""
     runs = []
     for share in (True, False):
         config = cheaply(make_config, WAYS[way], window=window)

@@ -59,7 +59,6 @@ def pairs(tmp_path) -> Path:
 
 
 def learning(make_config, file: Path, method: str = "dpo", *, prompts: int = 2, **data):
-    """The configuration of a run on these clips."""
     config = of_method(method, make_config(batch=BatchConfig(prompts=prompts, group_size=4, micro_batch=2)))
     objective = replace(config.objective, levels=2, draw="schedule", beta=50.0)
     return replace(config, data=replace(config.data, clips=str(file), **data), objective=objective, rewards=[])
@@ -163,8 +162,6 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
 
 
 class Hearing(ToyModel):
-    """A toy that is told how clips sound."""
-
     sound_rate = 16000
 
     def to_latents(self, clips, sound=None):
@@ -217,8 +214,6 @@ SIZES = {"square": (6, 8, 8), "tall": (6, 12, 4), "brief": (3, 8, 8), "taller": 
 
 
 class AnySize(ToyModel):
-    """A toy that looks at one latent at a time, so that clips may have any size."""
-
     def __init__(self, spec, video: VideoSpec = VideoSpec(frames=4, height=8, width=8, fps=8.0)) -> None:  # noqa: B008
         super().__init__(spec)
         torch.manual_seed(0)
@@ -252,7 +247,6 @@ class AnySize(ToyModel):
 
 @pytest.fixture
 def several(make_config, tmp_path):
-    """Makes the configuration of a run on clips of every size in three formats."""
     file = pairs_of(tmp_path, SIZES)
     return lambda method="dpo": learning(make_config, file, method, prompts=4, formats=[TALL, SHORT])
 

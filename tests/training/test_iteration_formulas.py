@@ -26,7 +26,6 @@ from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.member import Failure, RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, update
@@ -73,7 +72,6 @@ class Causal:
 
 
 def reads(*frames: int, **fields: object) -> SimpleNamespace:
-    """A reward that looks at these frames of a clip, and notes of how long a one."""
     seen: list[tuple[int, float, bool]] = []
 
     def frames_read(count: int, fps: float, *, counting: bool = False) -> list[int] | None:
@@ -261,19 +259,6 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
         move(params, 2.0, 3.0)
 
 
-def test_an_anchor_is_live_after_it_was_renewed_and_will_be_at_its_beat() -> None:
-    params = weight(0.0)
-    moving, fixed = ReferencePolicy(params, every=3), ReferencePolicy(params, every=None)
-    assert [moving.is_live(0, later) for later in range(5)] == [True, False, False, True, False]
-    assert [moving.is_live(2, later) for later in range(5)] == [False, True, False, False, True]
-    assert [fixed.is_live(0, later) for later in range(3)] == [True, False, False]
-    move(params, 1.0)
-    renewed = [(moving.advance(update), fixed.advance(update)) for update in (1, 2, 3)]
-    assert renewed == [(False, False), (False, False), (True, False)]
-    assert [(one.renewed_at, float(one.copies["w"])) for one in (moving, fixed)] == [(3, 1.0), (0, 0.0)]
-    assert (moving.is_live(3), moving.is_live(4), moving.is_live(2)) == (True, False, False)
-
-
 def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() -> None:
     params = weight(0.0)
     past, seen = PastWeights(params), []
@@ -407,22 +392,6 @@ def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None
     assert float(pairs.partner_excess(v, torch.zeros(1, 2), target, 0.5)) == 0.5 * (2.5 - 0.5)
 
 
-def test_squares_by_member_are_those_of_each_members_own_gradient() -> None:
-    """Two rows for two members each; d log-prob / d v is sensitivity (x_next - mean) / (std D)."""
-    law = Gaussian(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor(0.5))
-    x_next = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 3.0]])
-    slope, sensitivity = torch.tensor([1.0, 2.0, 3.0, -1.0]), torch.tensor(4.0)
-    step = Step(law, torch.zeros(2, 2))
-    # noises (2, 0), (0, 2), (0, 0), (2, 2); slopes times 4 / 2
-    assert float(losses._by_member(slope, step, x_next, sensitivity, None)) == 4 * 4 + 16 * 4 + 0 + 4 * 8
-    moved = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # noises (1, 0), (-1, 2), (0, -1), (2, 1)
-    assert float(losses._by_member(slope, step, x_next, sensitivity, moved)) == 4 * 1 + 16 * 5 + 36 * 1 + 4 * 5
-    # The gradient of a row is shared out by the squares of its members' weights.
-    trust = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
-    assert float(losses._shared_out(trust, torch.tensor([0.5, 0.5, 1.0, 3.0]))) == 25 * 0.5 + 1 * 10 / 16
-    assert float(losses._shared_out(trust, torch.zeros(4))) == 0.0
-
-
 KERNEL, SCHEDULE = KernelSpec(name="dance", eta=0.5).build(), Schedule(torch.tensor([1.0, 0.5, 0.0]), (True, True))
 PLACES = (slice(0, 1), slice(1, 3))
 X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -454,14 +423,11 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
 
 
 class Known(SimpleNamespace):
-    """A model whose velocity is its weights, whatever it is asked."""
-
     def velocity(self, x: Tensor, sigma: Tensor, conditions: object, *, guidance: float | None = None) -> Tensor:
         return self.weights * 1.0
 
 
 def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, losses.TrainItem, Tensor]:
-    """A model, an item of two clips whose steps had these noises, and the noises."""
     model = Known(weights=nn.Parameter(torch.tensor([[1.0, -1.0, 2.0], [0.5, 3.0, -2.0]])))
     policy = Policy(model, KERNEL, SCHEDULE, None, places)  # type: ignore[arg-type]
     noise = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]])
@@ -515,37 +481,6 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     assert not still.kl.position.any()
 
 
-def test_clips_of_one_state_have_the_gradient_of_both_terms() -> None:
-    """Their advantages add up on the one velocity, and so do their shares of the KL; the squares are those of each member alone."""
-    _, item, _ = replayed(v_reference=torch.tensor([[0.0, 1.0, 2.0]]), weight=torch.tensor([0.25, 0.75]))
-    record = item.record
-    shared = replace(item, record=replace(record, x=record.x[:1], v_old=record.v_old[:1]))
-    shared.record.policy.model.weights = nn.Parameter(shared.record.policy.model.weights[:1].detach())
-    region, objective = TrustRegion(mode="dual"), build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0))
-
-    def loss(one: losses.TrainItem) -> losses.Loss:
-        return losses.loss_of(objective, region, one, losses.replay(one, torch.device("cpu")), kl_lambda=0.5)
-
-    whole = loss(shared)
-    alone = [
-        loss(
-            replace(
-                shared,
-                record=replace(
-                    shared.record, x_next=record.x_next[row : row + 1], log_prob_old=record.log_prob_old[row : row + 1]
-                ),
-                advantage=item.advantage[row : row + 1],
-                weight=item.weight[row : row + 1],
-            )
-        )
-        for row in range(2)
-    ]
-    torch.testing.assert_close(whole.policy, alone[0].policy + alone[1].policy)
-    torch.testing.assert_close(whole.trust, alone[0].trust + alone[1].trust)
-    for kind in range(2):
-        assert float(whole.squares[kind]) == pytest.approx(sum(float(one.squares[kind]) for one in alone), rel=1e-5)
-
-
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
     advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
     model, item, noise = replayed(PLACES, advantage=advantage)
@@ -593,8 +528,6 @@ def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(place
 
 
 class Rows(list):
-    """What every replay measures."""
-
     def __getitem__(self, replay: object) -> list[tuple[int, float]]:  # type: ignore[override]
         return list(self)
 
@@ -665,17 +598,6 @@ def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_t
 def test_the_share_of_the_old_policy_grows_to_its_end_over_the_ramp() -> None:
     spec = ObjectiveSpec(kind="nft", old_decay=0.8, old_ramp=4)
     assert [build(spec).decay(done) for done in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8], rel=1e-12)
-
-
-def test_evaluations_that_compare_look_at_the_prompts_that_there_are() -> None:
-    said: list[str] = []
-    reward = SimpleNamespace(refuse_comparing=said.append)
-    for prompts, ranks in ((3, 1), (4, 2), (3, 2)):
-        world = World(size=ranks, layout=Layout(1, ranks, 1))
-        for there, asked in ((prompts, 6), (9, prompts)):
-            evaluate.check_evaluation(reward, there, EvalConfig(prompts=asked, per_prompt=2), 2, world)
-    assert len(said) == 4
-    assert all("evaluate.prompts (3) to a multiple of the 2" in text for text in said)
 
 
 # Configuration ------------------------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ Log = list[tuple[object, ...]]
 
 @dataclass
 class Noting(Observer):
-    """Writes down what it is told."""
-
     name: str
     log: Log
 
@@ -53,8 +51,6 @@ class Noting(Observer):
 
 @dataclass
 class Keeping:
-    """Saves when it is asked to after these iterations, and writes down what for."""
-
     trainer: Trainer
     root: Path
     when: Sequence[int] = ()
@@ -110,8 +106,6 @@ def test_evaluations_stand_at_the_points_and_are_not_repeated(loop) -> None:
 
 @dataclass
 class Stopping(Observer):
-    """Asks for a stop after so many iterations."""
-
     loop: Loop
     number: int
 

@@ -25,7 +25,6 @@ WITHOUT_RATIO = ("nft", "dpo", "rft", "refl", "draft", "adjoint")
 
 
 def some(names, *quick: str) -> list:
-    """All of the names, of which all but some are slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -37,7 +36,6 @@ KINDS = ("constant", "two_stage", "paper", "ppo")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_run_together(method: str, make_config, make_trainer) -> None:
-    """Methods take turns with modes and kinds of coefficients."""
     row = list(METHODS).index(method)
     mode, kind, equalize = MODES[row % len(MODES)], KINDS[row % len(KINDS)], row // len(KINDS) % 2 == 0
     batch = BatchConfig(prompts=2, group_size=3, micro_batch=6)
@@ -94,7 +92,6 @@ def test_every_method_resumes_to_the_bit(method: str, make_config, make_trainer,
 
 @pytest.mark.parametrize("method", some(METHODS, "branch"))
 def test_every_method_learns(method: str, make_config, make_trainer) -> None:
-    """The held-out reward rises by more than four standard errors of an evaluation."""
     config = make_config(
         evaluate=EvalConfig(prompts=5, per_prompt=4, steps=6),
         batch=BatchConfig(prompts=4, group_size=6, micro_batch=24),

@@ -193,8 +193,6 @@ META = torch.device("meta")
 
 
 class Calls(TorchDispatchMode):
-    """Operations that run inside."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []

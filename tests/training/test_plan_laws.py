@@ -14,14 +14,14 @@ import torch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.objectives.noise_levels import draw_levels
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.recipes.methods import adjoint, dpo, nft, rft
+from sage_grpo.recipes.methods import adjoint, nft
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.planner import Planner, _listed, described, foresee
+from sage_grpo.training.planner import Planner, _listed, foresee
 from trainer_helpers import plan_of
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
@@ -40,7 +40,6 @@ def planner_of(
     grid: Schedule | None = None,
     **rollout,
 ) -> Planner:
-    """A planner without a model."""
     config = replace(
         make_config(),
         kernel=kernel,
@@ -150,7 +149,6 @@ BRANCHES = {"steps": 10, "before_steps": 3, "window": Window(kind="drawn", at=[4
 
 
 def rolled_out(make_config, make_trainer, **rollout):
-    """Plan, rollout and trainer."""
     config = make_config(rollout={**BRANCHES, **rollout}, update=ONCE, kernel=EXACT)
     trainer = make_trainer(config)
     plan = plan_of(trainer)
@@ -172,7 +170,6 @@ def test_passes_are_shared_only_where_the_whole_way_is_the_same(make_config, mak
 
 
 def by_member(latents) -> list[tuple[object, torch.Tensor]]:
-    """Every clip with its name."""
     found = [(member, row) for batch, rows in latents for member, row in zip(batch.members, rows)]
     return sorted(found, key=lambda one: (one[0].group, one[0].index))
 
@@ -264,7 +261,6 @@ METHODS_THAT_DRAW = {
 
 
 def without_sde(config: TrainConfig, **objective: object) -> TrainConfig:
-    """The same with another objective."""
     return replace(
         config,
         objective=ObjectiveSpec(**objective),
@@ -388,13 +384,3 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
     with pytest.raises(ValueError, match="needs two steps of the schedule"):
         replace(levels, trains=lambda sigma: sigma > 0.99).check()
     assert [_listed(steps) for steps in ([], [3], [3, 4, 5], [3, 5])] == ["none", "3", "3 to 5", "3, 5"]
-
-
-def test_the_terminal_says_which_clips_are_trained(make_config) -> None:
-    config = make_config(batch=BatchConfig(prompts=2, group_size=6, trained_fraction=0.5))
-    two, pairs = UpdateConfig(updates_per_rollout=2, deal="clips"), dpo(config).batch.pairs
-    assert described(config) == "the best and the worst 3 of 6 are trained"
-    assert described(replace(config, update=two)).endswith("trained, dealt out to 2 updates")
-    assert described(replace(config, batch=replace(config.batch, trained_fraction=1.0))) == ""
-    assert described(dpo(config)) == f"the best {pairs} of 6 are preferred to the worst {pairs}"
-    assert described(rft(config)) == "the best 2 of 6 are trained"

@@ -32,8 +32,6 @@ PROMPTS, SIZE, LEVELS, BETA = 2, 3, 2, 50.0
 
 @pytest.fixture
 def small(make_config):
-    """Makes the configuration of a few clips, whose reward is brightness."""
-
     def make(method: str, **objective):
         base = make_config(batch=BatchConfig(prompts=PROMPTS, group_size=SIZE, micro_batch=2), rollout={"steps": 4})
         config = METHODS[method](base)
@@ -157,7 +155,6 @@ SHARED = {"same_noise": True, "window": Window(kind="drawn", at=[1, 2])}
 
 
 def rolled(trainer):
-    """An iteration up to its advantages, and the plan with what is trained."""
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
     scored = trainer.engine.gather(trainer.engine.score(trainer.engine.decode(rollout), plan))
@@ -184,7 +181,6 @@ def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None
 
 @pytest.mark.usefixtures("in_double")
 def test_the_gradient_is_that_of_the_chosen_clips_alone(make_config, make_trainer) -> None:
-    """By hand: advantages of the whole group, the mean over the chosen clips; and the same in micro-batches of every size."""
     trainer = make_trainer(make_config(batch=HALF, trust_region=TrustRegion(mode="none")))
     plan, rollout, scored, advantages = rolled(trainer)
     order = [sorted(range(4 * g, 4 * g + 4), key=lambda row: float(scored.total[row])) for g in (0, 1)]
@@ -209,7 +205,6 @@ def test_the_gradient_is_that_of_the_chosen_clips_alone(make_config, make_traine
 )
 @pytest.mark.usefixtures("in_double")
 def test_ranks_together_do_what_one_does(rollout, update, make_config, make_trainer) -> None:
-    """Two ranks with 5 and 4 clips, a group on both: as many passes on each, and their gradients add up."""
     batch = BatchConfig(prompts=3, group_size=3, micro_batch=2, trained_fraction=0.5)
     trainer = make_trainer(
         make_config(batch=batch, rollout=rollout, update=update, trust_region=TrustRegion(mode="none"))

@@ -26,7 +26,6 @@ STEPS, PROMPTS, SIZE = 3, 1, 2
 
 
 def small(config, **objective):
-    """A run of a few clips."""
     return replace(
         config,
         rewards=[REWARD],
@@ -117,7 +116,6 @@ def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(make_c
     ],
 )
 def test_gradients_of_rewards_are_those_of_finite_differences(name: str, part: str) -> None:
-    """Along a random direction and along the gradient itself."""
     draw = torch.Generator().manual_seed(3)
     scenes = random_scenes(1, draw)
     clips = (render(scenes, 9, 32, 32) + 0.05 * torch.randn(1, 9, 32, 32, 3, generator=draw)).clamp(0.02, 0.98) * 255

@@ -42,7 +42,6 @@ from trainer_zoo import toy
 
 
 def frame_rate(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
-    """A reward that says what it was told."""
     return [fps] * len(prompts)
 
 
@@ -51,7 +50,6 @@ def level_of(text: str) -> float:
 
 
 def fits(videos: Tensor, prompts: Sequence[str], fps: float) -> list[float]:
-    """Whether clips are what `Lettered` makes of their prompts."""
     expected = 255 * torch.sigmoid(torch.tensor([level_of(text) for text in prompts]))
     return ((videos.float().mean(dim=(1, 2, 3, 4)) - expected).abs() < 2).float().tolist()
 
@@ -97,8 +95,6 @@ class Bent(toy.ToyModel):
 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch):
-    """class -> the specification of a model of that class."""
-
     def use(kind: type) -> ModelSpec:
         module = sys.modules[__name__]
         monkeypatch.setitem(sys.modules, "arrives.family", module)
@@ -109,7 +105,6 @@ def family(monkeypatch: pytest.MonkeyPatch):
 
 
 def run_up_to_scores(trainer: Trainer):
-    """Plan, rollout and scores of the next iteration."""
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
     with trainer.reward.early(trainer.model.video.fps) as early:
@@ -124,7 +119,6 @@ def run_up_to_scores(trainer: Trainer):
 def test_clips_are_scored_with_their_own_prompts_and_the_models_frame_rate(
     overlap: bool, make_config, make_trainer, family, tmp_path
 ) -> None:
-    """Prompts are batched by their length; scores and captions come back in the order of the file."""
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join("x" * length for length in (7, 3, 9, 5)) + "\n", encoding="utf-8")
     names = (f"{__name__}:fits", f"{__name__}:frame_rate")
@@ -228,7 +222,6 @@ def test_rewards_receive_the_other_columns_of_a_prompt(make_config, make_trainer
 
 
 def bad(*places: int) -> list[RewardSpec]:
-    """A reward that fails for the clips at these places of a call."""
     return [RewardSpec(name="trainer_toys:bright_but", options={"bad": list(places)}, batch_size=0, try_out=False)]
 
 

@@ -17,16 +17,9 @@ from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.run.session import assemble
 from sage_grpo.training import loss as losses
-from sage_grpo.training.config import (
-    AnchorConfig,
-    BatchConfig,
-    EvalConfig,
-    OptimizerConfig,
-    UpdateConfig,
-)
+from sage_grpo.training.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loss import UpdateSums, mean_of, summarize
-from sage_grpo.training.scoring import compose
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
@@ -98,23 +91,8 @@ def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -
     torch.testing.assert_close(item.reward_signal.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
 
 
-@pytest.mark.parametrize(("device", "between"), [("cpu", False), ("cuda", True)])
-def test_rewards_leave_an_accelerator_between_their_calls(device: str, between: bool, make_config) -> None:
-    assert compose(make_config(), torch.device(device)).offload_between == between
-
-
-def test_an_iteration_tells_how_its_clips_look(make_config, make_trainer) -> None:
-    """Where somebody decoded them."""
-    trainer = make_trainer(make_config())
-    assert trainer.step()["video/spread"] > 0
-    judge = trainer.engine.judge
-    trainer.engine.judge = lambda *given, **more: replace(judge(*given, **more), thumbnails=None)
-    assert not [name for name in trainer.step() if name.startswith("video/")]
-
-
 @pytest.mark.parametrize(("ahead", "until"), [(4, [2, 2, 2, 4]), (100, [6, 6, 6, 6])])
 def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int], make_config, make_trainer) -> None:
-    """Six iterations of two prompts out of five: beforehand, and then whenever what was encoded is used up."""
     batch = BatchConfig(prompts=2, group_size=2, micro_batch=4)
     config = make_config(iterations=6, batch=batch, rollout={"steps": 3})
     trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None, encode_ahead=ahead)))

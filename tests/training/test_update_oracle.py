@@ -35,8 +35,6 @@ def shifted(sigma: float) -> float:
 
 
 class Oracle:
-    """One iteration from the formulas, with the weights that the trainer had."""
-
     def __init__(self, trainer, prompts: list[str], iteration: int) -> None:
         self.model, self.iteration = trainer.model, iteration
         self.params = trainer.state.params
@@ -61,7 +59,6 @@ class Oracle:
                 p.grad = None
 
     def velocity(self, x: Tensor, step: int) -> Tensor:
-        """Two plain passes, then guidance by hand."""
         sigma = torch.tensor(self.sigmas[step])
         rows = [self.conditions[group] for group in range(PROMPTS) for _ in range(SIZE)]
         yes = self.model.velocity(x, sigma, rows, guidance=1.0)

@@ -88,7 +88,6 @@ def first_difference(left: Iterable[tuple[str, Any]], right: Iterable[tuple[str,
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Equal to the bit."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return torch.equal(left, right)
     if isinstance(left, dict) and isinstance(right, dict):
@@ -104,8 +103,6 @@ KNOWN: dict[str, Any] = {}
 
 @pytest.fixture
 def base(make_config, prompts: Path, tmp_path: Path) -> Callable[[str], tuple[TrainConfig, TrainConfig]]:
-    """key -> the configuration of its row, without and with the change."""
-
     def make(key: str) -> tuple[TrainConfig, TrainConfig]:
         row = ROWS[key]
         config = make_config(
@@ -123,7 +120,6 @@ def base(make_config, prompts: Path, tmp_path: Path) -> Callable[[str], tuple[Tr
 
 
 def _value(value: Any, prompts: Path, folder: Path) -> Any:
-    """Values that are files are made here."""
     if value == "OTHER_PROMPTS":
         file = folder / "other.txt"
         file.write_text("a fox\na house\nrain\n")

@@ -19,7 +19,6 @@ from sage_grpo.utils.json_schema import (
     parse_json,
     read_json,
     read_object,
-    shown,
 )
 
 
@@ -131,8 +130,3 @@ def test_what_does_not_fit_is_told_with_its_place(change: dict[str, Any], where:
     said = misfit({**WHOLE, **change}, Outer, "given")
     assert where in said
     assert where or not said
-
-
-def test_values_are_shown_short_and_in_one_line() -> None:
-    assert shown(["a\nb", "x" * 1000]).count("\n") == 0
-    assert len(shown("x" * 1000)) < 100

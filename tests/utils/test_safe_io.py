@@ -12,7 +12,6 @@ from sage_grpo.utils.safe_io import LeadsOut, inside, is_inside, printable, repl
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a file, a folder in it, and something private beside it."""
     folder = tmp_path / "given"
     (folder / "part").mkdir(parents=True)
     (folder / "part" / "file").write_text("own")

@@ -82,14 +82,6 @@ def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monk
     assert bool((shown < 100).any())
 
 
-def test_a_long_caption_ends_in_an_ellipsis_inside_the_sheet(tmp_path) -> None:
-    clip = smooth_clip(2)
-    sheet = read_image(contact_sheet(tmp_path / "a.png", [clip], ["word " * 60], columns=2, cell=64))
-    top = sheet[:22].float().mean(-1)
-    assert bool((top[:, :200] < 128).any())
-    assert bool((top[:, -4:] > 250).all())
-
-
 @pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
 def test_the_same_clip_gives_the_same_file(codec, tmp_path, monkeypatch) -> None:
     """Whatever was in memory before: x264's lookahead reads what nobody wrote, and files that are read in between leave it there."""

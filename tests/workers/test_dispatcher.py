@@ -34,7 +34,6 @@ ITERATIONS = 2
 
 @pytest.fixture
 def config(make_config):
-    """A few groups of a toy, all of whose weights travel as if they were a LoRA."""
     made = make_config(model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3})
     return replace(made, batch=BatchConfig(prompts=3, group_size=2, micro_batch=2))
 
@@ -66,7 +65,6 @@ _ALONE = []
 
 @pytest.fixture
 def alone(config, make_trainer):
-    """The run without workers."""
     if not _ALONE:
         _ALONE.append(run(make_trainer(config)))
     return _ALONE[0]
@@ -155,7 +153,6 @@ def stale(config, by):
 
 
 def test_old_weights_here_and_on_workers_are_the_same_run(config, make_trainer, monkeypatch) -> None:
-    """And another than that of the newest weights."""
     here, fresh = make_trainer(stale(config, 2)), run(make_trainer(config), 3)
     rows = [here.step() for _ in range(3)]
     assert [row["crew/staleness"] for row in rows] == [0.0, 1.0, 2.0]

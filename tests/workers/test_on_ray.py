@@ -54,7 +54,6 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def config(make_config, cluster):
-    """Three groups of a toy, on the cluster."""
     made = make_config(model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3})
     ray = RaySpec(address=cluster.address, workers=NODES)
     return replace(
@@ -68,7 +67,6 @@ def config(make_config, cluster):
 
 @pytest.fixture
 def make(make_trainer) -> Iterator[Any]:
-    """Trainers that let go of their workers in the end."""
     made = []
     yield lambda config: made.append(make_trainer(config)) or made[-1]
     for trainer in made:
@@ -76,7 +74,6 @@ def make(make_trainer) -> Iterator[Any]:
 
 
 def until(trainer, reached) -> list[dict[str, float]]:
-    """The figures of as many iterations as it takes."""
     rows, end = [], time.monotonic() + 240
     while not reached():
         assert time.monotonic() < end
@@ -116,7 +113,6 @@ def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, mo
 
 
 def spoil(worker: Any) -> None:
-    """Another velocity than the trainer's."""
     model = worker.engine.model
     velocity = model.velocity
     model.velocity = lambda *given, **named: 1.5 * velocity(*given, **named)

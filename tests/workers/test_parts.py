@@ -20,11 +20,9 @@ from sage_grpo.models.lora import LoraSpec
 from sage_grpo.models.policy import Policy
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.engine import RolloutEngine
-from sage_grpo.training.rollout import SavedRecord
-from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.workers import dispatcher, ray_pool
 from sage_grpo.workers.dispatcher import LARGEST, Outcome, PendingIteration
-from sage_grpo.workers.messages import TaskResult, WorkerError, checked, packed, unpack
+from sage_grpo.workers.messages import TaskResult, WorkerError, packed, unpack
 from sage_grpo.workers.worker import Worker
 
 
@@ -33,18 +31,6 @@ def config(make_config):
     made = make_config(model={"lora": LoraSpec(rank=2)}, rollout={"steps": 3})
     made = replace(made, batch=BatchConfig(prompts=2, group_size=2, micro_batch=2))
     return replace(made, rollout=replace(made.rollout, on="ray", ray=RaySpec(limit=1e3)))
-
-
-def test_another_step_checks_a_worker_in_every_iteration() -> None:
-    steps = [checked(SimpleNamespace(iteration=n), dict.fromkeys("abc")) for n in range(5)]
-    assert steps == ["a", "b", "c", "a", "b"]
-
-
-def test_bytes_of_a_result_are_those_of_its_tensors() -> None:
-    x, clips = torch.zeros(2, 3), torch.zeros(5, dtype=torch.uint8)
-    result = TaskResult({None: SavedRecord(x, x, None, None), 1: SavedRecord(x, x, x, x)}, None, [], None, 1.0)
-    assert result.bytes == 5 * 24
-    assert replace(result, latents=[(None, x)], clips=ScoredClips(clips, None)).bytes == 6 * 24 + 5
 
 
 def test_weights_of_another_model_are_refused_by_name() -> None:
@@ -65,7 +51,6 @@ def test_a_worker_finds_the_code_of_the_user_and_has_the_trainers_threads(config
 
 
 def test_a_replay_of_one_clip_has_the_policy_of_its_group() -> None:
-    """At fresh noise levels theirs; prompts that share passes have one row."""
     levels = SimpleNamespace(kernel="fresh kernel", schedule="fresh levels")
     plan = SimpleNamespace(groups=[None, SimpleNamespace(levels=levels), SimpleNamespace(levels=None)])
     engine = SimpleNamespace(policy=lambda group: Policy("model", "kernel", "schedule", 1.0))
@@ -79,8 +64,6 @@ def test_a_replay_of_one_clip_has_the_policy_of_its_group() -> None:
 
 
 class Pool:
-    """A pool that computes nothing, and its dispatcher, whose clock stands still."""
-
     def __init__(self, monkeypatch, *names: str, world: World | None = None) -> None:
         self.names, self.started, self.outcomes, self.gone, self.now, self.reason = list(names), [], [], [], 100.0, ""
         self.slept: list[float] = []
@@ -118,8 +101,6 @@ class Pool:
 
 @dataclass(frozen=True)
 class Twice(World):
-    """Beside another process, whose numbers are twice as large."""
-
     def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
         return torch.cat([values, 2 * values]) if values.dtype == torch.float64 else values
 
@@ -199,15 +180,11 @@ def test_workers_are_kept_busy_in_the_background_until_the_end(monkeypatch) -> N
 
 @dataclass(frozen=True)
 class Step:
-    """The part of a replay that a check needs."""
-
     step: int
 
 
 @dataclass(frozen=True)
 class ThreeWorkers(World):
-    """Beside another process that has three workers."""
-
     def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
         return torch.cat([values, torch.tensor([3])])
 

@@ -154,31 +154,6 @@ def test_a_cluster_of_ones_own_has_room_and_ends_and_others_stay(connecting, mon
         pass
 
 
-def test_actors_are_asked_in_turn_and_end(monkeypatch) -> None:
-    monkeypatch.setattr(cluster.os, "getpid", lambda: 7)
-    ray, ended = Ray(), []
-    copies = [SimpleNamespace(add=SimpleNamespace(remote=lambda *given, n=n: (n, given))) for n in range(3)]
-    waiting = list(copies)
-    monkeypatch.setattr(Ray, "kill", lambda self, one: ended.append(one), raising=False)
-    monkeypatch.setattr(Ray, "remote", lambda self, *given: self._made(given), raising=False)
-
-    def made(given: tuple[Any, ...]) -> Any:
-        if given == (int,):
-            return SimpleNamespace(options=lambda **options: ray.made.append(options) or ray)
-        assert given == ("a", "b")
-        return waiting.pop(0)
-
-    ray._made = made
-    with cluster.hired(ray, int, ("a", "b"), copies=3, cpus=0.5, gpus=0.25) as actors:
-        assert [actors.ask("add", 1, 2)[0] for _ in range(4)] == [1, 2, 0, 1]
-        assert actors.ask("add", 1, 2) == (2, (1, 2))
-        ray.fails = Ray.exceptions.RayActorError("no memory")
-        with pytest.raises(ConfigError, match="An actor could not start: no memory"):
-            actors.ask("add")
-    assert ended == copies
-    assert ray.made == [{"num_cpus": 0.5, "num_gpus": 0.25, "max_restarts": -1, "max_task_retries": -1}]
-
-
 def test_a_trainer_without_workers_refuses_what_needs_them(config) -> None:
     """`rollout.on` and `rollout.staleness` would otherwise be ignored without a word."""
     here = replace(config, rollout=replace(config.rollout, on="here"))

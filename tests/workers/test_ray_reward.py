@@ -18,8 +18,6 @@ PROMPTS = ["a cat", "a cat", "a dog", "a dog", "a dog"]
 
 
 class Near:
-    """A judge that is asked in this process, and what it was sent."""
-
     def __init__(self, spec: RewardSpec) -> None:
         self.judge, self.sent = RewardActor(spec, torch.get_num_threads(), [], lambda: None, "cpu"), []
 
@@ -29,7 +27,6 @@ class Near:
 
 
 def both(spec: RewardSpec, **more: Any) -> tuple[Any, Any, Near]:
-    """Scores and failures here and there."""
     generator = torch.Generator().manual_seed(0)
     videos = torch.randint(0, 256, (5, 9, 16, 16, 3), dtype=torch.uint8, generator=generator)
     other = RewardSpec(name="worker_rewards:first_frame", label="other", options={"per_frame": True, "num_frames": 2})

@@ -33,7 +33,6 @@ def known(latents: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
 
 
 def better(first: Tensor, second: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
-    """Whether the first clip is the brighter one."""
     return (first.float().mean(dim=(1, 2, 3, 4)) > second.float().mean(dim=(1, 2, 3, 4))).float()
 
 

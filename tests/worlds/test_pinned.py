@@ -19,7 +19,6 @@ def test_pictures_are_what_they_were() -> None:
 
 
 def test_paths_are_what_they_were() -> None:
-    """Many scenes, at little cost: a picture shows one in twenty."""
     PINNED.paths({"centres": trajectory(scenes_of(SHAPES, 400, 6), 7)})
 
 
