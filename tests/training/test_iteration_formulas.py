@@ -174,6 +174,8 @@ def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
     assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
     assert "why" in found.report
     assert replace(two, failed={"a": 0, "b": 0}).gathered(World(), 0.5).report == ""
+    ranks = SimpleNamespace(gather=lambda rows: rows, texts=lambda text: [text, text])
+    assert len(one.gathered(ranks, 0.5).failures) == 2, "one reward's failures are those of all ranks"
     with pytest.raises(RewardFailure, match="1 of 4 clips"):
         both.gathered(World(), 0.2)
 
@@ -252,7 +254,7 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
     kept.renew()
     assert kept.copies["w"].tolist() == [2.0, 3.0]
     for lags in (False, True):
-        old = OldPolicy(params, lags=lags)
+        old = OldPolicy(params, lags=lags, samples=True, offload=False)
         move(params, 4.0, 7.0)
         old.begin()
         assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
