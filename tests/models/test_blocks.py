@@ -133,6 +133,7 @@ def test_an_adapted_product_is_the_sum_of_both(inputs: int, outputs: int, bias: 
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 def test_an_adapted_layer_that_is_asked_for_more_is_pefts() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     inject_adapter_in_model(LoraConfig(r=2, target_modules=["0", "1"], init_lora_weights=False), network)
@@ -141,6 +142,7 @@ def test_an_adapted_layer_that_is_asked_for_more_is_pefts() -> None:
     _compute_in_input_dtype(network)
     assert [type(layer) is AdaptedLinear for layer in network] == [True, False], "one of its adapters drops"
     x, layer = torch.randn(2, 4), network[0]
+    layer.set_adapter("default")
     mixed = layer(x, adapter_names=["default", "__base__"])
     torch.testing.assert_close(mixed, torch.stack([layer(x)[0], layer.base_layer(x)[1]]))
     layer.enable_adapters(False)

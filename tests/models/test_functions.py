@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers.configuration_utils import FrozenDict
 from torch import nn
 
 import tiny
@@ -206,6 +207,15 @@ def test_seen_tokens_are_the_valid_ones_or_all() -> None:
     text = torch.arange(8.0).view(4, 2)
     assert torch.equal(seen_tokens(text, torch.tensor([1, 1, 0, 0])), text[:2])
     assert torch.equal(seen_tokens(text, torch.tensor([0, 0, 0, 0])), text)
+
+
+def test_a_trial_of_wan_has_the_pictures_that_its_network_takes() -> None:
+    for length, shape in ((None, (2, 7)), (10, (2, 5, 7))):  # two pictures share the positions
+        sizes = {"text_dim": 3, "image_dim": 7, "pos_embed_seq_len": length, "in_channels": 6}
+        ours = of(wan.Wan, transformer=SimpleNamespace(config=FrozenDict(sizes)), guidance=Guidance())
+        ours.latent_shape = lambda: (4, 1, 2, 5)
+        shapes = {name: tuple(one.shape) for name, one in ours._trial_inputs().items()}
+        assert shapes == {"text": (2, 3), "image": shape, "condition": (2, 1, 2, 5)}
 
 
 # ---- noise levels, guidance and experts

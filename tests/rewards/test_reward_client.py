@@ -118,6 +118,15 @@ def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog)
                 pass  # the client has cut the connection: a server can stop its work
 
 
+@pytest.mark.parametrize(("status", "tries"), [(500, 1), (503, 3)])
+def test_what_the_only_server_refuses_is_not_sent_again(status: int, tries: int, monkeypatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(pool_module, "post", lambda *given, **settings: sent.append("") or (status, {}, b"no"))
+    client = remote(1, retries=2, backoff=1e-3)
+    assert len(client(CLIPS[:1], TEXTS[:1], FPS).reasons) == 1
+    assert len(sent) == tries
+
+
 def raises(videos, texts, fps):
     raise SystemExit("no such model")
 

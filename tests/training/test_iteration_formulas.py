@@ -501,6 +501,18 @@ def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent
         torch.testing.assert_close(loss.raw, slope * noise)
 
 
+def test_where_the_old_policy_is_the_policy_it_has_no_gradient() -> None:
+    model, item, _ = replayed()
+    objective = build(ObjectiveSpec(kind="nft", beta=0.5), SurrogateConfig())
+    found = []
+    for v_old in (None, model.weights.detach().clone()):
+        one = replace(item, record=replace(item.record, v_old=v_old))
+        step = losses.replay(one, torch.device("cpu"))
+        found.append(losses.loss_of(objective, TrustRegion(mode="none"), one, step, kl_lambda=0.0).raw)
+    assert found[0].any()
+    assert torch.equal(*found)
+
+
 def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     """sqrt(D) lambda w sensitivity^2 (position (v - anchor) + velocity (v - old)) / D."""
     model, item, _ = replayed(v_reference=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))

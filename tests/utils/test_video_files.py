@@ -139,6 +139,14 @@ def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) ->
     monkeypatch.setattr(video, "LARGEST", clip.numel() - 1)
     with pytest.raises(ValueError, match="takes more than"):
         read_video(tmp_path / "clip.gif")
+    for frame in (first, *rest):  # a stream without any header
+        frame.save(tmp_path / "one.jpeg")
+        with (tmp_path / "clip.mjpeg").open("ab") as stream:
+            stream.write((tmp_path / "one.jpeg").read_bytes())
+    with pytest.raises(ValueError, match="takes more than"):
+        read_video(tmp_path / "clip.mjpeg")
+    monkeypatch.setattr(video, "LARGEST", clip.numel())
+    assert read_video(tmp_path / "clip.mjpeg")[0].shape == clip.shape
 
 
 def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(tmp_path) -> None:
