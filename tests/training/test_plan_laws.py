@@ -221,6 +221,7 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
         (Window(kind="random", length=2, stop=4), False),
         (Window(kind="sliding", length=2, start=4, stop=6), True),
         (Window(kind="drawn", at=[1, 2, 3]), False),
+        (Window(kind="drawn"), True),
         (Window(kind="drawn", at=[1, 3], length=2), True),
     ):
         assert (planner(window=window).unexplored() is not None) == told
