@@ -17,6 +17,7 @@ import tiny
 from sage_grpo.models import ModelError, base, lora, no_numbers
 from sage_grpo.models.checkpoints import cache, checkpoint
 from sage_grpo.models.checkpoints.files import Header
+from sage_grpo.models.checkpoints.from_configs import random_network
 from sage_grpo.models.codec import Start
 from sage_grpo.models.devices import Home, autocast, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
@@ -144,6 +145,22 @@ def test_a_module_that_went_home_is_whole() -> None:
             home.leave(module)
             home.move(module, torch.device("cpu"))
             assert all(torch.equal(one, state[name]) for name, one in module.state_dict().items())
+
+
+def test_a_random_network_has_the_precisions_of_a_loaded_one() -> None:
+    width = {
+        "num_attention_heads": 1,
+        "attention_head_dim": 12,
+        "num_layers": 1,
+        "ffn_dim": 4,
+        "text_dim": 4,
+        "freq_dim": 4,
+    }
+    network = random_network("WanTransformer3DModel", width, torch.bfloat16)
+    wide = set(network._keep_in_fp32_modules)
+    kept = {name: not wide.isdisjoint(name.split(".")) for name, _ in network.named_parameters()}
+    assert set(kept.values()) == {True, False}
+    assert {name: p.dtype == torch.float32 for name, p in network.named_parameters()} == kept
 
 
 def test_weights_that_are_to_blame_are_named() -> None:
