@@ -38,7 +38,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
 from sage_grpo.training.loss import Diverged
 from sage_grpo.types import Sound
-from sage_grpo.utils.clock import Clock, Recorder
+from sage_grpo.utils.clock import Clock, Recorded, Recorder
 from sage_grpo.utils.video import read_sound
 from trainer_helpers import rows
 
@@ -378,6 +378,12 @@ def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
     assert part.passes == 2
     (line,) = [line for line in part.kernels.splitlines() if "aten::cumsum" in line]
     assert line.split()[-1] == "2"
+    assert [file.name for file in tmp_path.iterdir()] == ["rollout.json.gz"]
+    recorder.recorded = [Recorded("rollout", 1.0, 8, "a"), Recorded("update", 2.0, 3, "b")]
+    said = recorder.write_table(4, {"time/rollout": 6.0})
+    rows = [["rollout", "6.000", "75%", "1.000", "8"], ["update", "2.000", "25%", "2.000", "3"]]
+    assert [line.split() for line in said.splitlines()[3:]] == rows
+    assert (tmp_path / "table.txt").read_text() == said + "\nrollout:\na\nupdate:\nb"
 
 
 def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:

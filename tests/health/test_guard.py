@@ -13,6 +13,7 @@ import torch
 
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
+from sage_grpo.health.checks import LEAST
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
@@ -94,6 +95,14 @@ def test_a_run_goes_back_to_its_good_checkpoint_or_stops(state, fault, went, end
     assert done == wanted + ([(7, "a", f"a: the run stops. {end}", "stop")] if end else [])
     assert guard.stops == bool(end)
     assert (guard.state.sentinel.rollbacks, guard.state.sentinel.brake) == (often + again, brake * 0.25**again)
+
+
+def test_shorter_steps_are_told_and_have_an_end() -> None:
+    for brake, left in ((1.0, 0.25), (LEAST, LEAST)):
+        guard, done = guarded("lower_lr", brake=brake)
+        guard._found = [Finding("a", 7, "old", True, False)]
+        assert not guard.act()
+        assert done == [("slow", left), (7, "a", f"a: steps are {left:g} times as long from now on.", "lower_lr")]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sage_grpo.distributed.spec import Layout
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.architecture import find_architecture
-from sage_grpo.plan.costs import forecast
-from sage_grpo.plan.formulas import GIB, HUNYUAN15_VAE
+from sage_grpo.plan.changes import _edits
+from sage_grpo.plan.costs import _plans, forecast
+from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, HUNYUAN15_VAE, MASTER, RunShape, differentiating_memory
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.samplers.windows import Window
 from sage_grpo.training import offload
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import VaeMover, hold_to_budget
@@ -117,11 +120,38 @@ def test_a_plan_prices_guided_training_without_the_negatives_gradient() -> None:
     assert len({forecast(one, H200, architecture=found).iteration_seconds for one in without}) == 1
 
 
+def test_decoding_with_a_graph_keeps_a_chunk_and_the_pasts_of_runs() -> None:
+    job, vae = RunShape(frames=13), HUNYUAN15_VAE  # 4 latent frames
+    area = job.height * job.width
+    for at_once, pixels, pasts in ((1, 4, 4), (8 * area, 8, 3), (2**40, 13, 0)):
+        network = replace(HUNYUAN15, vae=replace(vae, graph_pixels=at_once))
+        kept = (vae.graph * pixels + vae.past * pasts) * area * job.vae_bytes / COMPUTE + 2 * 3 * MASTER * 13 * area
+        assert differentiating_memory(network, job).activations == pytest.approx(kept)
+
+
+@pytest.mark.parametrize(
+    ("window", "one"),
+    [({"kind": "fixed", "start": 0, "length": 2}, True), ({"kind": "sliding", "length": 2}, False),
+     ({"kind": "random", "length": 2}, False), ({"kind": "drawn", "at": [1]}, True), ({"kind": "drawn"}, False)],
+)  # fmt: skip
+def test_several_iterations_are_looked_at_where_windows_move(window: dict, one: bool) -> None:
+    config = recipe("shapes/sage")
+    once = replace(config.update, updates_per_rollout=1)
+    config = replace(config, rollout=replace(config.rollout, window=Window(**window)), update=once)
+    plans = _plans(config, find_architecture(config.model), Layout(1, 1, 1))
+    assert (len(plans) == 1) == one
+
+
 def test_a_plan_prices_the_rewards_gradient() -> None:
     """Decoding with a graph, an excerpt of the clip where one is asked for, and three passes of the reward; a reward of latents takes neither."""
     config = recipe("hunyuan15_lora/draft")
     found = find_architecture(config.model)
-    whole = {phase.name: phase for phase in forecast(config, H200, architecture=found).phases}
+    now = forecast(config, H200, architecture=found)
+    for frames, fewer in ((None, 20), (40, 10), (16, None)):  # of 81
+        one = replace(config, objective=replace(config.objective, frames=frames))
+        tried = [edit["objective.frames"] for edit in _edits(one, now) if "objective.frames" in edit]
+        assert tried == ([] if fewer is None else [fewer])
+    whole = {phase.name: phase for phase in now.phases}
     assert 4 * whole["decode"].seconds < whole["gradient"].seconds < 7 * whole["decode"].seconds
     assert 1.5 * whole["decode"].memory.total < whole["gradient"].memory.total < 60 * GIB
     rewarded = [replace(config, rewards=[RewardSpec(name=name)]) for name in ("videoalign", "somewhere:free")]

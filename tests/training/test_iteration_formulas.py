@@ -171,6 +171,8 @@ def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
     assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
     assert "why" in found.report
     assert replace(two, failed={"a": 0, "b": 0}).gathered(World(), 0.5).report == ""
+    ranks = SimpleNamespace(gather=lambda rows: rows, texts=lambda text: [text, text])
+    assert len(one.gathered(ranks, 0.5).failures) == 2, "one reward's failures are those of all ranks"
     with pytest.raises(RewardFailure, match="1 of 4 clips"):
         both.gathered(World(), 0.2)
 
@@ -249,7 +251,7 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
     kept.renew()
     assert kept.copies["w"].tolist() == [2.0, 3.0]
     for lags in (False, True):
-        old = OldPolicy(params, lags=lags)
+        old = OldPolicy(params, lags=lags, samples=True, offload=False)
         move(params, 4.0, 7.0)
         old.begin()
         assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
@@ -462,6 +464,18 @@ def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent
     if not centred:  # the gradient of a log-probability: b noise / (std D), times sqrt(D)
         slope = -torch.tensor([0.25 * 2, -0.75])[:, None] * float(law.b / law.std) / math.sqrt(3)
         torch.testing.assert_close(loss.raw, slope * noise)
+
+
+def test_where_the_old_policy_is_the_policy_it_has_no_gradient() -> None:
+    model, item, _ = replayed()
+    objective = build(ObjectiveSpec(kind="nft", beta=0.5), SurrogateConfig())
+    found = []
+    for v_old in (None, model.weights.detach().clone()):
+        one = replace(item, record=replace(item.record, v_old=v_old))
+        step = losses.replay(one, torch.device("cpu"))
+        found.append(losses.loss_of(objective, TrustRegion(mode="none"), one, step, kl_lambda=0.0).raw)
+    assert found[0].any()
+    assert torch.equal(*found)
 
 
 def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:

@@ -107,6 +107,8 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
                 for one in row:
                     assert plan.network_of(one.replay) == one.network
                     assert one.states in plan.replayable(rank, update)
+                    able = {plan.network_of(state) for state in plan.replayable(rank, update)}
+                    assert (one.replay == one.states) == (one.network in able), "others' steps only for want of own"
                 spared += sum(not one.counts for one in row)
                 borrowed += sum(one.replay != one.states for one in row)
                 if kind == "gradient":  # within a clip from its end to its beginning
@@ -215,7 +217,8 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
         (Window(kind="fixed", start=3, length=2), True),
         (Window(kind="random", length=2, stop=4), False),
         (Window(kind="sliding", length=2, start=4, stop=6), True),
-        (Window(kind="drawn", at=[1, 2]), False),
+        (Window(kind="drawn", at=[1, 2, 3]), False),
+        (Window(kind="drawn"), True),
         (Window(kind="drawn", at=[1, 3], length=2), True),
     ):
         assert (planner(window=window).unexplored() is not None) == told

@@ -79,8 +79,9 @@ def _idle(forecast: Forecast) -> str:
         return ""
     size = plan.group_size * forecast.config.rollout.window.branches
     clips = len(plan.groups) * plan.group_size
-    prompts = next((n for n in range(clips // size, clips // size + ranks + 1) if n * size % ranks == 0), 0)
-    advice = f"; batch.prompts {prompts} divides evenly" if prompts and prompts != clips // size else ""
+    first = clips // size
+    prompts = next(n for n in range(first, first + ranks) if n * size % ranks == 0)
+    advice = f"; batch.prompts {prompts} divides evenly" if prompts != first else ""
     return f"{clips} clips over {ranks} ranks take {wasted} padding passes{advice}"
 
 
