@@ -136,6 +136,8 @@ def test_a_saved_model_is_loaded_and_compared_at_one_level(by: float, ended: str
     monkeypatch.setattr(ModelSpec, "load", lambda spec, device: model(by if Path(spec.path).is_dir() else 9.0))
     trainer: Any = SimpleNamespace(model=model(0.0), export=lambda folder: None, world=SimpleNamespace(control=None))
     assert checkpoint.save(trainer, torch.ones(2, 3), ["a", "b"]).status == ended  # type: ignore[list-item]
+    monkeypatch.setattr(checkpoint, "SMALL", 23)  # bytes; the network has 24
+    assert checkpoint.save(trainer, torch.ones(2, 3), []).status == "skip"
 
 
 @pytest.mark.slow

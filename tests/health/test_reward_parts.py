@@ -64,6 +64,7 @@ def test_scatter_is_no_loss() -> None:
 
 def test_only_what_counts_is_a_part() -> None:
     parts = RewardParts({"TA": 1.0, "VQ": 0.0, "judge/MQ": 0.5}, 20)
+    assert not parts.falling
     row = dict.fromkeys(
         ("reward/TA", "reward/TA/size", "reward/VQ", "reward/judge/MQ", "reward/judge", "reward/failed/TA", "reward/total", "TA"), 0.0
     )  # fmt: skip
