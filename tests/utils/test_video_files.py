@@ -126,13 +126,9 @@ def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) ->
     assert torch.equal(read_video(file)[0], frames)
     monkeypatch.setattr(video, "LARGEST", heard.waves.nbytes)
     assert torch.equal(read_sound(file).waves, heard.waves)
-    first, *rest = (Image.fromarray(frame.numpy()) for frame in clip)
-    first.save(tmp_path / "clip.gif", save_all=True, append_images=rest)  # which does not say how many frames it has
     monkeypatch.setattr(video, "LARGEST", clip.numel() - 1)
-    with pytest.raises(ValueError, match="takes more than"):
-        read_video(tmp_path / "clip.gif")
-    for frame in (first, *rest):  # a stream without any header
-        frame.save(tmp_path / "one.jpeg")
+    for frame in clip:  # a stream without any header
+        Image.fromarray(frame.numpy()).save(tmp_path / "one.jpeg")
         with (tmp_path / "clip.mjpeg").open("ab") as stream:
             stream.write((tmp_path / "one.jpeg").read_bytes())
     with pytest.raises(ValueError, match="takes more than"):
