@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.architecture import find_architecture
@@ -17,6 +19,7 @@ from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training import offload
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.inputs import build
 from sage_grpo.training.offload import VaeMover, hold_to_budget
 
 H200 = hardware.find("h200")
@@ -63,6 +66,7 @@ def test_a_process_is_held_to_its_budget_and_let_go_by_a_later_run_without_one(c
 
 
 def test_a_gpu_without_a_number_is_the_one_that_the_process_is_on(card) -> None:
+    """`cuda` is what a run on one GPU computes on."""
     for memory in (24.0, None):
         hold_to_budget(ModelSpec(memory=memory), torch.device("cuda"))
     assert card == [(0.24, 3), (1.0, 3)]
@@ -77,6 +81,14 @@ def test_the_vae_stays_only_within_the_budget(monkeypatch: pytest.MonkeyPatch) -
         mover.bytes = 2 * GIB
         mover.observe({"time/peak_gib_update": 60.0})
         assert mover.stays == stays, memory
+
+
+def test_on_a_cpu_a_budget_is_refused_with_the_reason(tmp_path) -> None:
+    config = replace(recipe("shapes/sage"), model=ModelSpec(memory=8.0, device="cpu"), out=str(tmp_path))
+    for attempt in (lambda: build(config), lambda: forecast(config, hardware.cpu())):
+        refused: Callable[[], object] = attempt
+        with pytest.raises(ModelError, match=r"model\.memory 8 is a budget of a GPU's memory.*CPU.*Leave it out"):
+            refused()
 
 
 def test_smaller_chunks_make_decoding_fit() -> None:
