@@ -20,6 +20,9 @@ class Pen:
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name
 
+    def __repr__(self) -> str:
+        return self.name
+
     def __getattr__(self, name: str) -> Pen:
         return Pen(self.log, f"{self.name}.{name}")
 
@@ -52,7 +55,7 @@ def drawing(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[str]:
         axes = np.empty((height, width), object)
         for place in np.ndindex(height, width):
             axes[place] = Pen(found, f"axis {place[0]} {place[1]}")
-        return Pen(found, "figure"), axes if more.get("squeeze") is False else axes[0]
+        return Pen(found, "figure"), axes if more.get("squeeze") is False or height > 1 else axes[0]
 
     @contextmanager
     def replacing(path: Path) -> Iterator[str]:

@@ -20,6 +20,7 @@ from sage_grpo.config.help import kind_in_words, manual
 from sage_grpo.config.metadata import affects
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.config.ranges import Count, Share, check_prompt, checked, faults, ranges
+from sage_grpo.generation.generate import GenerateSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.types import Sound
 from sage_grpo.utils import http_server, hub, pretrained
@@ -96,6 +97,7 @@ def test_help_is_an_overview_a_group_or_an_option() -> None:
         "  --part.level NUMBER (0.25)\n"
     )
     assert len(told("all").splitlines()) == 20
+    assert manual(TrainConfig, "micro_batch", prog="prog", about="").startswith("  --batch.micro_batch ")
     with pytest.raises(ValueError, match=r"no option or group 'prat'\. Did you mean --help part\? Groups: part, parts"):
         told("prat")
     assert kind_in_words(dict[str, int]) == "{NAME: INT}"
@@ -107,6 +109,10 @@ def test_values_out_of_their_range_are_told_with_their_place() -> None:
     assert dict(ranges(Whole)) == {
         "count": "at least 1", "part.level": "in [0, 1]", "parts.level": "in [0, 1]", "weights": "in [0, 1]", "pair": "at least 1",
     }  # fmt: skip
+    with pytest.raises(TypeError, match="positional"):
+        Part(0.25)  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Part().level = 0.25  # type: ignore[misc]
     good: dict[str, Any] = {one.name: getattr(Whole(name="x"), one.name) for one in dataclasses.fields(Whole)}
     assert list(faults(Whole, good)) == []
     for changes, said in (
@@ -142,7 +148,7 @@ def test_the_nearest_name_is_meant() -> None:
     assert groups(Whole) == ["part"]
 
 
-def test_a_parsers_complaint_is_one_line_of_advice() -> None:
+def test_a_parsers_complaint_is_one_line_of_advice(tmp_path: Path) -> None:
     wanted = "Expected a typing.Literal['one', 'two']. Got value: onne"
     maybe, several = (f"Expected a <class '{kind}'>. Got value: x" for kind in ("int'> or <class 'NoneType", "list"))
     stray = "'stray' belongs to no option: options are written --name value, lists --name [a, b]."
@@ -161,6 +167,8 @@ def test_a_parsers_complaint_is_one_line_of_advice() -> None:
         (f'Parser key "count": {maybe}', "count must be a whole number, got 'x'."),
         ("something  else\nhappened", "something else happened"),
         (f'Parser key "parts": {several}', f"parts must be a list ([a, b]), got 'x'. {mapping}"),
+        (f'Parser key "parts": {maybe}', "parts must be a whole number, got 'x'."),
+        (f'Parser key "weights": {several}', "weights must be a list ([a, b]), got 'x'."),
         ("Parser key \"part\": Unable to load config 'x'", part),
         (
             'Parser key "part": Parser key "level": Expected a <class \'float\'>. Got value: y',
@@ -168,6 +176,11 @@ def test_a_parsers_complaint_is_one_line_of_advice() -> None:
         ),
     ):
         assert explain(message, Whole) == said
+    (tmp_path / "config.yaml").write_text("")
+    run = f"unrecognized arguments: {tmp_path} more"
+    assert explain(run, GenerateSpec).endswith(f"--name [a, b]. Did you mean --run {tmp_path}?")
+    assert "Did you mean" not in explain(run, Whole)
+    assert "Did you mean" not in explain(f"unrecognized arguments: {tmp_path.parent}", GenerateSpec)
 
 
 def test_sizes_and_files_of_the_hub_in_words(tmp_path: Path) -> None:
@@ -207,6 +220,7 @@ def test_checks_of_pretrained_files(tmp_path: Path) -> None:
 
     assert "knows 9 tokens, but its model has 8 embeddings: they do not" in str(vocabulary(9, 8))
     assert "knows 5 tokens, but its model has 8 embeddings: its files (added_tokens.json)" in str(vocabulary(5, 8))
+    assert "knows 0 tokens, but its model has 8 embeddings" in str(vocabulary(0, 8))
     assert vocabulary(6, 8) is vocabulary(8, 8) is None
     config = tmp_path / "config.json"
     for values, rows in (

@@ -129,6 +129,7 @@ def a_prompt_names_the_scene_that_made_it_in_every_template(world: PromptWorld) 
         assert len(set(texts)) == len(scenes)
         assert set(" ".join(texts).split()) <= set(module.words())
         assert world.attributes(texts[0]) == {name: getattr(scenes[0], name) for name in module.ATTRIBUTES}
+    assert module.to_text(scenes[0]) == module.to_text(scenes[0], 0)
     assert len({module.to_text(scenes[0], template) for template in range(len(module.TEMPLATES))}) >= 6
     assert all(word == word.lower() and word.isalpha() for word in module.words())
     with pytest.raises(ValueError, match="Unknown word"):

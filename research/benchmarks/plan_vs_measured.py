@@ -32,7 +32,7 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.architecture import Architecture, build_architecture, find_architecture
-from sage_grpo.plan.costs import Forecast, choose_levels, forecast
+from sage_grpo.plan.costs import Forecast, choose_activations, forecast
 from sage_grpo.plan.formulas import (
     GIB,
     NetworkShape,
@@ -293,7 +293,7 @@ def main() -> int:
             found = find(options, first)
             model = build(options, first, found) if model is None else model
             model.video = found.model.video  # the same network makes clips of any length
-            model.keep(choose_levels(first, model, World()))
+            model.keep(choose_activations(first, model, World()))
             fine = case(options, report, model, found, device, length) and fine
             report["seconds"] = time.perf_counter() - begin
             if options.out is not None:

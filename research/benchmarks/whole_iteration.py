@@ -29,7 +29,7 @@ from plan_vs_measured import build, find, iterate
 from sage_grpo.config.parsing import given, parse
 from sage_grpo.distributed.world import World
 from sage_grpo.plan import hardware
-from sage_grpo.plan.costs import Forecast, choose_levels, forecast
+from sage_grpo.plan.costs import Forecast, choose_activations, forecast
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
             model, known = build(options, config, found), network
         assert model is not None
         model.video = found.model.video
-        model.keep(choose_levels(config, model, World()))
+        model.keep(choose_activations(config, model, World()))
         said, begin = forecast(config, device, architecture=found), time.perf_counter()
         row: dict[str, Any] = {
             "case": name,

@@ -91,4 +91,4 @@ else:  # hidden from type checkers, which would accept every misspelt name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*{*globals(), *__all__}]

@@ -75,7 +75,7 @@ class Conditioning:
 
 
 @dataclass(frozen=True)
-class Scores:
+class BatchScores:
     """Rewards of a batch of clips."""
 
     parts: Mapping[str, Tensor]

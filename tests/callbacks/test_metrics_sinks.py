@@ -47,6 +47,7 @@ def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
     (picture,) = read(tmp_path).Images("held_out")
     with Image.open(BytesIO(picture.encoded_image_string)) as image:
         assert (picture.step, image.format, image.size) == (2, "GIF", (512, 256))  # two clips side by side, enlarged
+        assert (picture.width, picture.height) == (16, 8)
         assert (image.info["duration"], image.info["loop"]) == (120, 0)  # 8 frames a second in hundredths, for ever
 
 

@@ -38,7 +38,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
 from sage_grpo.training.loss import Diverged
 from sage_grpo.types import Sound
-from sage_grpo.utils.clock import Clock, Recorder
+from sage_grpo.utils.clock import Clock, Recorded, Recorder
 from sage_grpo.utils.video import read_sound
 from trainer_helpers import rows
 
@@ -123,7 +123,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     callbacks, event = UserCallbacks(trainer, hooks, None), SentinelEvent(4, "drift", "it drifts", "warn")  # type: ignore[arg-type]
     callbacks.after({"a": 1.0})
     callbacks.saved(tmp_path / "000004")
-    callbacks.told(event)
+    callbacks.health_event(event)
     assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
     assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
     assert heard[0].videos is trainer.clips.videos
@@ -132,10 +132,23 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     assert not UserCallbacks(trainer, Hooks(), None).shows(1)  # type: ignore[arg-type]
     said = Said()
     rows = MetricsWriter(trainer, Metrics(), said)  # type: ignore[arg-type]
-    rows.told(event)
-    rows.told(replace(event, action="stop"))
+    rows.health_event(event)
+    rows.health_event(replace(event, action="stop"))
     assert said.lines == [("sentinel: drift: it drifts", "yellow"), ("sentinel: it drifts", "yellow")]
     assert [one["text"] for one in read_events(tmp_path)] == ["drift: it drifts", "it drifts"]
+
+
+def test_every_row_is_shown_and_failed_rewards_are_named(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    terminal: Any = Said()
+    terminal.iteration = terminal.evaluation = lambda *row: terminal.lines.append(row)
+    trainer.scores.report = "2 of 8 clips failed"
+    monkeypatch.setattr("sage_grpo.callbacks.journal.time", SimpleNamespace(time=lambda: 1234.56789))
+    writer, result = MetricsWriter(trainer, Metrics(), terminal), SimpleNamespace(metrics={"eval/b": 2.0}, report="")
+    writer.after({"a": 1.0})
+    writer.evaluated(SimpleNamespace(metrics={"eval/b": 2.0, "c": 1.0}, result=result))  # type: ignore[arg-type]
+    assert terminal.lines == [(4, {"a": 1.0}), (trainer.scores.report, "yellow"), (4, {"eval/b": 2.0})]
+    event = {"time": 1234.568, "kind": "failed", "iteration": 4, "text": trainer.scores.report}
+    assert read_events(tmp_path) == [event]
 
 
 def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
@@ -163,6 +176,8 @@ def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None
     clip = torch.stack([torch.full((4, 200, 3), level, dtype=torch.uint8) for level in (0, 100, 200)])
     with Image.open(io.BytesIO(animation(clip, 4.0))) as shown:
         assert (shown.size, shown.n_frames, shown.info["duration"], shown.info["loop"]) == ((400, 8), 3, 250, 0)
+    with Image.open(io.BytesIO(animation(torch.zeros(1, 2, 600, 3, dtype=torch.uint8), 4.0))) as wide:
+        assert wide.size == (600, 2)
     first = run_id(tmp_path, resumed=False)
     assert len(first) == 8
     assert run_id(tmp_path, resumed=True) == first
@@ -221,6 +236,9 @@ def test_an_outlet_shows_what_it_can_and_knows_whether_a_person_looks() -> None:
     for look, closed in ((False, False), (True, True)):
         assert not Outlet(SimpleNamespace(isatty=lambda look=look: look, closed=closed)).isatty()
     assert not Outlet(None).isatty()
+    assert Outlet(SimpleNamespace(fileno=lambda: 7)).fileno() == 7
+    with pytest.raises(io.UnsupportedOperation):
+        Outlet(None).fileno()
 
 
 def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(trainer: Any, tmp_path: Path) -> None:
@@ -360,6 +378,12 @@ def test_only_the_first_passes_are_recorded(tmp_path: Path) -> None:
     assert part.passes == 2
     (line,) = [line for line in part.kernels.splitlines() if "aten::cumsum" in line]
     assert line.split()[-1] == "2"
+    assert [file.name for file in tmp_path.iterdir()] == ["rollout.json.gz"]
+    recorder.recorded = [Recorded("rollout", 1.0, 8, "a"), Recorded("update", 2.0, 3, "b")]
+    said = recorder.write_table(4, {"time/rollout": 6.0})
+    rows = [["rollout", "6.000", "75%", "1.000", "8"], ["update", "2.000", "25%", "2.000", "3"]]
+    assert [line.split() for line in said.splitlines()[3:]] == rows
+    assert (tmp_path / "table.txt").read_text() == said + "\nrollout:\na\nupdate:\nb"
 
 
 def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_one_prompt_has_no_interval_and_says_so() -> None:
 
 
 def test_rewards_without_weights_have_no_total_and_say_so() -> None:
-    rewards = [RewardSpec(name="video_stats", metric_only=True)]
+    rewards = [RewardSpec(name="video_stats")]
     options = EvaluateSpec(rewards=rewards, settings=EvalConfig(prompts=2, steps=1), micro_batch=2)
     with pytest.warns(UserWarning, match="No reward has a weight, so there is no total"):
         result = measure(options)

@@ -16,6 +16,7 @@ import torch
 import double
 import tiny
 import trainer_toys
+from sage_grpo.cli.evaluate import print_scores
 from sage_grpo.cli.generate import Options, run
 from sage_grpo.data.examples import load_examples
 from sage_grpo.data.prompts import Prompt
@@ -83,6 +84,12 @@ def test_the_best_and_the_worst_clip_of_a_prompt_become_a_pair(wan, tmp_path, ca
     assert run(options(wan, tmp_path / "out", batch=4, **fields)) == 0
     assert "6 clips, their scores and 2 pairs" in capsys.readouterr().out
     shines = {file: trainer_toys.bright(clip[None], [""], 8.0).item() for file, clip in written.items()}
+    listed = [json.loads(line) for line in (tmp_path / "out" / "prompts.jsonl").read_text().splitlines()]
+    videos = [file.name for file in shines]
+    told = [
+        {"told": str(1 + n // 3), "prompt": ("a cat", "a dog")[n // 3], "video": name} for n, name in enumerate(videos)
+    ]
+    assert listed == told
     with (tmp_path / "out" / "scores.csv").open() as table:
         rows = list(csv.DictReader(table))
     assert {tmp_path / "out" / row["video"]: float(row["total"]) for row in rows} == shines
@@ -136,7 +143,7 @@ def rows_of(*totals: float) -> list[ScoredVideo]:
     return [ScoredVideo(f"{n}.mp4", "=a", {}, 8.0, 3, 4, 5, found, "") for n, found in enumerate(scores)]
 
 
-def test_scores_are_written_and_summed_up_over_what_could_be_scored(tmp_path: Path) -> None:
+def test_scores_are_written_and_summed_up_over_what_could_be_scored(tmp_path: Path, capsys) -> None:
     rows = rows_of(1.0, 2.0, math.nan, 6.0)
     rows[2].reason = "cannot be read"
     assert summarize(rows, "TA") == pytest.approx({"mean": 3.0, "standard_error": math.sqrt(7 / 3), "count": 3})
@@ -154,6 +161,14 @@ def test_scores_are_written_and_summed_up_over_what_could_be_scored(tmp_path: Pa
     files.refuse_unscored(tmp_path, rows)
     with pytest.raises(ValueError, match=r"None of the 1 videos in .*\. 2\.mp4: cannot be read"):
         files.refuse_unscored(tmp_path, rows[2:3])
+    rows[1].reason, rows[3].reason = "cannot be read", "[odd]"
+    capsys.readouterr()
+    print_scores(rows, limit=3)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
+    assert lines[2:] == [
+        "0.mp4 8 3 1.0000 1.0000", "1.mp4 8 3 2.0000 2.0000", "2.mp4 8 3 nan nan", "and 1 more", "mean 3.0000 3.0000",
+        "standard_error 1.528 1.528", "count 3 3", "x2, first 1.mp4: cannot be read", "3.mp4: [odd]",
+    ]  # fmt: skip
 
 
 def test_scores_go_to_their_rows_with_what_a_reward_says(monkeypatch) -> None:

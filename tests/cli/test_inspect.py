@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import tiny
-from sage_grpo.cli import main, probe
+from pen import drawing
+from sage_grpo.cli import inspect, main, probe
 from sage_grpo.cli.inspect import Options, run
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.samplers.kernels import KernelSpec
@@ -21,27 +24,56 @@ from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
 from sage_grpo.tools.probe.probe import ProbeResult
 from sage_grpo.tools.probe.spec import ProbeSpec
 from sage_grpo.tools.probe.ways import CheapSetting, Measured, WaysResult
-from sage_grpo.training.config import CheapSpec
+from sage_grpo.training.config import CheapSpec, LogConfig
 
-GOLDEN = Path(__file__).with_name("inspect.txt")
-"""The text of the tables, for four steps."""
 NUMBER = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?!\w)")
 KERNELS = ["flow", "sage", "sage_exact"]
 SHOWN = {"kernels": KERNELS, "steps": 4, "shift": 8.0, "window": Window(kind="fixed", start=0, length=3)}
 
 
-def test_tables_show_what_they_showed_and_a_figure_is_drawn(capsys, tmp_path: Path) -> None:
+def assert_alike(told: str, name: str) -> None:
     """Numbers to a thousandth: a library may add them up in another order."""
-    assert run(Options(**SHOWN, figure=tmp_path / "f.png")) == 0
-    told, golden = (
-        capsys.readouterr().out.replace(str(tmp_path / "f.png"), "FIGURE"),
-        GOLDEN.read_text(encoding="utf-8"),
-    )
-    told = "".join(f"{line.rstrip()}\n" for line in told.splitlines())
+    golden = Path(__file__).with_name(name).read_text(encoding="utf-8")
     assert NUMBER.sub("_", told) == NUMBER.sub("_", golden)
     found, wanted = ([float(one) for one in NUMBER.findall(text)] for text in (told, golden))
     assert found == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+
+
+def test_tables_show_what_they_showed_and_a_figure_is_drawn(capsys, tmp_path: Path) -> None:
+    assert run(Options(**SHOWN, figure=tmp_path / "f.png")) == 0
+    told = capsys.readouterr().out.replace(str(tmp_path / "f.png"), "FIGURE")
+    assert_alike("".join(f"{line.rstrip()}\n" for line in told.splitlines()), "inspect.txt")
     assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
+def test_the_figure_shows_what_it_showed(monkeypatch, tmp_path: Path) -> None:
+    log = drawing(monkeypatch, inspect)
+    monkeypatch.setattr("matplotlib.pyplot.rc_context", lambda style: log.append(str(style)) or nullcontext())
+    assert run(Options(**SHOWN, figure=tmp_path / "f.png")) == 0
+    assert_alike("\n".join(log) + "\n", "inspect_figure.txt")
+
+
+def test_steps_without_noise_are_dim(monkeypatch) -> None:
+    tables: list[Any] = []
+    monkeypatch.setattr("rich.console.Console.print", lambda self, *things, **named: tables.extend(things))
+    assert run(Options(**{**SHOWN, "kernels": ["sage"]}, figure=None)) == 0
+    assert [row.style for row in tables[0].rows] == ["", "", "", "dim"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "alone", "shown"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_a_bar_is_shown_unless_json_is_wanted(progress: bool, alone: bool, shown: bool, monkeypatch, capsys) -> None:
+    bars: list[Any] = []
+    prober = SimpleNamespace(failures=["a fault", "a fault"])
+    monkeypatch.setattr("sage_grpo.tools.probe.probe.prepare", lambda *given: prober)
+    monkeypatch.setattr(
+        "sage_grpo.tools.probe.probe.probe", lambda prober, say, counting: bars.append(counting) or finding()
+    )
+    monkeypatch.setattr(probe, "_write", lambda *given: None)
+    assert probe.run(probe.Options(log=LogConfig(progress=progress), probe=ProbeSpec(json=alone))) == 0
+    assert [bar.keywords["shown"] for bar in bars] == [shown]
+    assert capsys.readouterr().err == "a fault\n"
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Planned:
     def __init__(self, examples: bool = False) -> None:
         self.examples = examples
 
-    def trunk(self, group: SimpleNamespace) -> list[str]:
+    def prefix(self, group: SimpleNamespace) -> list[str]:
         return ["start", f"branch {group.branch}"]
 
     def batches(self, rank: int) -> list[SimpleNamespace]:
@@ -172,7 +172,7 @@ class Planned:
     def replays(self, rank: int, update: int) -> list[SimpleNamespace]:
         return [replay(10 ** (2 * rank + update))]
 
-    def gauged(self, rank: int) -> list[SimpleNamespace]:
+    def kl_replays(self, rank: int) -> list[SimpleNamespace]:
         return [replay(20000), replay(20000)]
 
 
@@ -229,7 +229,7 @@ def test_scores_stand_at_their_iteration_and_by_prompt_at_budgets_and_the_end() 
     assert one.record.evaluations == {"1": scores, "2": scores, "4": scores}
     assert (one.record.passes["4"], one.record.clips["4"]) == (7, 5)
     assert one.record.by_prompt == {point: {"total": [2.0]} for point in ("2", "4")}
-    one.told(lab.SentinelEvent(iteration=3, name="late", action="warn", text=""))
+    one.health_event(lab.SentinelEvent(iteration=3, name="late", action="warn", text=""))
     assert one.record.sentinel == [[3, "late", "warn"]]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -36,6 +38,25 @@ def work(folder: Path, jobs: list[CompareJob], look: Any = lambda pool: None) ->
     pool = RunPool(jobs, [Worker(folder, 0, {"OWN": "yes"}, COMMAND)], lambda job, row: rows.append(row), request)
     pool.run(look, interval=0.02)
     return pool, rows
+
+
+def test_a_worker_makes_run_after_run_until_one_fails(monkeypatch, capfd) -> None:
+    waiting, sent = [request(job("fails")), request(job("ok"))], []
+
+    def measure(one: CompareJob, bases: Any, tick: Any, *more: Any) -> int:
+        tick(1)
+        return 7 // (one.arm == "ok")
+
+    line = SimpleNamespace(send=sent.append, recv=waiting.pop)
+    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(worker, "Connection", lambda descriptor: nullcontext(line))
+    monkeypatch.setattr("sage_grpo.tools.compare.measure.measure", measure)
+    with warnings.catch_warnings():
+        assert worker.main(3) == 1
+    assert sent[:3] == [{"done": 1}, {"row": 7}, {"done": 1}]
+    assert (sent[3]["row"]["status"], sent[3]["row"]["error"][:17]) == ("failed", "ZeroDivisionError")
+    headings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("---")]
+    assert headings == [f"--- {job(arm).name}" for arm in ("ok", "fails")]
 
 
 @pytest.fixture
@@ -144,23 +165,23 @@ def test_a_run_that_gets_to_its_next_point_in_time_is_started_from_where_it_was_
 
 
 def test_the_start_of_a_run_is_no_part_of_its_pace(clock) -> None:
-    """An import of 40 s, and one iteration a second: 8 s are left of ten iterations, not 400."""
+    """An import of 40 s, and two seconds an iteration: 16 s are left of ten iterations, not 420."""
     one = replace(job("a"), config=TrainConfig(iterations=10))
     pool = pool_of(one, workers=1)
     _, hear = begin(pool)
     clock[0] = 40.0
     hear(done=1)
     assert pool.left() is None  # one report is no pace yet
-    clock[0] = 41.0
+    clock[0] = 42.0
     hear(done=2)
-    assert pool.left() == pytest.approx(8)
+    assert pool.left() == pytest.approx(16)
     hear(row={"status": "done"})
-    assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # a whole run has its start
+    assert pool.estimates.seconds(one, 10) == pytest.approx(42)  # a whole run has its start
     pool.estimates.learn(one, 1000.0, 1, under_way=True)
-    assert pool.estimates.seconds(one, 10) == pytest.approx(41)  # and knows better than one under way
+    assert pool.estimates.seconds(one, 10) == pytest.approx(42)  # and knows better than one under way
     pool.estimates.learn(one, 5, 0)  # of no iteration there is no pace
     pool.estimates.learn(replace(one, settings={"lr": 1}), 90, 1)  # of a suite whose arm has the same name
-    assert pool.estimates.seconds(replace(one, seed=3), 10) == pytest.approx(41)
+    assert pool.estimates.seconds(replace(one, seed=3), 10) == pytest.approx(42)
     continued = pool_of(one, workers=1, kept={one.key: 6})
     _, hear = begin(continued)
     clock[0] += 12.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_only_what_there_is_is_drawn(log: list[str], tmp_path: Path) -> None:
     assert figures.draw(summarize(SUITE, few), tmp_path) == [tmp_path / "bars.png"]  # one point is no curve
     assert not any("axvline" in line for line in log)
     assert figures.draw(summarize(SUITE, rows()[-2:]), tmp_path) == []
+    alone = replace(SUITE, columns=COLUMNS[:1])
+    assert figures.draw(summarize(alone, rows()), tmp_path) == [tmp_path / f"{name}.png" for name in SUITE.figures]
     looks = [tuple(figures._look(place)[part] for part in ("color", "ls")) for place in range(33)]
     assert (len(set(looks[:32])), looks[32]) == (32, looks[0])
 

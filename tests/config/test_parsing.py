@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,6 +99,8 @@ def test_command_line_wins_over_yaml_wins_over_recipe(file: Path) -> None:
     assert run("--adapter", "null", defaults=recipe).adapter is None
     options = run("--kernel.name", "cps", "--quiet", "--adapter.rank", "8", "--weights.VQ", "0.5")
     assert options == Options(kernel=KernelSpec(name="cps"), quiet=True, adapter=Adapter(rank=8), weights={"VQ": 0.5})
+    with pytest.raises(ConfigError, match="no option 'recipe'"):
+        run("--recipe", "shapes/sage")
 
 
 def test_what_is_given_is_known_before_parsing(file: Path) -> None:
@@ -144,6 +147,14 @@ def test_a_small_file_that_is_enormous_in_memory_is_refused(form: str, tmp_path)
         run(*form.format(file=file, outer=outer).split(" "))
     with pytest.raises(ConfigError, match="aliases"):
         read_yaml(file)
+
+
+def test_options_are_nested_as_deep_as_allowed_and_no_deeper(file: Path) -> None:
+    for deeper, refused in ((0, nullcontext()), (1, pytest.raises(ConfigError, match="is nested deeper than"))):
+        depth = parsing.MAX_YAML_DEPTH - 1 + deeper
+        file.write_text(f"a: {'[' * depth}{']' * depth}")
+        with refused:
+            read_yaml(file)
 
 
 def test_aliases_on_the_command_line_are_refused() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from sage_grpo.cli.main import COMMANDS
 from sage_grpo.config.parsing import ConfigError, parse
-from sage_grpo.config.ranges import Range
+from sage_grpo.config.ranges import Range, Seconds
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import OptimizerConfig, TrainConfig
 
@@ -116,6 +116,7 @@ def test_the_parser_names_the_whole_key(argv: list[str], message: str) -> None:
         (Range(most=3), (-5, 3), (3.1, -math.inf), "at most 3"),
         (Range(), (-5, 3), (math.nan, math.inf), "finite"),
         (Range(2, open_below=True), (2.1,), (2,), "greater than 2"),
+        (get_args(Seconds)[1], (1e-9, 604_800), (0, 604_801), "in (0, 604800]"),
     ],
 )
 def test_ranges_and_their_words(limit: Range, inside: tuple, outside: tuple, words: str) -> None:

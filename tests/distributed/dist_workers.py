@@ -34,7 +34,7 @@ from sage_grpo.training.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training.inputs import adopt, build
 from sage_grpo.training.offload import distribute
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.types import Scores
+from sage_grpo.types import BatchScores
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import RolloutTask, WorkerError
 
@@ -195,7 +195,7 @@ class Recorder:
             places = [(iteration, member.group, member.index) for member in members]
             self.real |= {place: float(value) for place, value in zip(places, scores.total)}
             total = torch.tensor([float(keyed_noise((1,), "reward", *place)) for place in places])
-            return Scores(parts=scores.parts, total=total, valid=torch.isfinite(total)), report
+            return BatchScores(parts=scores.parts, total=total, valid=torch.isfinite(total)), report
 
         self.trainer.reward.score = keyed
         try:
@@ -361,7 +361,7 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
         high, low = (model.velocity(x, torch.tensor(sigma), conditions) for sigma in (0.95, 0.3))
         loss = (high * keyed_noise(tuple(x.shape), "gradient")).sum()
         (loss * engine.scale).backward()
-        norm = engine.clip(model.trainable().values(), 1e9)
+        norm = engine.clip_gradients(model.trainable().values(), 1e9)
         results[kind] = {"high": high.detach().numpy(), "low": low.detach().numpy(), "norm": norm, "tokens": seen[:2]}
     return results
 

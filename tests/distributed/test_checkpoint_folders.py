@@ -43,10 +43,13 @@ def test_what_was_saved_is_read_and_what_does_not_fit_is_named(tmp_path: Path) -
         (lacks, r"it lacks \['z1', 'z2', 'z3'\] and has \['a'\] besides"),
         ({**found, "c": torch.zeros(1)}, r"it lacks \['c'\] and has nothing besides"),
         ({"b": torch.zeros(2)}, r"it lacks nothing and has \['a'\] besides"),
-        ({"a": torch.ones(4), "b": torch.zeros(2)}, "does not fit this configuration: "),
+        ({"a": torch.ones(4), "b": torch.zeros(2)}, r"does not fit this configuration: .*[Ss]ize.*\. Use the model"),
     ):
         with pytest.raises(CheckpointError, match=said):
             load(folder, wanted, World())
+    many = Writer(World()).save(tmp_path, 2, {name: torch.zeros(1) for name in "fedcba"}, {}, {})
+    with pytest.raises(CheckpointError, match=r"it lacks nothing and has \['a', 'b', 'c'\] besides"):
+        load(many, {"d": torch.zeros(1), "e": torch.zeros(1)}, World())
     (folder / "state.json").write_text('{"format": 2}')
     with pytest.raises(CheckpointError, match="has checkpoint format 2; this version reads 1"):
         read_meta(folder)
@@ -107,10 +110,13 @@ def test_what_a_kill_interrupted_is_finished_or_removed(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(checkpoint.os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    synced: dict[int, int] = {}
+    monkeypatch.setattr(
+        checkpoint.os, "fsync", lambda number: synced.update({os.fstat(number).st_ino: os.fstat(number).st_size})
+    )
     folder = saved(tmp_path, note=b"1")
-    assert set(synced) == {one.stat().st_ino for one in (*folder.iterdir(), tmp_path)}
+    assert synced.keys() == {one.stat().st_ino for one in (*folder.iterdir(), tmp_path)}
+    assert all(synced[one.stat().st_ino] == one.stat().st_size for one in folder.iterdir()), "with all that is in them"
 
 
 def test_the_last_saved_and_the_spared_are_kept(tmp_path: Path) -> None:

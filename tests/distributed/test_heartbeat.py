@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -61,7 +64,7 @@ def test_who_counts_as_lost(count: str, place: str, age: float, lost: str) -> No
         assert told == [], "who does not hear the store takes nobody for silent"
 
 
-def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
+def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch) -> None:
     """After a laptop's sleep everyone's last sign is old."""
     beat, told = watching(2)
     beat._seen[1] = Beat("3", "rollout", time.monotonic() - 1000, DEAD)
@@ -71,6 +74,13 @@ def test_a_process_that_was_stopped_itself_blames_nobody() -> None:
     beat._seen[1] = dataclasses.replace(beat._seen[1], time=time.monotonic() - 1000)
     beat._check()
     assert len(told) == 1
+    for step, forgiven in ((2 * heartbeat.STILL + 1, 2), (2 * heartbeat.STILL - 1, 0)):
+        clock, done = itertools.count(0, step), []
+        monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+        beat._stop = SimpleNamespace(wait=lambda seconds, ends=[True, False, False]: ends.pop())
+        beat._forgive, beat._check = partial(done.append, "forgive"), partial(done.append, "check")
+        beat._watch()
+        assert (done.count("forgive"), done.count("check")) == (forgiven, 2)
 
 
 def test_signs_are_read_once_all_are_there_and_only_new_ones_count() -> None:

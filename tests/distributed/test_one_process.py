@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,6 +104,39 @@ def test_one_process_has_nobody_to_ask() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "gpu", "taken"), [("auto", True, True), ("cpu", True, False), ("auto", False, False)]
+)
+def test_a_process_takes_the_gpu_of_its_place_on_the_machine(device: str, gpu: bool, taken: bool, monkeypatch) -> None:
+    chosen, groups = [], []
+    for name, value in {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(world, "end_with_parent", lambda: None)
+    monkeypatch.setattr(world, "rendezvous", lambda place, timeout: iter([(dist.HashStore(), 0, 0)]))
+    monkeypatch.setattr(world, "join", lambda layout, place, timeout: (layout.replicate * layout.shard, place, timeout))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **named: groups.append((backend, named["rank"])))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    place = torch.device("cuda", 1) if taken else torch.device("cpu")
+    assert start(ParallelSpec(timeout=30.0), device) == (8, place, 30.0)
+    assert chosen == [place] * taken
+    assert groups == [("cpu:gloo,cuda:nccl" if taken else "gloo", 5)]
+
+
+def test_only_what_is_not_sharded_is_moved_and_the_mesh_is_of_the_device(monkeypatch) -> None:
+    meshes, moved, network = [], [], Net()
+    sharding = SimpleNamespace(set_modules_to_backward_prefetch=lambda blocks: None)
+    monkeypatch.setattr(fsdp, "fully_shard", lambda module, **named: sharding)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: moved.append((self.data_ptr(), device)) or self)
+    mesh = SimpleNamespace(device_type="there")
+    monkeypatch.setattr(fsdp, "init_device_mesh", lambda kind, sizes, **named: meshes.append((kind, sizes)) or mesh)
+    one = World(control="control", device=torch.device("cuda", 0), layout=Layout(replicate=2, shard=3))
+    for each in (one, replace(one, device=None, layout=Layout(shard=3))):
+        shard([(network, network.blocks)], ParallelSpec(), each, keep=[network.kept])
+    assert meshes == [("cuda", (2, 3)), ("cpu", (3,))]
+    assert moved == [(one.data_ptr(), "there") for one in (network.shift, network.kept)] * 2
+
+
+@pytest.mark.parametrize(
     ("error", "lost"),
     [
         (RuntimeError("\n[gloo] Connection closed by peer\nmore"), True),
@@ -176,7 +210,7 @@ def test_a_sharded_network_is_the_network(group) -> None:
     for one in (plain, network):
         sum(part.square().sum() for part in one(x)).backward()
     norm = torch.cat([p.grad.flatten() for p in plain.blocks.parameters()]).norm()
-    assert engine.clip(iter(network.blocks.parameters()), 0.5) == pytest.approx(float(norm), rel=1e-5)
+    assert engine.clip_gradients(iter(network.blocks.parameters()), 0.5) == pytest.approx(float(norm), rel=1e-5)
     whole = engine.whole({name: p.grad for name, p in network.blocks.named_parameters()})
     for name, p in plain.blocks.named_parameters():
         torch.testing.assert_close(whole[name], p.grad * 0.5 / norm, rtol=1e-5, atol=1e-7)

@@ -71,7 +71,7 @@ def test_healthy_shapes() -> None:
     found += examine.of_learning(sample)
     assert not raised(found)
     assert len(found) == 14
-    assert len(sample.trainer.encoder.encoded) <= spec.prompts + 1  # not those of the whole run
+    assert len(sample.trainer.prompt_encoder.encoded) <= spec.prompts + 1  # not those of the whole run
 
 
 def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
-from sage_grpo.models.spec import LoraSpec
+from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
@@ -119,6 +120,22 @@ def _saved(sample: Sample) -> Check:
         for p in sample.trainer.state.params.values():
             p.add_(0.1)  # an adapter at its start would be lost unseen
     return checkpoint.save(sample.trainer, checkpoint.start(model), model.encode(["a cat"]))
+
+
+@pytest.mark.parametrize(("by", "ended"), [(0.0, "pass"), (1.0, "fail")])
+def test_a_saved_model_is_loaded_and_compared_at_one_level(by: float, ended: str, monkeypatch) -> None:
+    def model(by: float) -> Any:
+        def velocity(x: Tensor, sigma: Tensor, conditions: Any, guidance: float) -> Tensor:
+            assert (x.shape, sigma, conditions, guidance) == ((1, 3), checkpoint.MIDDLE, ["a"], 1.0)
+            return x + by
+
+        network = torch.nn.Linear(2, 2)
+        return SimpleNamespace(velocity=velocity, network=network, spec=ModelSpec(), device="cpu", dtype=torch.float32)
+
+    monkeypatch.setattr(checkpoint, "FamilyModel", SimpleNamespace)
+    monkeypatch.setattr(ModelSpec, "load", lambda spec, device: model(by if Path(spec.path).is_dir() else 9.0))
+    trainer: Any = SimpleNamespace(model=model(0.0), export=lambda folder: None, world=SimpleNamespace(control=None))
+    assert checkpoint.save(trainer, torch.ones(2, 3), ["a", "b"]).status == ended  # type: ignore[list-item]
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_a_hacked_reward_is_found_and_acted_on() -> None:
 
 def test_a_continued_run_finds_the_same() -> None:
     def fresh() -> Sentinel:
-        return Sentinel(SentinelConfig(), clips=48, clip=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
+        return Sentinel(SentinelConfig(), clips=48, clip_range=0.01, witnesses=WATCHED, trained={"a": 1.0, "b": 1.0})
 
     whole, again, draw = fresh(), fresh(), random.Random(2)
     found: list[list[Finding]] = [[], []]

@@ -13,6 +13,7 @@ import torch
 
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
+from sage_grpo.health.checks import LEAST
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
@@ -94,6 +95,14 @@ def test_a_run_goes_back_to_its_good_checkpoint_or_stops(state, fault, went, end
     assert done == wanted + ([(7, "a", f"a: the run stops. {end}", "stop")] if end else [])
     assert guard.stops == bool(end)
     assert (guard.state.sentinel.rollbacks, guard.state.sentinel.brake) == (often + again, brake * 0.25**again)
+
+
+def test_shorter_steps_are_told_and_have_an_end() -> None:
+    for brake, left in ((1.0, 0.25), (LEAST, LEAST)):
+        guard, done = guarded("lower_lr", brake=brake)
+        guard._found = [Finding("a", 7, "old", True, False)]
+        assert not guard.act()
+        assert done == [("slow", left), (7, "a", f"a: steps are {left:g} times as long from now on.", "lower_lr")]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +245,7 @@ def test_groups_that_no_longer_agree_are_evidence_of_hacking(drop: float, told: 
     sentinel.at_best = {"judge": Agreement(10, 5.0, 0.25)}
     sentinel.agreement = {"judge": Agreement(20, 10.0 - 10 * drop, 0.75)}
     assert bool(sentinel._hacked("judge", off(-0.25, 0.1), total)) == told
+    assert not sentinel._hacked("judge", off(-0.09, 0.1), total), "held-out clips must say half as much"
 
 
 @pytest.mark.parametrize(
@@ -255,6 +265,15 @@ def test_a_witness_no_longer_follows_where_its_first_gain_was_sure_and_its_secon
         sentinel.agreement = {"judge": Agreement(20, 10.0, 0.2)}
         sentinel.remembered[1] = PastEvaluation({"total": one, "judge": judge}, {"judge": Agreement(10, 5.0, 0.1)})
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one)), "groups agree as before"
+        first, half = PastEvaluation({"total": FLAT, "judge": FLAT}), sentinel.remembered[1]
+        for places in ((off(0.1, 0.01), half), (half, off(1.9, 0.01))):  # the half is that with the total in the middle
+            others = [
+                one if one is half else PastEvaluation({"total": one, "judge": off(later, 0.1, judge)})
+                for one in places
+            ]
+            sentinel.remembered, sentinel.agreement = [first, *others], {}
+            text = sentinel._decoupled("judge", off(later, 0.1, judge), off(2.0, 0.1, FLAT))
+            assert f"judge, which nothing is trained on, rose by {gain:.3g} " in text
         sentinel.remembered = sentinel.remembered[:1]
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))
 

@@ -22,7 +22,7 @@ LOST = {(1001, (2, 3)): ("reward/TA/size", 60), (1000, (2,)): ("reward/TA/size",
 
 
 def found_in(rows: list[dict[str, float]], sentinel: Sentinel | None = None, first: int = 1) -> list[Finding]:
-    sentinel = sentinel or Sentinel(SentinelConfig(), clips=96, clip=0.01, trained=WEIGHTS)
+    sentinel = sentinel or Sentinel(SentinelConfig(), clips=96, clip_range=0.01, trained=WEIGHTS)
     return [finding for number, row in enumerate(rows, first) for finding in sentinel.observe(number, row)]
 
 
@@ -47,7 +47,7 @@ def rows_of(level, *, scatter: float = 0.05, seed: int = 0, count: int = 100) ->
 
 
 def two(weight: float = 1.0) -> Sentinel:
-    return Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": weight, "b": 1.0})
+    return Sentinel(SentinelConfig(), clips=48, clip_range=0.01, trained={"a": weight, "b": 1.0})
 
 
 def test_a_part_that_rose_and_then_falls_is_compared_with_its_best() -> None:
@@ -73,7 +73,7 @@ def test_only_what_counts_is_a_part() -> None:
 def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
     judge = RewardSpec(name="shapes", weights=WEIGHTS)
     config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 1.0})])
-    sentinel = Sentinel.of(config.sentinel, CompositeReward(config.rewards), clips=8, clip=0.01, deviates=False)
+    sentinel = Sentinel.of(config.sentinel, CompositeReward(config.rewards), clips=8, clip_range=0.01, deviates=False)
     assert sentinel.parts.weights == WEIGHTS
 
 
@@ -97,7 +97,7 @@ def evaluations(
 
 
 def judged_by(*names: str) -> Sentinel:
-    return Sentinel(SentinelConfig(), clips=48, clip=0.01, trained=dict.fromkeys(names, 1.0))
+    return Sentinel(SentinelConfig(), clips=48, clip_range=0.01, trained=dict.fromkeys(names, 1.0))
 
 
 def test_a_part_below_the_base_is_told_at_the_first_evaluation_after_it() -> None:
@@ -119,7 +119,7 @@ def test_a_held_out_part_is_compared_with_its_best_evaluation() -> None:
     points = [{"a": level, "b": 0.5} for level in (0.5, 0.7, 0.9, 0.75)]
     assert [finding.iteration for finding in evaluations(judged_by("a", "b"), *points)] == [30]
     assert not evaluations(judged_by("a"), *[{"a": point["a"]} for point in points]), "one part is the total"
-    falling = Sentinel(SentinelConfig(), clips=48, clip=0.01, trained={"a": -1.0, "b": 1.0})
+    falling = Sentinel(SentinelConfig(), clips=48, clip_range=0.01, trained={"a": -1.0, "b": 1.0})
     assert [finding.iteration for finding in evaluations(falling, *points)] == [10, 20, 30], "what shall fall rose"
 
 

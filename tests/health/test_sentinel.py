@@ -36,7 +36,7 @@ FAULTS: dict[str, tuple[str, Break]] = {
 
 def broken(fault: Break | None, *, seed: int = 0, **options) -> tuple[Sentinel, list[Finding]]:
     """A run of 60 iterations in which something goes wrong after 30."""
-    draw, sentinel, found = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip=0.01), []
+    draw, sentinel, found = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip_range=0.01), []
     for number in range(1, LONG + 1):
         row = {**healthy_row(number, draw), "optimizer/kl": 0.01 * math.exp(draw.gauss(0, 0.5))}
         if fault is not None and number > FROM:

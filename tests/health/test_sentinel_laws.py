@@ -110,7 +110,9 @@ def past(**figures: list[float]) -> MetricHistory:
     """Twenty rows, at the start and before now, that have these figures one after the other."""
     named = {"/".join(name.split("__")): column for name, column in figures.items()}
     rows = [{name: column[place % len(column)] for name, column in named.items()} for place in range(20)]
-    return MetricHistory(start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip=0.01, deviations=6.0)
+    return MetricHistory(
+        start=rows, recent=rows, newest=rows[-1] if rows else {}, clips=40, clip_range=0.01, deviations=6.0
+    )
 
 
 STEADY = past(
@@ -153,8 +155,9 @@ def test_signs_that_need_more_than_one_figure() -> None:
     scattered = past(gradient__norm=[math.exp(x) for x in (-2, -1, 0, 1, 2)])
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(8.8)}, scattered) == ""  # six times 1.4826
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(9.0)}, scattered)
+    assert not SIGNS["gradient_exploded"]({"gradient/norm": 9.0}, past(gradient__norm=[0.0])), "0 has no range"
     few = MetricHistory(
-        start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip=0.01, deviations=6.0
+        start=STEADY.start[:4], recent=STEADY.recent[:4], newest={}, clips=40, clip_range=0.01, deviations=6.0
     )
     broken = dict.fromkeys(("gradient/norm", "kl/total", "weights/distance"), 1e9)
     broken |= {"reward/group_std": 0.0, "video/spread": 0.0}
@@ -233,8 +236,13 @@ def with_witness() -> Sentinel:
 def test_weights_at_which_a_witness_has_begun_to_fall_are_none_to_go_back_to() -> None:
     first, later = held_out(0, total=0.2, true=1.0), held_out(1, total=0.25, true=1.0)
     off = change(later["true"], first["true"])
+    less = {**later, "true": [value - 0.9 * off.stderr + off.by for value in later["true"]]}
     later["true"] = [value - 1.5 * off.stderr + off.by for value in later["true"]]
     assert change(later["true"], first["true"]).sigmas == pytest.approx(1.5)
+    calm = with_witness()
+    assert not [*calm.evaluated(0, first), *calm.evaluated(10, less)]
+    assert not calm.falling
+    assert (calm.rollbacks, calm.brake) == (0, 1.0)
     sentinel = with_witness()
     assert not sentinel.evaluated(0, first)
     assert sentinel.sound

@@ -183,19 +183,19 @@ def test_the_good_checkpoint_outlives_the_others(far) -> None:
 @pytest.mark.slow
 def test_a_run_that_diverges_goes_back_too(far, monkeypatch: pytest.MonkeyPatch) -> None:
     config = far("rollback", limit=1e9, rollbacks=1)
-    clip, calls = Engine.clip, []
+    clip, calls = Engine.clip_gradients, []
 
     def infinite(self, params, most) -> float:
         calls.append(1)
         return float("nan") if len(calls) == 9 else clip(self, params, most)  # two updates an iteration: in the fifth
 
-    monkeypatch.setattr(Engine, "clip", infinite)
+    monkeypatch.setattr(Engine, "clip_gradients", infinite)
     ended = run(config)
     assert (ended.iteration, ended.stopped) == (8, False)
     (back,) = [text for at, text in told(config) if at == 4]
     assert "not_finite" in back
     assert "iteration 4" in back
-    monkeypatch.setattr(Engine, "clip", lambda *a: float("nan"))
+    monkeypatch.setattr(Engine, "clip_gradients", lambda *a: float("nan"))
     with pytest.raises(Diverged):  # it would go on forever
         run(replace(config, out=config.out + "-again"))
 
@@ -230,9 +230,11 @@ def test_looks_tell_clips_apart_and_know_their_groups() -> None:
     apart = describe(small.double(), torch.tensor([0, 1, 2, 3]))
     assert apart["video/spread"] == 0.0 < seen["video/spread"]
     assert describe(small[2:].double(), torch.tensor([0, 0]))["video/spread"] == 0.0
+    pair = torch.tensor([0.25, 0.75], dtype=torch.float64).view(2, 1, 1, 1, 1).expand(2, 4, 3, 8, 8)
+    assert describe(pair, torch.tensor([5, 5]))["video/spread"] == 0.25, "a standard deviation"
 
 
-def test_looks_do_not_depend_on_which_process_has_a_clip() -> None:
+def test_looks_do_not_depend_on_which_process_has_a_clip(monkeypatch) -> None:
     clips = torch.randint(0, 256, (5, 3, 8, 8, 3), dtype=torch.uint8)
     members = [Member(0, 0), Member(0, 1), Member(0, 2), Member(1, 0), Member(1, 2)]
     order = [2, 0, 3, 4, 1]
@@ -240,6 +242,10 @@ def test_looks_do_not_depend_on_which_process_has_a_clip() -> None:
     seen = appearance(small, members, World())
     assert seen == appearance(small[order], [members[n] for n in order], World())
     assert seen == pytest.approx(describe(small.double(), torch.tensor([0, 0, 0, 1, 1])))
+    monkeypatch.setattr("sage_grpo.health.statistics.describe", lambda rows, groups: (rows, groups.tolist()))
+    rows, groups = appearance(small[order], [members[n] for n in order], World())
+    assert torch.equal(rows, small.double()), "in the order of groups and their members: sums are the same to the bit"
+    assert groups == [0, 0, 0, 1, 1]
     assert frames_seen(9) == sorted(frames_seen(9))
     assert {0, 8} < set(frames_seen(9))
 

@@ -37,7 +37,7 @@ def watched(
     figures: Callable[[int], Mapping[str, float]], *, count: int = 60, seed: int = 0, **options: Any
 ) -> tuple[Sentinel, list[Finding]]:
     """A healthy run but for `figures(iteration)`, from 1 on."""
-    draw, sentinel = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip=0.01)
+    draw, sentinel = random.Random(seed), Sentinel(SentinelConfig(**options), clips=48, clip_range=0.01)
     found = []
     for number in range(1, count + 1):
         found += sentinel.observe(number, healthy_row(number, draw) | figures(number))

@@ -6,12 +6,14 @@ from functools import partial
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sage_grpo.models.lora import _compute_in_input_dtype
 from sage_grpo.models.network import blocks
-from sage_grpo.models.network.adapted import adapted_linear
+from sage_grpo.models.network.adapted import AdaptedLinear, adapted_linear
 from sage_grpo.models.network.attention import AttentionBackendName, attend
 from sage_grpo.models.network.blocks import WORTH, worth_compiling
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -109,7 +111,7 @@ def test_attention_is_computed_once_where_it_is_kept(fresh_model) -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "bias", "frozen_input"),
-    [(6, 6, True, False), (6, 11, False, True), (6, 40, True, True), (12, 6, False, False)],
+    [(6, 6, True, False), (6, 11, False, True), (6, 12, True, True), (12, 6, False, False)],
 )
 def test_an_adapted_product_is_the_sum_of_both(inputs: int, outputs: int, bias: bool, frozen_input: bool) -> None:
     torch.manual_seed(0)
@@ -123,9 +125,26 @@ def test_an_adapted_product_is_the_sum_of_both(inputs: int, outputs: int, bias: 
     y = adapted_linear(x, weight, offset, down, up, 0.5)
     expected = F.linear(x, weight, offset) + 0.5 * F.linear(F.linear(x, down), up)
     torch.testing.assert_close(y, expected)
+    assert ("Widened" in y.grad_fn.next_functions[0][0].name()) == (outputs >= 2 * inputs), "what is cheaper"
     ours, theirs = (torch.autograd.grad((out * probe).sum(), leaves) for out in (y, expected))
     for mine, other in zip(ours, theirs):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+def test_an_adapted_layer_that_is_asked_for_more_is_pefts() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["0", "1"], init_lora_weights=False), network)
+    wet = LoraConfig(r=2, target_modules=["1"], lora_dropout=0.5)
+    inject_adapter_in_model(wet, network, "wet")
+    _compute_in_input_dtype(network)
+    assert [type(layer) is AdaptedLinear for layer in network] == [True, False], "one of its adapters drops"
+    x, layer = torch.randn(2, 4), network[0]
+    layer.set_adapter("default")
+    mixed = layer(x, adapter_names=["default", "__base__"])
+    torch.testing.assert_close(mixed, torch.stack([layer(x)[0], layer.base_layer(x)[1]]))
+    layer.enable_adapters(False)
+    torch.testing.assert_close(layer(x), layer.base_layer(x))
 
 
 def test_what_a_compiled_block_is_given_and_leaves() -> None:

@@ -84,18 +84,20 @@ def test_settings_of_distilled_checkpoints(folder: Path) -> None:
     (folder / "guider").mkdir()
     (folder / "scheduler").mkdir()
     guider, fixed = {"_class_name": "ClassifierFreeGuidance"}, {"guidance_embeds": False}
-    for index, says, transformer, shifts, distilled in (
-        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 1.0}, {}, False, True),
-        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 6.0}, {}, False, False),
-        ("FluxPipeline", {}, fixed, False, True),
-        ("FluxPipeline", {}, fixed, True, False),
-        ("StableDiffusion3Pipeline", {}, fixed, False, False),
+    for index, says, transformer, shifts, steps in (
+        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 1.0}, {}, False, (None,)),
+        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 6.0}, {}, False, ()),
+        ("FluxPipeline", {}, fixed, False, ((1, 4),)),
+        ("FluxPipeline", {}, fixed, True, ()),
+        ("StableDiffusion3Pipeline", {}, fixed, False, ()),
+        ("Flux2KleinPipeline", {}, {}, True, ((4, 4),)),
     ):
-        (folder / "model_index.json").write_text(json.dumps({"_class_name": index}))
+        (folder / "model_index.json").write_text(json.dumps({"_class_name": index, "is_distilled": True}))
         (folder / "guider" / "guider_config.json").write_text(json.dumps(says))
         (folder / "transformer" / "config.json").write_text(json.dumps(transformer))
         (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps({"use_dynamic_shifting": shifts}))
-        assert (find_distilled(ModelSpec(path=str(folder)), folder) is not None) == distilled
+        found = find_distilled(ModelSpec(path=str(folder)), folder)
+        assert (() if found is None else (found.steps,)) == steps
 
 
 def test_advice_names_what_to_set() -> None:

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers.configuration_utils import FrozenDict
 from torch import nn
 
 import tiny
 from sage_grpo.models import ModelError, base, lora
 from sage_grpo.models.checkpoints import cache, checkpoint
 from sage_grpo.models.checkpoints.files import Header
+from sage_grpo.models.checkpoints.from_configs import random_network
 from sage_grpo.models.devices import Home, autocast, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
 from sage_grpo.models.families import sana_video, wan
@@ -119,6 +121,22 @@ def test_a_module_that_went_home_is_whole() -> None:
             assert all(torch.equal(one, state[name]) for name, one in module.state_dict().items())
 
 
+def test_a_random_network_has_the_precisions_of_a_loaded_one() -> None:
+    width = {
+        "num_attention_heads": 1,
+        "attention_head_dim": 12,
+        "num_layers": 1,
+        "ffn_dim": 4,
+        "text_dim": 4,
+        "freq_dim": 4,
+    }
+    network = random_network("WanTransformer3DModel", width, torch.bfloat16)
+    wide = set(network._keep_in_fp32_modules)
+    kept = {name: not wide.isdisjoint(name.split(".")) for name, _ in network.named_parameters()}
+    assert set(kept.values()) == {True, False}
+    assert {name: p.dtype == torch.float32 for name, p in network.named_parameters()} == kept
+
+
 # ---- formats, pictures and frames
 
 
@@ -172,6 +190,15 @@ def test_seen_tokens_are_the_valid_ones_or_all() -> None:
     text = torch.arange(8.0).view(4, 2)
     assert torch.equal(seen_tokens(text, torch.tensor([1, 1, 0, 0])), text[:2])
     assert torch.equal(seen_tokens(text, torch.tensor([0, 0, 0, 0])), text)
+
+
+def test_a_trial_of_wan_has_the_pictures_that_its_network_takes() -> None:
+    for length, shape in ((None, (2, 7)), (10, (2, 5, 7))):  # two pictures share the positions
+        sizes = {"text_dim": 3, "image_dim": 7, "pos_embed_seq_len": length, "in_channels": 6}
+        ours = of(wan.Wan, transformer=SimpleNamespace(config=FrozenDict(sizes)), guidance=Guidance())
+        ours.latent_shape = lambda: (4, 1, 2, 5)
+        shapes = {name: tuple(one.shape) for name, one in ours._trial_inputs().items()}
+        assert shapes == {"text": (2, 3), "image": shape, "condition": (2, 1, 2, 5)}
 
 
 # ---- noise levels, guidance and experts

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sage_grpo.objectives.advantage import best, best_against_worst, best_and_worst
-from sage_grpo.objectives.preference import dpo_lead, dpo_loss, excess_error
+from sage_grpo.objectives.base import PreferencePair
+from sage_grpo.objectives.options import ObjectiveSpec
+from sage_grpo.objectives.preference import Preference, dpo_lead, dpo_loss, excess_error
 from sage_grpo.objectives.supervised import matching_loss
 
 BETA = 3.0
@@ -45,6 +48,16 @@ def test_at_the_reference_the_loss_is_log_2_and_pulls_both_ways_alike() -> None:
     (gradient,) = torch.autograd.grad(loss, v)
     sides = torch.tensor([1.0, -1.0])[:, None, None]
     torch.testing.assert_close(gradient, BETA / 4 * sides * 2 * (v.detach() - target) / 12)
+
+
+def test_what_is_logged_of_a_pair_keeps_no_graph() -> None:
+    objective = Preference(ObjectiveSpec(kind="dpo", beta=BETA))
+    v, pair = draw(1).requires_grad_(), PreferencePair([0, 1], [1, 0], torch.tensor([1.0, -1.0]), torch.zeros(2))
+    step = SimpleNamespace(velocity=v, velocity_reference=draw(2), x_next=draw(3), sigma=0.5, pair=pair)
+    terms = objective.loss(step)
+    assert terms.loss.requires_grad
+    assert not any(value.requires_grad for value in terms.metrics.values())
+    assert torch.equal(terms.metrics["preference/accuracy"], (terms.metrics["preference/lead"] > 0).double())
 
 
 def test_flow_matching_is_the_mean_square_times_its_weight() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from report_zoo import fake_run, write_metrics
-from sage_grpo.tools.report.watch import ReportServer, Watcher
+from sage_grpo.tools.report.watch import Handler, ReportServer, Watcher
 
 CLIP = "heldout-000002-01.mp4"
 
@@ -78,6 +80,10 @@ def test_clips_come_in_the_parts_that_a_player_asks_for(run: Path, server: Repor
         assert headers["Content-Range"] == f"bytes {first}-{last}/{len(whole)}"
         assert headers["Accept-Ranges"] == "bytes"
     assert ask(server, path, Range=f"bytes={len(whole) - 1}-")[0] == 206
+    sent, nothing = io.BytesIO(), lambda *given: None
+    one = {"headers": {"Range": "bytes=3-7"}, "send_response": nothing, "send_header": nothing, "_end": nothing}
+    Handler._video(SimpleNamespace(**one, wfile=sent), run / "videos" / CLIP)  # type: ignore[arg-type]
+    assert sent.getvalue() == whole[3:8], "no byte behind the announced length"
     assert ask(server, path, Range=f"bytes={len(whole)}-")[0] == 416
     assert ask(server, path, Range="bytes=junk")[:2] == (200, whole)
     line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)

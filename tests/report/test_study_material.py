@@ -6,6 +6,7 @@ import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import pytest
@@ -13,7 +14,17 @@ import torch
 
 from sage_grpo.cli.main import main
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.tools.study.making import StudyPlan, _check, _design, clip_file, copy_clip, find_clips, make, open_study
+from sage_grpo.tools.study.making import (
+    StudyPlan,
+    _check,
+    _design,
+    clip_file,
+    copy_clip,
+    find_clips,
+    make,
+    open_study,
+    spoil_clip,
+)
 from sage_grpo.tools.study.store import StudyError
 from sage_grpo.utils.safe_io import CONTROL, LeadsOut
 from sage_grpo.utils.video import read_video, write_mp4
@@ -129,6 +140,33 @@ def test_spoilt_copies_are_worse_and_clips_that_differ_are_pointed_out(methods: 
     clips = [read_video(tmp_path / "study" / "clips" / name)[0][:3].float() for name in (file, whole)]
     spoilt, plain = ((clip - ramp[:3]).abs().mean() for clip in clips)
     assert spoilt > 4 > 2 > plain, "blocks of five pixels are 0, 3, 6, 9 and 12 darker than the ramp"
+
+
+def test_a_spoilt_copy_holds_every_third_frame(tmp_path: Path) -> None:
+    steps = torch.arange(0, 210, 30, dtype=torch.uint8).view(7, 1, 1, 1).expand(7, 32, 32, 3)
+    write_mp4(tmp_path / "whole.mp4", steps, 8)
+    name = spoil_clip(tmp_path / "whole.mp4", tmp_path)
+    frames, fps = read_video(tmp_path / name)
+    assert ((frames.float().mean((1, 2, 3)) / 30).round().tolist(), fps) == ([0, 0, 0, 3, 3, 3, 6], 8)
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("0.0.0.0", "in the clear; put a proxy with HTTPS"), ("::1", "Only this machine")]
+)
+def test_who_can_reach_the_server_is_said(host: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    served: list[dict[str, object]] = []
+    monkeypatch.setattr("sage_grpo.cli.study.open_study", lambda folder: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("sage_grpo.tools.study.app.create_app", lambda *given, **named: "app")
+    monkeypatch.setattr("sage_grpo.utils.http_server.check_port", lambda host, port: None)
+    monkeypatch.setattr(
+        "sage_grpo.utils.http_server.serve", lambda app, **named: served.append(named) or len(served) < 2
+    )
+    words = ["study", "--action", "serve", "--study", str(tmp_path), "--host", host]
+    assert main([*words, "--port", "7"]) == 0
+    assert said in capsys.readouterr().out.splitlines()[0]
+    assert (served[0]["host"], served[0]["port"]) == (host, 7)
+    assert main(words) == 2
+    assert f"could not listen on {host}" in capsys.readouterr().err
 
 
 def test_the_commands_make_invite_count_and_export(tmp_path: Path, monkeypatch, capsys) -> None:

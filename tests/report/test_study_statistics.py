@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sage_grpo.tools.study.results import bradley_terry, krippendorff_alpha, ranked, to_text, wilson, win_rate
+from sage_grpo.tools.study.results import _table, bradley_terry, krippendorff_alpha, ranked, to_text, wilson, win_rate
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,7 @@ def test_the_table_of_results_says_what_was_found() -> None:
     assert lines[0] == ["T:", "3", "votes", "of", "2", "raters", "on", "4", "prompts"]
     assert ["a", "vs", "bb", "75.0%", "30.1%", "to", "95.4%", "3", "1", "10"] in lines
     assert ["a", "vs", "c", "-", "-", "3", "1", "10"] in lines
+    assert len({len(line) for line in _table([pair, none])}) == 1, "columns are as wide as their widest cell"
     assert [line[-1] for line in lines if line[:1] == ["agreement"]] == ["0.26", "-"]
     assert [line[2:] for line in lines if line[:1] == ["Bradley-Terry"]] == [["a", "+0.50", "[-0.26,", "+1.00]"], ["-"]]
     assert "rater 2, rater 5 (counted" in to_text(found)

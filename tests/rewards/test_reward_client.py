@@ -117,6 +117,15 @@ def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog)
                 pass  # the client has cut the connection: a server can stop its work
 
 
+@pytest.mark.parametrize(("status", "tries"), [(500, 1), (503, 3)])
+def test_what_the_only_server_refuses_is_not_sent_again(status: int, tries: int, monkeypatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(pool_module, "post", lambda *given, **settings: sent.append("") or (status, {}, b"no"))
+    client = remote(1, retries=2, backoff=1e-3)
+    assert len(client(CLIPS[:1], TEXTS[:1], FPS).reasons) == 1
+    assert len(sent) == tries
+
+
 def raises(videos, texts, fps):
     raise SystemExit("no such model")
 
@@ -174,9 +183,13 @@ def test_errors_reasons_and_names_of_parts_do_not_show_the_token(echoing, caplog
 
 @pytest.mark.parametrize("url", ["http://host:1?key=abc123", "http://me:abc123@host:1", "http://host:1/#abc123"])
 def test_an_address_that_holds_more_than_a_place_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(RewardConfigError) as refused:
+    with pytest.raises(
+        RewardConfigError, match=r"must not hold a key .*variable \(token_env\)|ends with its path"
+    ) as refused:
         RemoteReward(urls=[url], parts=["content"])
     assert "abc123" not in str(refused.value)
+    with pytest.raises(RewardConfigError, match="url looks like http://host:8765, got 'host'"):
+        RemoteReward(urls=["host"], parts=["content"])
 
 
 def test_a_token_in_place_of_its_variable_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from sage_grpo.rewards.frames import (
     sample_indices,
     sample_times,
     short_edge_size,
+    stretch,
 )
 
 
@@ -79,6 +80,12 @@ def test_pictures_are_resized_as_pillow_resizes_bytes(rows, columns):
     # would miss by a grey level or more in a fifth of the pixels.
     assert gap.max() <= 1
     assert (gap > 0).float().mean() < 0.01
+
+
+def test_a_curve_is_stretched_along_straight_lines():
+    assert stretch([0.0, 4.0], 4) == [0.0, 1.0, 3.0, 4.0]
+    assert stretch([0.0, 3.0, 6.0, 9.0], 2) == [1.5, 7.5]
+    assert stretch([5.0], 3) == [5.0] * 3
 
 
 @pytest.mark.parametrize(

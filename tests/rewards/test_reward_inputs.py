@@ -31,6 +31,18 @@ def test_a_write_through_numpy_reaches_nobody_else(size):
     torch.testing.assert_close(scores.parts["as_list"], torch.tensor([float(len(p)) for p in PROMPTS]))
 
 
+def test_what_ships_with_the_package_gets_no_copy():
+    seen, videos, names = [], clips(), ("ocr", "toy_rewards:mean_level")
+
+    def watched(videos, prompts, fps):
+        seen.append(videos.untyped_storage().data_ptr())
+        return [0.0] * len(prompts)
+
+    objects = {name: FunctionReward(watched) for name in names}
+    CompositeReward([RewardSpec(name=name) for name in names], objects=objects).score(videos, PROMPTS, FPS)
+    assert [pointer == videos.untyped_storage().data_ptr() for pointer in seen] == [True, False]
+
+
 @pytest.mark.parametrize("size", [0, 2])
 def test_rewards_that_ask_for_metadata_get_each_clips_row(size):
     rows = [{"words": "1"}, {"words": "2", "image": "first.png"}, {"words": "9"}, {}, {"words": 1}]

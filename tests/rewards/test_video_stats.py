@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sage_grpo.rewards.built_in.video_stats import SMOOTH, VideoStats
+from sage_grpo.rewards.built_in.video_stats import SMOOTH, VideoStats, _pooled
 
 
 def picture(height: int = 64, width: int = 64, seed: int = 0) -> torch.Tensor:
@@ -38,6 +38,11 @@ def test_sharpness_is_the_variance_of_the_laplacian():
     assert measure("sharpness", grey[:, :, :3, :3]) == 0  # one place has no variance
     with pytest.raises(ValueError, match="at least 3 x 3"):
         measure("sharpness", grey[:, :, :2, :3])
+
+
+def test_frames_are_pooled_until_their_short_side_is_small():
+    for side, pooled in (((192, 500), (96, 250)), ((191, 500), (191, 500)), ((500, 384), (125, 96))):
+        assert _pooled(torch.zeros(1, 1, *side)).shape[2:] == pooled
 
 
 def test_colours_of_known_pictures():

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny_reward_checkpoints import NORMS, TEMPLATE, read_by_qwen, reference_model, write_videoalign
 
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.built_in.qwen import read_template
+from sage_grpo.rewards.built_in.qwen import PAD_TOKEN, read_template, transformers_names
 from sage_grpo.rewards.built_in.qwen import target_size as qwen_size
 from sage_grpo.rewards.built_in.videoalign import (
     MIN_PIXELS,
@@ -91,6 +91,20 @@ def test_the_latest_checkpoint_wins_and_of_its_files_the_safest(tmp_path):
     assert read_state(place) == ({"rm_head.weight": 3 * one}, True)
 
 
+def test_the_authors_names_become_those_of_transformers_5():
+    """Of peft's copies the trained one counts; a base's embeddings may come with the adapter."""
+    ours = {
+        "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight": "language_model.layers.0.self_attn.q_proj.weight",
+        "base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight": "language_model.layers.0.mlp.up_proj.lora_B.weight",
+        "base_model.model.model.embed_tokens.modules_to_save.default.weight": "language_model.embed_tokens.weight",
+        "base_model.model.visual.merger.mlp.0.bias": "visual.merger.mlp.0.bias",
+        "model.language_model.norm.weight": "language_model.norm.weight",
+    }
+    given = {name: torch.tensor(float(number)) for number, name in enumerate(ours)}
+    found = transformers_names({**given, "base_model.model.model.embed_tokens.original_module.weight": torch.zeros(1)})
+    assert found == {ours[name]: value for name, value in given.items()}
+
+
 class Evil:
     def __reduce__(self):
         return (open, ("/tmp/sage_grpo_must_not_exist", "w"))
@@ -125,6 +139,10 @@ def test_scores_equal_the_reference_for_every_layout(kind, output_dim, good, tmp
     ours = torch.stack([parts[name] for name in NORMS], dim=1)
     torch.testing.assert_close(ours, expected, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(parts["Overall"], expected.sum(dim=1), atol=3 * TOLERANCE, rtol=0)
+    batch = reward._chat.batch(PROMPTS, [torch.zeros(2, 3, 28, 28)] * 2)
+    padding = batch["input_ids"] == reward._chat.tokenizer.convert_tokens_to_ids(PAD_TOKEN)
+    assert torch.equal(batch["attention_mask"], 1 - padding.long())
+    assert padding.any(1).tolist() == [True, False]
     assert ours.std() > 0.1  # the scores do depend on the input
     wrong = reference_scores(made, videos[0], PROMPTS[0], 4.0, position_ids=None)
     assert (ours[0] - wrong).abs().max() > 0.01  # positions are flat: the 3-D index would be seen

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from sage_grpo import StopRequest, evaluate, generate, own_reward
 from sage_grpo.callbacks.journal import read_events, read_rows
 from sage_grpo.cli.train import run as command
 from sage_grpo.config.parsing import ConfigError
+from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.run.session import run
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import EvalConfig, LogConfig, TrainConfig
+from sage_grpo.training.events import RunEnded
 from trainer_toys import bright
 from trainer_zoo.toy import ToyModel
 
@@ -188,9 +191,20 @@ def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.Monk
 
 def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsys, monkeypatch) -> None:
     config = make_config(iterations=1, evaluate=EvalConfig(every=1, prompts=2, steps=2, show=1))
-    out = Path(config.out)
+    out, phases = Path(config.out), []
+    monkeypatch.setattr("sage_grpo.run.session.opening", lambda config, ranks: ["a forecast", f"of {ranks}"])
+    monkeypatch.setattr(World, "note", lambda self, where: phases.append(where))
     assert command(config) == 0
-    assert f"Report: {out / 'report.html'}   before and after: {out / 'before_after'}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("a forecast\nof 1\n")
+    assert f"Report: {out / 'report.html'}   before and after: {out / 'before_after'}" in said
+    assert " x 1 branches" not in said, "which every run without branches has"
+    assert {phase.split()[0] for phase in phases} >= {"evaluate", "rollout", "decode", "update"}
+    assert all(re.fullmatch(r"\w+ \d+/\d+", phase) for phase in phases)
+    assert [line.split(":")[0] for line in (out / "config.yaml").read_text().splitlines() if line[0] not in " -"] == [
+        one.name for one in fields(config)
+    ]
+    assert replace(run(config), model=None) == RunEnded(1, stopped=False), "it is finished"
     assert "a cat" in (out / "report.html").read_text()
     assert [file.name for file in (out / "before_after").iterdir()] == ["00-a-cat.mp4"]
     index = [json.loads((out / "videos" / f"heldout-00000{number}.json").read_text()) for number in (0, 1)]

@@ -42,8 +42,12 @@ def test_the_owner_is_named_and_a_kill_frees_the_folder(tmp_path: Path) -> None:
 
 def test_two_runs_in_one_process_do_not_share_a_folder(make_config) -> None:
     config = make_config(iterations=1)
-    with FolderLock(Path(config.out)), pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
+    with FolderLock(Path(config.out)) as lock, pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
         train(config)
+    lock.acquire()
+    stream = lock._stream
+    lock.release()
+    assert stream.closed, "the kernel's lock ends with it"
 
 
 def test_the_lock_of_a_file_that_was_removed_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import tiny
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.prompts import Condition, Prompt
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
+from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import identity
 from sage_grpo.run.session import run as train
@@ -193,6 +194,18 @@ def test_every_fingerprint_is_compared(make_config, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"\n  {name}: "):
             identity.check(config, prints, meta, tmp_path)
         assert identity.check(replace(config, allow_changes=[name]), prints, meta, tmp_path) == [name]
+
+
+def test_the_code_of_a_model_object_counts_and_the_order_of_its_methods_does_not() -> None:
+    parts = {"f": lambda self: 1, "g": lambda self: 2, "limit": 3}
+
+    def of(names: str = "", **changes: object) -> str:
+        every = {**parts, **changes}
+        model: Any = type("Own", (), {name: every[name] for name in names.split()})() if names else None
+        return identity._of_plugins(recipe("shapes/sage"), Overrides(model=model))
+
+    assert of("f g limit") == of("limit g f")
+    assert len({of(), of("f g limit"), of("f limit"), of("f g limit", limit=4), of("f g limit", f=lambda self: 3)}) == 5
 
 
 def test_of_a_reward_only_where_and_how_fast_is_free() -> None:

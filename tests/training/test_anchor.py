@@ -136,10 +136,10 @@ def test_the_kl_of_an_update_is_that_of_its_gaussians(branching: bool, make_conf
         for group in plan.groups:
             steps = sorted(step for part in group.trained for step in part)
             squares = {step: float(trainer.engine.policy(group).transition(step).sensitivity) ** 2 for step in steps}
-            assert group.gauge.step in steps
+            assert group.kl_probe.step in steps
             for replay, record in rollout.records.items():
                 names = [(member.group, member.index) for member in replay.members]
-                if (group.index, 0) in names and replay.step == group.gauge.step:
+                if (group.index, 0) in names and replay.step == group.kl_probe.step:
                     place = names.index((group.index, 0)) * replay.rows // len(names)
                     weight = sum(squares.values()) / squares[replay.step]
                     expected.append(weight * nats(trainer, record, replay.step, place, before))

@@ -122,6 +122,7 @@ def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs
         ({"clip": "win0.mp4"}, "learns from pairs"),
         ({"win": "win0.mp4", "lose": "none.mp4"}, "there is no clip"),
         ({"win": 3, "lose": "lose0.mp4"}, "must be the path of a clip"),
+        ({"win": "win0.mp4", "lose": "lose0.mp4", "prompt": ""}, r"pairs\.jsonl.*1.*: the prompt is empty"),
     ],
 )
 def test_rows_that_cannot_be_meant_are_refused(row: dict, words: str, pairs) -> None:
@@ -150,6 +151,7 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
     wide = torch.zeros(2, 16, 64, 3, dtype=torch.uint8)
     wide[:, :, 24:40] = 255  # the middle square is white
     assert int(fitted(wide, 8.0, FORMAT)[:, :, 1:-1].min()) > 240
+    assert int(fitted(wide.transpose(1, 2), 8.0, FORMAT)[:, 1:-1].min()) > 240
     own = clip(120, frames=2)
     assert torch.equal(fitted(own, 8.0, FORMAT), own)
     with pytest.raises(ValueError, match="too short"):
@@ -197,7 +199,8 @@ def test_clips_with_a_sound_are_learned_with_it(make_config, tmp_path) -> None:
         trainer.step()
     assert not same(before, weights_of(trainer))
     parts, silent = (
-        trainer.model.parts.split(trainer.engine.encoder(tmp_path / name)[None]) for name in ("win.mp4", "lose.mp4")
+        trainer.model.parts.split(trainer.engine.clip_encoder(tmp_path / name)[None])
+        for name in ("win.mp4", "lose.mp4")
     )
     assert torch.equal(parts["video"], silent["video"])
     assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2

@@ -30,7 +30,6 @@ from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, update
 from sage_grpo.training import loss as losses
-from sage_grpo.training.advantages import advantages_of
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import DecodedClips, check_differentiable, draw_excerpt, frames_needed, pixels_read
 from sage_grpo.training.engine import RolloutEngine
@@ -39,7 +38,7 @@ from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
 from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.scoring import Scores, check_groups, preferred
+from sage_grpo.training.scoring import Scores, advantages_of, check_groups, preferred
 from sage_grpo.training.update import Updater
 from sage_grpo.types import VideoSpec
 from trainer_helpers import plan_of
@@ -172,6 +171,8 @@ def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
     assert (found.valid.tolist(), found.failed) == ([True, False, True, True], {"a": 1, "b": 2})
     assert "why" in found.report
     assert replace(two, failed={"a": 0, "b": 0}).gathered(World(), 0.5).report == ""
+    ranks = SimpleNamespace(gather=lambda rows: rows, texts=lambda text: [text, text])
+    assert len(one.gathered(ranks, 0.5).failures) == 2, "one reward's failures are those of all ranks"
     with pytest.raises(RewardFailure, match="1 of 4 clips"):
         both.gathered(World(), 0.2)
 
@@ -250,7 +251,7 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
     kept.renew()
     assert kept.copies["w"].tolist() == [2.0, 3.0]
     for lags in (False, True):
-        old = OldPolicy(params, lags=lags)
+        old = OldPolicy(params, lags=lags, samples=True, offload=False)
         move(params, 4.0, 7.0)
         old.begin()
         assert old.copies["w"].tolist() == ([2.0, 3.0] if lags else [4.0, 7.0])
@@ -327,8 +328,8 @@ def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
     assert [fresh.length(n) for n in (0, 1)] == [-0.25, -0.5]
     changes = [{"offset": 1}, {"trained": ((0,), (1,))}, {"shared": False}]
     changes += [{"schedule": Schedule(sigmas)} for sigmas in (torch.tensor([1.0, 0.5, 0.0]), group.schedule.sigmas)]
-    assert group.way == group_of(3, 3).way
-    assert all(group_of(**change).way != group.way for change in changes)
+    assert group.path_key == group_of(3, 3).path_key
+    assert all(group_of(**change).path_key != group.path_key for change in changes)
 
 
 def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom() -> None:
@@ -343,8 +344,8 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
     nothing = replace(plan, chosen=(frozenset(), frozenset()))
     assert (nothing.skipped, Lockstep(nothing).rounds) == (3, [1, 1])
     assert [(one.counts, one.states) for one in Lockstep(nothing).replays(0, 0)] == [(False, plan.replayable(0, 0)[0])]
-    gauged = replace(nothing, groups=tuple(group_of(n, n, gauge=KlProbe(0, 2.0)) for n in range(3)))
-    assert list(gauged.gauged(0).values()) == [[(0, 2.0)]] * 3
+    probed = replace(nothing, groups=tuple(group_of(n, n, kl_probe=KlProbe(0, 2.0)) for n in range(3)))
+    assert list(probed.kl_replays(0).values()) == [[(0, 2.0)]] * 3
     assert [Replay(0, tuple(members[:3]), shared=shared).rows for shared in (True, False)] == [2, 3]
     given = replace(plan, examples=True)
     assert (plan.rollout_passes(0).total(), given.rollout_passes(0).total()) == (3 * (1 + 2), 0)
@@ -356,9 +357,9 @@ def test_clips_that_are_chosen_say_what_is_skipped_and_who_stands_against_whom()
 def test_an_objective_scales_by_its_dimensions_and_knows_what_it_needs() -> None:
     free, plain = TrustRegion(mode="none"), SurrogateConfig(clip_scale=0.5)
     one = build(ObjectiveSpec(), plain)
-    assert (one.scale(16), one.clip(16), needs_velocity_old(one, free)) == (4.0, 0.125, False)
+    assert (one.scale(16), one.clip_range(16), needs_velocity_old(one, free)) == (4.0, 0.125, False)
     assert build(ObjectiveSpec(kind="gradient", draw="last", levels=1), plain).scale(16) == 1.0
-    assert build(ObjectiveSpec(), SurrogateConfig(clip_range=0.3)).clip(16) == 0.3
+    assert build(ObjectiveSpec(), SurrogateConfig(clip_range=0.3)).clip_range(16) == 0.3
     for surrogate, region, needs in (
         (SurrogateConfig(centred=True), free, True),
         (SurrogateConfig(kind="kl_mask"), free, True),
@@ -465,6 +466,18 @@ def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent
         torch.testing.assert_close(loss.raw, slope * noise)
 
 
+def test_where_the_old_policy_is_the_policy_it_has_no_gradient() -> None:
+    model, item, _ = replayed()
+    objective = build(ObjectiveSpec(kind="nft", beta=0.5), SurrogateConfig())
+    found = []
+    for v_old in (None, model.weights.detach().clone()):
+        one = replace(item, record=replace(item.record, v_old=v_old))
+        step = losses.replay(one, torch.device("cpu"))
+        found.append(losses.loss_of(objective, TrustRegion(mode="none"), one, step, kl_lambda=0.0).raw)
+    assert found[0].any()
+    assert torch.equal(*found)
+
+
 def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
     """sqrt(D) lambda w sensitivity^2 (position (v - anchor) + velocity (v - old)) / D."""
     model, item, _ = replayed(v_reference=torch.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]))
@@ -517,7 +530,7 @@ def test_the_kl_of_a_path_is_the_weighed_mean_over_groups_of_what_explores(place
     turn = SimpleNamespace(replay="it", counts=True)
     turn.replay = SimpleNamespace(step=0)
     idle = SimpleNamespace(replay=turn.replay, counts=False)
-    plan = SimpleNamespace(gauged=lambda rank: Rows([(1, 3.0)]), groups=[0, 0])
+    plan = SimpleNamespace(kl_replays=lambda rank: Rows([(1, 3.0)]), groups=[0, 0])
     lockstep = SimpleNamespace(plan=plan, kl_probes=lambda rank: [turn, idle])
     rollout = SimpleNamespace(record=lambda plan, turn: record)
     ticks: list[int] = []
@@ -545,7 +558,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
     scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {})
     config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
-    both = [SimpleNamespace(name="video"), SimpleNamespace(name="audio")]
+    both = ["video", "audio"]
     # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
     expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
     torch.testing.assert_close(advantages_of(config, reward, both, scored), torch.tensor(expected))

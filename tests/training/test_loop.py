@@ -45,7 +45,7 @@ class Noting(Observer):
     def saved(self, folder: Path) -> None:
         self.log.append((self.name, "saved", folder.name))
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         self.log.append((self.name, event.action, event.iteration))
 
 

@@ -85,6 +85,15 @@ def test_a_step_leaves_the_switch_of_onednn_as_it_was(monkeypatch: pytest.Monkey
     assert torch.backends.mkldnn.enabled
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_what_had_no_gradient_has_its_state_too(kind: str) -> None:
+    params = parameters()
+    optimizer = Optimizer(params, OptimizerConfig(kind=kind, lr=0.1), total_updates=1)
+    params["bias"].grad = torch.ones(4)
+    optimizer.step(0)
+    assert {name.split("/")[1] for name in optimizer.tensors()} == {"matrix", "bias"}
+
+
 def test_clipping_binds_where_it_is_told_to(make_config, make_trainer) -> None:
     """The norm that is logged is the one before clipping; the one that the optimizer sees is at most the limit."""
     trainer = make_trainer(make_config(optimizer=OptimizerConfig(lr=1e-3, max_grad_norm=0.01)))

@@ -107,6 +107,8 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
                 for one in row:
                     assert plan.network_of(one.replay) == one.network
                     assert one.states in plan.replayable(rank, update)
+                    able = {plan.network_of(state) for state in plan.replayable(rank, update)}
+                    assert (one.replay == one.states) == (one.network in able), "others' steps only for want of own"
                 spared += sum(not one.counts for one in row)
                 borrowed += sum(one.replay != one.states for one in row)
                 if kind == "gradient":  # within a clip from its end to its beginning
@@ -140,7 +142,7 @@ def test_gauges_of_an_iteration_cover_the_steps_in_proportion(make_config) -> No
     share = {step: 9 * value / sum(square.values()) for step, value in square.items()}
     for iteration in range(3):
         plan = planner.plan(iteration, [Prompt(str(n)) for n in range(9)])
-        counts = Counter(group.gauge.step for group in plan.groups if group.gauge is not None)
+        counts = Counter(group.kl_probe.step for group in plan.groups if group.kl_probe is not None)
         assert all(math.floor(share[step]) <= counts[step] <= math.ceil(share[step]) for step in share), (counts, share)
 
 
@@ -215,7 +217,8 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
         (Window(kind="fixed", start=3, length=2), True),
         (Window(kind="random", length=2, stop=4), False),
         (Window(kind="sliding", length=2, start=4, stop=6), True),
-        (Window(kind="drawn", at=[1, 2]), False),
+        (Window(kind="drawn", at=[1, 2, 3]), False),
+        (Window(kind="drawn"), True),
         (Window(kind="drawn", at=[1, 3], length=2), True),
     ):
         assert (planner(window=window).unexplored() is not None) == told
@@ -241,7 +244,7 @@ def test_tasks_together_are_the_whole_rollout(rollout: dict, micro_batch: int, t
         assert tasks is None or len(parts) == tasks
         assert Counter(one for part in parts for one in part.sampled(0)) == Counter(plan.sampled(0))
         assert Counter(one for part in parts for one in part.replayable(0, 0)) == Counter(plan.replayable(0, 0))
-        assert {replay: rows for part in parts for replay, rows in part.gauged(0).items()} == plan.gauged(0)
+        assert {replay: rows for part in parts for replay, rows in part.kl_replays(0).items()} == plan.kl_replays(0)
         for part in parts:
             owned = {group: len(members) for group, members in part.members(0).items()}
             assert set(owned.values()) == {plan.group_size}, "a group is whole, so that rewards may compare its clips"

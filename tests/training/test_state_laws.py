@@ -97,15 +97,15 @@ def test_prompts_are_encoded_as_far_ahead_as_asked(ahead: int, until: list[int],
     config = make_config(iterations=6, batch=batch, rollout={"steps": 3})
     trainer = make_trainer(replace(config, data=replace(config.data, eval_prompts=None, encode_ahead=ahead)))
     trainer.encode_prompts()
-    found = [trainer.encoder.until]
+    found = [trainer.prompt_encoder.until]
     for _ in range(3):
         trainer.step()
-        found.append(trainer.encoder.until)
-        assert len(trainer.encoder.encoded) <= ahead
+        found.append(trainer.prompt_encoder.until)
+        assert len(trainer.prompt_encoder.encoded) <= ahead
     assert found == until
     fresh = make_trainer(trainer.config)
     fresh.step()
-    assert fresh.encoder.encoded, "the first iteration's prompts were not encoded before it"
+    assert fresh.prompt_encoder.encoded, "the first iteration's prompts were not encoded before it"
 
 
 @pytest.mark.parametrize(("own", "others"), [(0.25, 0.5), (0.5, 0.25)])

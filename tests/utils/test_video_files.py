@@ -117,18 +117,28 @@ def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) ->
     """By its header, by what is decoded where that is wrong, and by its sound."""
     clip = smooth_clip()
     file = write_mp4(tmp_path / "clip.mp4", clip, 8, sound=Sound(torch.zeros(2, 16000), 16000))
-    frames = read_video(file)[0]
+    frames, heard = read_video(file)[0], read_sound(file)
     for largest, read in ((clip.numel() - 1, read_video), (2 * 4 * 16000 - 1, read_sound)):
         monkeypatch.setattr(video, "LARGEST", largest)
         with pytest.raises(ValueError, match=r"clip.mp4 takes more than .* GB of memory .* cut it or scale it down"):
             read(file)
     monkeypatch.setattr(video, "LARGEST", clip.numel())
     assert torch.equal(read_video(file)[0], frames)
+    monkeypatch.setattr(video, "LARGEST", heard.waves.nbytes)
+    assert torch.equal(read_sound(file).waves, heard.waves)
     first, *rest = (Image.fromarray(frame.numpy()) for frame in clip)
     first.save(tmp_path / "clip.gif", save_all=True, append_images=rest)  # which does not say how many frames it has
     monkeypatch.setattr(video, "LARGEST", clip.numel() - 1)
     with pytest.raises(ValueError, match="takes more than"):
         read_video(tmp_path / "clip.gif")
+    for frame in (first, *rest):  # a stream without any header
+        frame.save(tmp_path / "one.jpeg")
+        with (tmp_path / "clip.mjpeg").open("ab") as stream:
+            stream.write((tmp_path / "one.jpeg").read_bytes())
+    with pytest.raises(ValueError, match="takes more than"):
+        read_video(tmp_path / "clip.mjpeg")
+    monkeypatch.setattr(video, "LARGEST", clip.numel())
+    assert read_video(tmp_path / "clip.mjpeg")[0].shape == clip.shape
 
 
 def test_a_picture_of_a_few_kilobytes_that_fills_the_memory_is_refused(tmp_path) -> None:
@@ -197,3 +207,7 @@ def test_the_font_that_lacks_the_fewest_letters_is_taken(monkeypatch) -> None:
     assert found.show("a 猫q") == "a 猫·"
     assert "(U+0071, U+0072, U+0073, U+0074, ...; " in found.remark
     assert "(U+0071, U+0072, U+0073, U+0074; " in lettering(["猫犬qrst"]).remark
+    fonts |= dict.fromkeys(("Zebra", "Anna", "Noto Sans CJK"), "ab 猫")  # alike: likely ones first, then by name
+    for names, first in ((("Zebra", "Anna", "Noto Sans CJK"), "Noto Sans CJK"), (("Zebra", "Anna"), "Anna")):
+        faces[:] = [font_manager.FontEntry(fname=name, name=name, style="normal") for name in names]
+        assert lettering(["a 猫"]).families == (first,)

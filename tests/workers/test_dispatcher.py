@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from in_process_pool import with_workers
 
 import tiny
+from in_process_pool import with_workers
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.lora import LoraSpec
@@ -89,12 +89,13 @@ def test_clips_come_back_in_order(config, make_trainer, monkeypatch) -> None:
 
 @pytest.mark.parametrize("scores", ["workers", "trainer"])
 def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
-    trainer, ticks = with_workers(monkeypatch, on_ray(config, scores=scores), "a", "b"), []
+    trainer, ticks, settled = with_workers(monkeypatch, on_ray(config, scores=scores), "a", "b"), [], []
+    monkeypatch.setattr("sage_grpo.workers.worker.settle", settled.append)
     monkeypatch.setattr(trainer.engine.clock, "ticker", lambda total: lambda: ticks.append(total))
     assert_alike(run(trainer), alone)
     assert ticks.count(3) >= 3 * ITERATIONS, "a tick for every part"
     assert {worker for worker, _ in trainer.workers.pool.done} == {"a", "b"}
-    assert len(trainer.workers.pool.done) == ITERATIONS * 3
+    assert len(trainer.workers.pool.done) == len(settled) == ITERATIONS * 3, "copies have ended before they are sent"
     wanted = {"crew/gap": 0.0, "crew/lost": 0, "crew/refused": 0, "crew/queue": 3, "crew/workers": 2}
     assert {name: trainer.workers.row[name] for name in wanted} == wanted
     assert list(trainer.workers.pool.weights) == [ITERATIONS - 1], "old weights are not kept"

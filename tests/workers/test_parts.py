@@ -41,11 +41,13 @@ def test_weights_of_another_model_are_refused_by_name() -> None:
         unpack(weights, {name: nn.Parameter(torch.zeros(1)) for name in "abcz"})
 
 
-def test_a_worker_finds_the_code_of_the_user(config, monkeypatch) -> None:
-    here = list(sys.path)
+def test_a_worker_finds_the_code_of_the_user_and_has_the_trainers_threads(config, monkeypatch) -> None:
+    here, threads = list(sys.path), []
     monkeypatch.setattr(sys, "path", list(here))
-    Worker(config, 1, torch.get_num_threads(), [here[0], "/there"], {})
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    Worker(config, 1, 17, [here[0], "/there"], {})
     assert sys.path == [*here, "/there"]
+    assert threads[0] == 17
 
 
 def test_a_replay_of_one_clip_has_the_policy_of_its_group() -> None:
@@ -157,6 +159,25 @@ def test_a_run_without_workers_ends_after_its_patience_or_when_none_can_join(mon
         pool.dispatcher._round(0.5)
 
 
+def test_workers_are_kept_busy_in_the_background_until_the_end(monkeypatch) -> None:
+    pool, asked = Pool(monkeypatch), []
+    one, wait = pool.dispatcher, dispatcher.WAIT
+
+    def work(seconds: float) -> None:
+        asked.append(seconds)
+        one._running = {} if len(asked) > 1 else {"a": None}
+        one._error = "over" * (len(asked) == 3)
+
+    monkeypatch.setattr(one, "_work", work)
+    one._work_in_background()
+    assert asked == [wait / 10] * 3
+    assert pool.slept == [wait / 100, wait / 5, wait / 5], "less between tasks than where there is none"
+    one._error = ""
+    one._closed.set()
+    one._work_in_background()
+    assert len(asked) == 3
+
+
 @dataclass(frozen=True)
 class Step:
     step: int
@@ -184,6 +205,8 @@ def test_the_largest_difference_counts_and_a_worker_beyond_the_limit_is_dismisse
     assert one._measure(pending) == {"b": 0.125, "a": 2.0}
     assert [step for _, step in asked] == [7, 7, 7]
     assert asked[1][0] is asked[2][0]
+    assert one._measure(replace(pending, results={2: pending.results[2]})) == {"a": 2.0}
+    assert [step for _, step in asked] == [7] * 6, "its only one three times"
     one.engine.world = World()
     one._running = {"a": pending.tasks[0]}
     with pytest.warns(UserWarning, match="a is refused: .* differs by 2 from that of the replay, and 0.12 is allowed"):
@@ -258,9 +281,9 @@ def test_workers_on_a_cluster_start_work_fail_and_are_replaced(config, make_trai
     assert (pool.wait(1.0), pool.ready()) == ([], ["worker 2"])
     assert pool.wait(1.0) == []
 
-    for version, oldest in ((0, 0), (1, 0), (2, 2)):
+    for version, oldest, kept in ((0, 0, [0]), (1, 0, [0, 1]), (2, 2, [2])):
         pool.publish(version, b"w", oldest)
-    assert list(pool._weights) == [2]
+        assert list(pool._weights) == kept
     task = SimpleNamespace(version=2)
     pool.start("worker 2", task)
     assert ray.asked[-1] == (task, 3), "the third weights"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import world_laws as laws
+from sage_grpo.worlds.shapes.fit import SIZES, _match_outlines
 from sage_grpo.worlds.shapes.judge import NaiveProxy
 from sage_grpo.worlds.shapes.render import backdrop, coverage, palette, to_uint8, trajectory
 from sage_grpo.worlds.shapes.scene import random_scenes
@@ -21,6 +22,26 @@ def some() -> Clips:
 
 def test_clean_clips_get_full_marks() -> None:
     laws.clean_clips_get_full_marks(SHAPES, 40, 0.95, 0.95)
+
+
+def test_clips_of_another_shape_are_judged_too(some: Clips) -> None:
+    judge, texts = SHAPES.judge(), some.batch.texts(0)
+    wide = laws.drawn_by(SHAPES, some.batch, 9, 24, 40)
+    assert judge.examine(wide).nearest.scenes() == some.batch.scenes()
+    made = SHAPES.clips(texts, seed=3)
+    assert made.shape == to_uint8(some.clean).shape
+    assert judge(made, texts, 8.0)["Overall"].min() > 1.9
+    floats, parts = judge.differentiable(255 * some.clean, texts, 8.0), judge.parts(judge.examine(some.clean), texts)
+    for part, values in parts.items():
+        torch.testing.assert_close(floats[part], values, rtol=0, atol=2e-4)
+
+
+def test_the_first_guess_of_a_centre_is_near(some: Clips) -> None:
+    places = torch.tensor([[0.013, -0.27], [-0.31, 0.222], [0.4, 0.33]])
+    shape, size = torch.tensor([0, 1, 0]), torch.tensor([0, 1, 1])
+    _, found, outline = _match_outlines(coverage(shape, size, places, 32, 32))
+    assert outline.tolist() == (SIZES * shape + size).tolist()
+    assert float((found - places).abs().max()) < 0.006  # of 0.0625 a pixel
 
 
 def test_a_wrong_word_costs_its_own_part_and_no_other(some: Clips) -> None:

@@ -184,7 +184,7 @@ def passes(trainer: Trainer) -> dict[str, Callable[[], None]]:
 def inputs(trainer: Trainer) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
     """Latents, their noise level and the prompt."""
     model = trainer.model
-    conditions = [next(iter(trainer.encoder.encoded.values()))]
+    conditions = [next(iter(trainer.prompt_encoder.encoded.values()))]
     return torch.randn((1, *model.latent_shape()), device=model.device), torch.tensor(0.9), conditions
 
 
@@ -201,5 +201,5 @@ def work_of(trainer: Trainer, model: str) -> Work:
     config, latents = trainer.model.transformer.config, trainer.model.latent_shape()
     if model == "wan":
         return wan_work(config, latents)
-    conditions = next(iter(trainer.encoder.encoded.values()))
+    conditions = next(iter(trainer.prompt_encoder.encoded.values()))
     return hunyuan15_work(config, latents, sum(len(tensor) for tensor in conditions.tensors.values()))

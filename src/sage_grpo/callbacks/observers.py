@@ -1,5 +1,4 @@
-"""Observers of `sage-grpo train`: journal and loggers, terminal, events.jsonl, videos, best weights, profile,
-callbacks.
+"""Observers of `sage-grpo train`: profile, journal with loggers, terminal and events.jsonl, videos, best weights, callbacks.
 
 They are called in this order (`observers_of`), so that later ones see additions to a row. Most failures of observers
 are warnings, and the run continues.
@@ -124,7 +123,7 @@ class MetricsWriter(Observer):
         self.terminal.evaluation(number, found.result.metrics)
         self._report(found.result.report)
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
         self.terminal.say(f"sentinel: {text}", style="yellow")
         note(self.trainer, "sentinel", text)
@@ -261,7 +260,7 @@ class UserCallbacks(Observer):
         event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
         self._call(self.hooks.checkpoint, event)
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         self._call(self.hooks.sentinel, event)
 
     def _call(self, hook: Callable[[Any], object] | None, event: Any) -> None:

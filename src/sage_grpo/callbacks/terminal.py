@@ -216,7 +216,7 @@ def plan_table(
     plan: Plan,
     *,
     dims: int,
-    clip: float,
+    clip_range: float,
     device: str,
     parameters: int,
     evaluations: str,
@@ -246,7 +246,7 @@ def plan_table(
         "steps": f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, trained {trained}{shared}",
         "network": evaluations,
         "total": f"{config.iterations} iterations = {config.iterations * plan.updates} optimizer updates",
-        "clip range": f"{clip:.2e} at {dims:,} latent dimensions",
+        "clip range": f"{clip_range:.2e} at {dims:,} latent dimensions",
         "kernel": f"{config.kernel.name}, eta {config.kernel.eta:.4g}; trust region {config.trust_region.mode}, KL {config.kl.kind}",
     }
     table = Table(show_header=False, box=None, padding=(0, 2))

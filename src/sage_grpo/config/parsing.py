@@ -239,7 +239,7 @@ def _lookup(file: str, key: str) -> object:
 def read_yaml(file: Path, *, lists: bool = False) -> Any:
     """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is not YAML of options with values, or has more
     than any configuration, which is checked before anything is built. OSError if it cannot be read."""
-    size = file.stat().st_size if regular(file).is_file() else 0
+    size = regular(file).stat().st_size
     fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
     if size <= MAX_YAML_BYTES:
         try:

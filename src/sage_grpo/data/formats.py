@@ -140,7 +140,7 @@ def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
         )
     clip, (height, width) = clip[chosen], (video.height, video.width)
     scale = max(height / clip.shape[1], width / clip.shape[2])
-    size = max(height, round(clip.shape[1] * scale)), max(width, round(clip.shape[2] * scale))
+    size = round(clip.shape[1] * scale), round(clip.shape[2] * scale)
     if size != tuple(clip.shape[1:3]):
         frames = clip.permute(0, 3, 1, 2).to(torch.float32)
         scaled = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True)

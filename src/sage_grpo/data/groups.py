@@ -1,8 +1,8 @@
 """Assignment of group members to ranks: pure arithmetic.
 
 Rollouts are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility rule ties prompts, group size
-and world size together. Every rank runs the same number of micro-batches (a rank that has fewer repeats one as filler with weight 0), because sharded
-networks communicate in every forward pass. For the same reason a micro-batch of several ranks holds one group only: prompts of different lengths
+and world size together. Every rank gets the same number of micro-batches (a rank that has fewer repeats one as filler), because sharded networks
+communicate in every forward pass; evaluation runs the fillers, and training leaves them out and pads its passes by training/lockstep.py. For the same reason a micro-batch of several ranks holds one group only: prompts of different lengths
 would take a rank more than one pass.
 """
 
@@ -18,7 +18,7 @@ class Member:
     """One rollout of an iteration."""
 
     group: int
-    """Index of its prompt within the iteration."""
+    """Index of its group within the iteration; a prompt may have several (rollout.window.branches)."""
     index: int
     """Index within the group."""
 

@@ -41,7 +41,7 @@ class Engine:
         for network in self.networks:
             network.set_requires_gradient_sync(on)
 
-    def clip(self, params: Iterable[nn.Parameter], max_norm: float) -> float:
+    def clip_gradients(self, params: Iterable[nn.Parameter], max_norm: float) -> float:
         """Scale gradients down to a norm; returns the norm before, over all shards."""
         params = list(params)
         norm = get_total_norm([p.grad for p in params if p.grad is not None])

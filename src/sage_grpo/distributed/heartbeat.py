@@ -53,7 +53,7 @@ class Heartbeat:
     """Counts up in the store from a thread, and watches the other ranks' counts; one that stops is a lost process.
 
     Observations are kept: the first process to give up may take the store with it, and the next ones must still be able to name the rank that began
-    it. A lost rank is noticed here within seconds, also while the main thread waits in a collective that would give up only after its timeout.
+    it. A lost rank is noticed here within seconds (on another machine within a minute), also while the main thread waits in a collective that would give up only after its timeout.
     """
 
     def __init__(self, number: int, processes: int, store: dist.Store, patience: float) -> None:
@@ -75,7 +75,7 @@ class Heartbeat:
         ]
 
     @classmethod
-    def start(cls, number: int, processes: int, *, patience: float = 5.0) -> Heartbeat:
+    def start(cls, number: int, processes: int, *, patience: float) -> Heartbeat:
         """Start, with a connection of its own: the process group may block the other one."""
         given: Any = _get_default_store()  # torch's types lack `clone`
         store = dist.PrefixStore("sage_grpo/heartbeat", given.clone())

@@ -58,7 +58,7 @@ class MetricHistory:
     """The row before this one."""
     clips: int
     """Rollouts of an iteration."""
-    clip: float
+    clip_range: float
     """The clip range of the ratio."""
     deviations: float
     deviates: bool = False
@@ -129,9 +129,9 @@ def replay_differs(row: Row, past: MetricHistory) -> str:
     """The first update of a rollout has other probabilities than the rollout."""
     first = row.get("ratio/first_log", row.get("ratio/first_update"))  # its name in runs of earlier versions
     return (
-        f"ratio/first_log is {first:.2g}, above the clip range of {past.clip:.2g}: before any step the replay should repeat the rollout "
+        f"ratio/first_log is {first:.2g}, above the clip range of {past.clip_range:.2g}: before any step the replay should repeat the rollout "
         "(1e-6). Guidance, dtype, compilation or attention differ between the two: run `sage-grpo doctor`."
-        if first is not None and first > past.clip
+        if first is not None and first > past.clip_range
         else ""
     )
 
@@ -140,7 +140,7 @@ def ratio_off(row: Row, past: MetricHistory) -> str:
     mean = row.get("ratio/mean")
     if mean is not None and abs(mean - 1.0) > RATIO_OFF:
         return f"ratio/mean is {mean:.3g}: the updates of a rollout go too far. Lower optimizer.lr or set optimizer.max_kl."
-    return _grown(row, past, "ratio/largest_log", floor=past.clip)
+    return _grown(row, past, "ratio/largest_log", floor=past.clip_range)
 
 
 def clipped_away(row: Row, past: MetricHistory) -> str:

@@ -103,12 +103,12 @@ class Sentinel:
         config: SentinelConfig,
         *,
         clips: int = 1,
-        clip: float = math.inf,
+        clip_range: float = math.inf,
         witnesses: HeldOutRewards | None = None,
         trained: Mapping[str, float] | None = None,
         deviates: bool = False,
     ) -> None:
-        self.config, self.clips, self.clip, self.deviates = config, clips, clip, deviates
+        self.config, self.clips, self.clip_range, self.deviates = config, clips, clip_range, deviates
         self.witnesses = witnesses or HeldOutRewards()
         self.parts = RewardParts(trained or {}, config.window)
         """Parts of the trained reward."""
@@ -135,7 +135,7 @@ class Sentinel:
 
     @classmethod
     def of(
-        cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip: float, deviates: bool
+        cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip_range: float, deviates: bool
     ) -> Sentinel:
         """The sentinel of a run with `clips` clips per iteration and the parts of this reward."""
         scores = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
@@ -143,7 +143,9 @@ class Sentinel:
             scores={title: weights for title, weights in scores.items() if weights},
             statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
         )
-        return cls(config, clips=clips, clip=clip, witnesses=held_out, trained=reward.weights, deviates=deviates)
+        return cls(
+            config, clips=clips, clip_range=clip_range, witnesses=held_out, trained=reward.weights, deviates=deviates
+        )
 
     @property
     def open(self) -> list[str]:
@@ -206,7 +208,7 @@ class Sentinel:
             recent=before,
             newest=self.recent[-1] if self.recent else {},
             clips=self.clips,
-            clip=self.clip,
+            clip_range=self.clip_range,
             deviations=self.config.deviations,
             deviates=self.deviates,
             brake=self.brake,

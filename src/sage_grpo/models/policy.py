@@ -33,7 +33,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Policy:
-    """A stochastic sampler. Rollout and replay call the same `step`, so their log-probabilities agree to the bit."""
+    """A stochastic sampler. Exploring steps of a rollout and their replays take the same velocity through the same `at`, so their
+    log-probabilities agree to the bit."""
 
     model: VelocityModel
     kernel: Kernel

@@ -65,7 +65,7 @@ class ReplayedStep:
     velocity: Tensor
     """Of the policy that is trained, with a graph."""
     velocity_old: Tensor
-    """Of the policy that made the rollout."""
+    """Of the rollout's policy, or of a lagging old policy; the detached `velocity` where neither was kept."""
     velocity_reference: Tensor | None
     x_next: Tensor
     """State after the step; at a fresh noise level the target velocity eps - x0."""
@@ -150,7 +150,7 @@ class Objective:
     def needs_velocity_old(self) -> bool:
         return bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
 
-    def clip(self, dims: int) -> float:
+    def clip_range(self, dims: int) -> float:
         given = self.surrogate.clip_range
         return clip_range(dims, self.surrogate.clip_scale) if given is None else given
 

@@ -74,7 +74,7 @@ class Awm(Matching):
     """Advantage-weighted matching: the policy gradient on the law of the velocity, or on another weighting of its error."""
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        return surrogate_loss(self.surrogate, step, self.clip(step.dims))
+        return surrogate_loss(self.surrogate, step, self.clip_range(step.dims))
 
     def refusals(self, config: RunOptions) -> dict[str, bool]:
         updates = config.update.updates_per_rollout

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked
 from sage_grpo.utils.suggest import did_you_mean
 
-KINDS = ("surrogate", "nft", "awm", "dpo", "sft", "gradient")
 Kind = Literal["surrogate", "nft", "awm", "dpo", "sft", "gradient"]
+KINDS = get_args(Kind)
 Draw = Literal["schedule", "strata", "uniform", "logit_normal", "last"]
 Credit = Literal["affine", "exact"]
 Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]

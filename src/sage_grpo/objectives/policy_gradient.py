@@ -17,7 +17,7 @@ class PolicyGradient(Objective):
     """-A times the ratio of the step's probabilities under the policy and under that of the rollout, clipped or masked."""
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        return surrogate_loss(self.surrogate, step, self.clip(step.dims))
+        return surrogate_loss(self.surrogate, step, self.clip_range(step.dims))
 
 
 def surrogate_loss(config: SurrogateConfig, step: ReplayedStep, clip: float) -> LossTerms:

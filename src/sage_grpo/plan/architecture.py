@@ -34,18 +34,14 @@ WAN_VAE = Vae(
 )
 WAN = dataclasses.replace(
     HUNYUAN15,
-    video_products=6.0 + 2 * 8960 / 1536,
-    text_products=2.0,
-    pairs=(1.0, 1.0, 0.0),
     saved_full=100.0,
     saved_lora=67.0,
     saved_compiled=56.0,  # 54.8 measured at 480 x 832 x 81 (research/benchmarks/results/side_by_side_h200.jsonl)
     working=30.0,
     moved=630.0,
     moved_compiled=320.0,
-    vae=WAN_VAE,
 )
-"""Measurements of Wan."""
+"""Measurements of Wan; products, pairs and the VAE are those of the model that is planned."""
 MEASURED: Mapping[str, NetworkShape] = {"hunyuan15": HUNYUAN15, "wan": WAN}
 """Families with blocks measured on a GPU. The others use Wan's speeds, and their bytes are counted."""
 DECODERS: Mapping[str, tuple[Vae, Callable[[Any], float]]] = {

@@ -71,7 +71,7 @@ def over_memory(now: Forecast) -> list[Forecast]:
 def outcome(one: Forecast) -> str:
     """Text on a budget: the activations that blocks keep, or the reason why it is too small."""
     if one.fits:
-        return kept(one.levels)
+        return kept(one.activations)
     worst = max(one.phases, key=lambda phase: phase.memory.total)
     return f"too little: {worst.name} needs {worst.memory.total / GIB:.1f}, {one.room / GIB:.1f} can be used"
 

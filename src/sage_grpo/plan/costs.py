@@ -39,7 +39,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
 from sage_grpo.training.loss import needs_velocity_old
-from sage_grpo.training.memory import levels
+from sage_grpo.training.memory import configured
 from sage_grpo.training.offload import SHARE as STAYS
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import Planner, foresee
@@ -134,7 +134,7 @@ class Forecast:
     @cached_property
     def job(self) -> RunShape:
         """The run as input of the formulas."""
-        return replace(self._job, keep=tuple(Counter(self.levels).items()))
+        return replace(self._job, keep=tuple(Counter(self.activations).items()))
 
     @cached_property
     def _job(self) -> RunShape:
@@ -170,12 +170,12 @@ class Forecast:
         )
 
     @cached_property
-    def levels(self) -> list[Keep]:
+    def activations(self) -> list[Keep]:
         """Activations that every block keeps for its backward pass."""
         asked, cuda = self.config.update.gradient_checkpointing, not self.hardware.is_cpu
         if asked != "auto" or not cuda:
-            return levels(asked, self.network.blocks, cuda=cuda)
-        fitting = formulas.levels_within(self.network, self._job, self.room)
+            return configured(asked, self.network.blocks, cuda=cuda)
+        fitting = formulas.activations_within(self.network, self._job, self.room)
         return [level for level, count in fitting.items() for _ in range(count)]
 
     def _clips(self, rank: int, step: int = 1) -> int:
@@ -198,14 +198,14 @@ class Forecast:
     def _stored(self, plan: Plan, rank: int = 0) -> tuple[int, list[int]]:
         """Bytes of a rank's records, of one latent element, and the rows that each update replays."""
         config = self.config
-        size, gauged = _bytes(config.rollout.storage), plan.gauged(rank)
+        size, measured = _bytes(config.rollout.storage), plan.kl_replays(rank)
         needs_old = config.explores and needs_velocity_old(config.build_objective(), config.trust_region)
         stored = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         # A step's x_next is the next record's x; a target at a fresh noise level is not shared.
         before = set() if not config.explores else {(replay.step + 1, replay.members) for replay in stored}
         states = sum(
             size * (len(one.members) + one.rows * ((one.step, one.members) not in before))
-            + MASTER * (one in gauged or needs_old) * one.rows
+            + MASTER * (one in measured or needs_old) * one.rows
             for one in stored
         )
         return states, [sum(replay.rows for replay in plan.replays(rank, update)) for update in range(plan.updates)]
@@ -274,7 +274,7 @@ class Forecast:
             # If the other branch of guidance is a constant, only one of the two has a backward pass.
             share = 1.0 if job.negative_gradient or not passes.forwards else passes.velocities / passes.forwards
             seconds += share * formulas.backward_seconds(network, job, rates)
-            again = share * (2 if job.levels(network).get("input") else 1)
+            again = share * (2 if job.activations(network).get("input") else 1)
         shards, sp = self.layout.weight_shards, self.layout.sequence
         times = 1 + again
         weights = COMPUTE * network.parameters * (shards - 1) / shards
@@ -404,12 +404,12 @@ def _parameters(rewards: Iterable[RewardSpec]) -> float:
     return sum(facts.parameters for one in rewards if (facts := facts_of(one.name)) is not None)
 
 
-def choose_levels(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
+def choose_activations(config: TrainConfig, model: VelocityModel, world: World) -> list[Keep]:
     """Kept activations of every block. The choice depends on the GPU's size, not on its free memory, so that a resumed
     run chooses the same."""
     asked, blocks, cuda = config.update.gradient_checkpointing, len(model.blocks()), model.device.type == "cuda"
     if asked == "auto" and cuda and config.model.family in (None, *FAMILIES):
-        found = forecast(config, here(world.processes), gpus=world.processes).levels
+        found = forecast(config, here(world.processes), gpus=world.processes).activations
         if len(found) == blocks:
             return found
-    return levels(asked, blocks, cuda=cuda)
+    return configured(asked, blocks, cuda=cuda)

@@ -192,7 +192,7 @@ class RunShape:
         """Forward passes of one velocity with a backward pass."""
         return 2 if self.guidance and self.negative_gradient else 1
 
-    def levels(self, network: NetworkShape) -> dict[Keep, int]:
+    def activations(self, network: NetworkShape) -> dict[Keep, int]:
         """Number of blocks by kept activations."""
         if not self.checkpointing:
             return {"all": network.blocks}
@@ -254,7 +254,7 @@ def memory(network: NetworkShape, job: RunShape) -> Memory:
     )
 
 
-def levels_within(network: NetworkShape, job: RunShape, room: float) -> dict[Keep, int]:
+def activations_within(network: NetworkShape, job: RunShape, room: float) -> dict[Keep, int]:
     """Kept activations of the blocks with which an update takes at most `room` bytes and recomputes least.
 
     Attention is the slowest part of a block to recompute per byte kept, so all blocks keep its outputs before any keeps
@@ -327,7 +327,7 @@ def _gathered(network: NetworkShape, job: RunShape) -> float:
         if job.lora_rank is not None or job.compute == MASTER:
             return 0.0
         # Blocks that keep everything keep autocast's bfloat16 copies for the backward pass of each branch.
-        return COMPUTE * network.block_parameters * max(1, job.levels(network).get("all", 0) * job.branches)
+        return COMPUTE * network.block_parameters * max(1, job.activations(network).get("all", 0) * job.branches)
     rank = job.lora_rank or 0
     block = COMPUTE * network.block_parameters + MASTER * network.lora_width * rank
     return block * (2 if job.reshard else blocks) + COMPUTE * network.other_parameters
@@ -343,7 +343,7 @@ def saved(network: NetworkShape, job: RunShape) -> float:
 def _activations(network: NetworkShape, job: RunShape) -> float:
     """Bytes that blocks keep for every branch with a gradient, and those of the current block, which is recomputed if
     it kept less."""
-    levels, whole = job.levels(network), saved(network, job)
+    levels, whole = job.activations(network), saved(network, job)
     attention = COMPUTE * (1 if network.text_stream else 2)
     bytes_of = {"input": COMPUTE, "attention": COMPUTE + attention, "all": whole}
     kept = job.branches * sum(count * bytes_of[level] for level, count in levels.items())
@@ -413,7 +413,7 @@ def backward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> floa
     plain = max(LAUNCHES_BACKWARD * _least(job, rates), plain)
     recomputed = _at(0.0, one.products, one.moved, job, rates)
     again = {"all": 0.0, "attention": recomputed, "input": _forward(one, job, rates)}
-    return sum(count * (plain + again[level]) for level, count in job.levels(network).items())
+    return sum(count * (plain + again[level]) for level, count in job.activations(network).items())
 
 
 def decode_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:

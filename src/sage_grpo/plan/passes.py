@@ -140,7 +140,7 @@ def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
         passes = guiding.one(one.rows, one.sigma, one.guide)
         work["shared" if one.shared else "sampling"] += passes
         work["rollout", plan.network(one.sigma)] += passes
-    for replay in plan.gauged(rank):
+    for replay in plan.kl_replays(rank):
         passes = guiding.one(replay.rows, _sigma(plan, replay))
         work["gauge"] += passes
         work["gauge", plan.network_of(replay)] += passes
@@ -232,8 +232,8 @@ def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch
             yield [plan.groups[index] for index in dict.fromkeys(member.group for member in batch.members)], [batch]
         return
     together: dict[int, list[Group]] = {}
-    if plan.abreast > 1:
-        together = dict(enumerate(map(list, plan.trunks(rank))))
+    if plan.prefix_batch > 1:
+        together = dict(enumerate(map(list, plan.prefixes(rank))))
     else:
         for index in plan.members(rank):
             together.setdefault(plan.groups[index].number, []).append(plan.groups[index])
@@ -251,7 +251,7 @@ def _key(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:
     if group.levels is not None:
         rows = tuple(tuple(sorted(alike(group.sigma(level)) for level in part)) for part in group.trained)
         trained = rows, len({level for part in group.trained for level in part})
-    return id(group.schedule), trained, None if group.gauge is None else group.gauge.step
+    return id(group.schedule), trained, None if group.kl_probe is None else group.kl_probe.step
 
 
 def _alone(plan: Plan, groups: Sequence[Group], batches: Sequence[MicroBatch]) -> Plan:

@@ -79,8 +79,9 @@ def _idle(forecast: Forecast) -> str:
         return ""
     size = plan.group_size * forecast.config.rollout.window.branches
     clips = len(plan.groups) * plan.group_size
-    prompts = next((n for n in range(clips // size, clips // size + ranks + 1) if n * size % ranks == 0), 0)
-    advice = f"; batch.prompts {prompts} divides evenly" if prompts and prompts != clips // size else ""
+    first = clips // size
+    prompts = next(n for n in range(first, first + ranks) if n * size % ranks == 0)
+    advice = f"; batch.prompts {prompts} divides evenly" if prompts != first else ""
     return f"{clips} clips over {ranks} ranks take {wasted} padding passes{advice}"
 
 
@@ -178,7 +179,7 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
         "model": f"{forecast.architecture.family}, from {forecast.architecture.source}",
         **({"distilled": advice} if advice else {}),
         "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.trained_networks * network.parameters / 1e6:,.0f} M parameters: {kind}",
-        "blocks": f"keep {kept(forecast.levels)}; {'compiled' if job.compiled else 'not compiled'}",
+        "blocks": f"keep {kept(forecast.activations)}; {'compiled' if job.compiled else 'not compiled'}",
         "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
     }
 
@@ -259,7 +260,7 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change],
         },
         **costs(forecast),
         **({} if crew is None else {"crew": crew}),
-        "over_memory": [{"gib": one.gib, "keep": kept(one.levels), **costs(one)} for one in over_memory(forecast)],
+        "over_memory": [{"gib": one.gib, "keep": kept(one.activations), **costs(one)} for one in over_memory(forecast)],
         "change_first": [one.option for one in way],
         "changes": [{"change": one.option, "run": one.run, **costs(one.after)} for one in found],
     }

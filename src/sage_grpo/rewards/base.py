@@ -17,7 +17,7 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Outcome, RewardMember, without_latents
 from sage_grpo.rewards.ray_reward import ActorMember, RewardActors
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.types import Placeable, Reward, Scores, Sound, VideoSpec
+from sage_grpo.types import BatchScores, Placeable, Reward, Sound, VideoSpec
 
 
 class AsyncScoring:
@@ -218,7 +218,7 @@ class CompositeReward:
         latents: Tensor | None = None,
         groups: Sequence[int] = (),
         sound: Sound | None = None,
-    ) -> tuple[Scores, FailureReport]:
+    ) -> tuple[BatchScores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3. A failing reward never raises; the report lists the failures.
 
         metadata: the metadata of each clip's prompt, for rewards with a parameter of this name. early: these same clips, already queued for rewards
@@ -250,7 +250,7 @@ class CompositeReward:
             total=count,
             remarks=tuple(remark for outcome in outcomes for remark in outcome.remarks),
         )
-        return Scores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
+        return BatchScores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
 
     def gradient(
         self,

@@ -123,8 +123,8 @@ def stretch(curve: Sequence[float], count: int) -> list[float]:
     values = []
     for k in range(count):
         place = (k + 0.5) / count * len(curve) - 0.5
-        below = min(max(math.floor(place), 0), len(curve) - 1)
+        below = max(math.floor(place), 0)
         above = min(below + 1, len(curve) - 1)
-        share = min(max(place - below, 0.0), 1.0)
+        share = max(place - below, 0.0)
         values.append((1 - share) * curve[below] + share * curve[above])
     return values

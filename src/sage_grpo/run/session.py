@@ -18,7 +18,7 @@ from sage_grpo.callbacks.terminal import Terminal, outliving_output, plan_table
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import RankLost, World, start
 from sage_grpo.models.base import abilities
-from sage_grpo.plan.costs import choose_levels
+from sage_grpo.plan.costs import choose_activations
 from sage_grpo.plan.passes import evaluations_of
 from sage_grpo.plan.show import opening
 from sage_grpo.rewards.member import RewardFailure
@@ -67,7 +67,9 @@ def session(
 def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None) -> Trainer:
     """Build a trainer with the memory plan of this machine and the configured workers."""
     world = world or World()
-    return Trainer(config, inputs, world, clock, keep=choose_levels(config, inputs.model, world), workers=make_workers)
+    return Trainer(
+        config, inputs, world, clock, activations=choose_activations(config, inputs.model, world), workers=make_workers
+    )
 
 
 def run(
@@ -176,7 +178,7 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
             trainer.config,
             plan,
             dims=trainer.dims,
-            clip=trainer.clip,
+            clip_range=trainer.clip_range,
             device=str(trainer.model.device),
             parameters=trainer.state.size,
             evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),

@@ -149,12 +149,12 @@ class UpdateConfig:
 
 @checked
 class AnchorConfig:
-    """The reference policy of the position term."""
+    """The reference policy of the position term and of dpo."""
 
     every: Count = 10
     """Optimizer updates between renewals (modes moving and dual; fixed and fixed_dual never renew)."""
     offload: Speed[bool] = False
-    """Keep the anchor in CPU memory."""
+    """Keep the anchor, or the old policy of a loss at fresh noise levels, in CPU memory."""
 
 
 @checked

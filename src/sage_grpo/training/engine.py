@@ -84,7 +84,7 @@ class RolloutEngine:
         self.planner.check()
         check_cheap(config, model, self.planner)
         self.vae = VaeMover(model, config.model)
-        self.encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
+        self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
         """Encodes given clips."""
 
     @property
@@ -124,9 +124,9 @@ class RolloutEngine:
         )
 
     def example(self, plan: Plan, member: Member) -> Tensor:
-        assert self.encoder is not None
+        assert self.clip_encoder is not None
         prompt = plan.groups[member.group].prompt
-        return self.encoder(prompt.clips[member.index], prompt.format)
+        return self.clip_encoder(prompt.clips[member.index], prompt.format)
 
     def policy(self, group: Group) -> Policy:
         places, model = tuple(part.place for part in self.parts), in_format(self.model, group.prompt.format)

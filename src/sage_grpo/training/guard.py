@@ -27,7 +27,7 @@ class HealthGuard:
     """Folder of the run's checkpoints."""
     held_out: bool
     """True if there are prompts to evaluate on."""
-    tell: Callable[[SentinelEvent], None] = lambda event: None
+    report: Callable[[SentinelEvent], None] = lambda event: None
     """Receives findings and actions, for the loop's observers."""
     stops: bool = False
     """True if the run is to end here."""
@@ -114,4 +114,4 @@ class HealthGuard:
         return False
 
     def _say(self, name: str, text: str, action: str) -> None:
-        self.tell(SentinelEvent(self.state.iteration, name, text, action))
+        self.report(SentinelEvent(self.state.iteration, name, text, action))

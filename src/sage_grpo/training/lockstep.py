@@ -45,7 +45,7 @@ class Lockstep:
     def kl_probes(self, rank: int) -> list[ScheduledReplay]:
         """A rank's passes that measure the KL of the updates."""
         updates = range(self.plan.updates)
-        return self._padded(rank, list(self.plan.gauged(rank)), self._most_probes, updates)
+        return self._padded(rank, list(self.plan.kl_replays(rank)), self._most_probes, updates)
 
     @property
     def rounds(self) -> list[int]:
@@ -90,7 +90,7 @@ class Lockstep:
 
     @cached_property
     def _most_probes(self) -> Counter[int]:
-        return _most([Counter(map(self.plan.network_of, self.plan.gauged(rank))) for rank in self._ranks])
+        return _most([Counter(map(self.plan.network_of, self.plan.kl_replays(rank))) for rank in self._ranks])
 
 
 def _most(counts: Sequence[Counter[int]]) -> Counter[int]:

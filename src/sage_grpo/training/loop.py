@@ -50,7 +50,7 @@ class Observer:
     def saved(self, folder: Path) -> None:
         """A checkpoint is written, or is being written in the background."""
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         """The sentinel reports a finding or an action."""
 
 
@@ -88,7 +88,7 @@ class Loop:
     def run(self) -> bool:
         """Iterate to the end; returns True if the run was stopped before it."""
         trainer, state, world = self.trainer, self.trainer.state, self.trainer.world
-        self.guard.tell = self._told
+        self.guard.report = self._report
         try:
             if self._due():  # the first, or one that a stop cut short
                 self._evaluate()
@@ -170,6 +170,6 @@ class Loop:
             for observer in self.observers:
                 observer.saved(folder)
 
-    def _told(self, event: SentinelEvent) -> None:
+    def _report(self, event: SentinelEvent) -> None:
         for observer in self.observers:
-            observer.told(event)
+            observer.health_event(event)

@@ -340,7 +340,7 @@ def summarize(sums: UpdateSums, world: World, steps: Sequence[int]) -> dict[str,
     bad = [f"bad/{step:03d}" for step in steps]
     names = [*sorted({*sums.sums} - {*norms, *bad}), *norms, *bad]
     rows = [sums.sums[name] for name in names]
-    read = torch.stack([*rows, sums.largest_log_ratio]).cpu()  # the only synchronization with the device
+    read = torch.stack([*rows, sums.largest_log_ratio]).cpu()  # the only wait for the device here
     metrics = dict(zip(names, world.sum(read[:-1]).tolist()))
     diverged = [step for step, name in zip(steps, bad) if metrics.pop(name)]
     metrics |= {name: math.sqrt(metrics[name]) for name in norms}

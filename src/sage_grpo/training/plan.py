@@ -49,7 +49,7 @@ class Group:
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
     """Members start from the same noise: all steps up to the first exploring one run once."""
-    gauge: KlProbe | None = None
+    kl_probe: KlProbe | None = None
     """Step at which the KL of the iteration's updates is measured; None measures none."""
     levels: NoiseLevels | None = None
     """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
@@ -79,7 +79,7 @@ class Group:
         return float(self.schedule.sigmas[at + 1] - self.schedule.sigmas[at])
 
     @cached_property
-    def way(self) -> Hashable:
+    def path_key(self) -> Hashable:
         """Key that is equal for groups whose passes can be batched from noise to their replays: same sigmas, exploring
         and trained steps."""
         schedule = self.schedule
@@ -145,7 +145,7 @@ class Plan:
     """Micro-batches of every data-parallel rank."""
     network: Callable[[float], int] = field(default=lambda sigma: 0, compare=False)
     """The network that runs at sigma: 0 for high noise, 1 for the other expert of a model with two."""
-    abreast: int = 1
+    prefix_batch: int = 1
     """Most groups with the same path that run their shared steps in one pass."""
     chosen: tuple[frozenset[Member], ...] | None = None
     """The clips that every update trains, None if all; known once there are rewards (training/planner.py)."""
@@ -185,7 +185,7 @@ class Plan:
             ranks.append({group: tuple(members) for group, members in own.items()})
         return ranks
 
-    def trunk(self, group: Group) -> list[PrefixPass]:
+    def prefix(self, group: Group) -> list[PrefixPass]:
         """Keys of a group's network passes before its members branch: the prompt and the sigmas so far.
 
         Groups of one prompt have the same passes until the first of them branches.
@@ -193,16 +193,16 @@ class Plan:
         sigmas = group.schedule.sigmas.tolist()
         return [PrefixPass(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
 
-    def trunks(self, rank: int) -> list[tuple[Group, ...]]:
+    def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
-        ways: dict[Hashable, list[Group]] = {}
+        alike: dict[Hashable, list[Group]] = {}
         for index in self.members(rank):
             if self.groups[index].shared:
-                ways.setdefault(self.groups[index].way, []).append(self.groups[index])
+                alike.setdefault(self.groups[index].path_key, []).append(self.groups[index])
         return [
-            tuple(groups[start : start + self.abreast])
-            for groups in ways.values()
-            for start in range(0, len(groups), self.abreast)
+            tuple(groups[start : start + self.prefix_batch])
+            for groups in alike.values()
+            for start in range(0, len(groups), self.prefix_batch)
         ]
 
     def tasks(self, rank: int = 0) -> list[Plan]:
@@ -210,7 +210,7 @@ class Plan:
         shared passes of the whole plan, so that the numbers are the same."""
         batches = self.batches(rank)
         together = [{member.group for member in batch.members} for batch in batches]
-        together += [{group.index for group in groups} for groups in self.trunks(rank)]
+        together += [{group.index for group in groups} for groups in self.prefixes(rank)]
         shared: dict[int, set[int]] = {}
         for index in self.members(rank):
             if self.groups[index].shared:
@@ -228,7 +228,7 @@ class Plan:
         """The network passes of a rank's rollout: shared passes of groups, each once, then those of the members."""
         if self.examples:
             return
-        keys = (key for groups in self.trunks(rank) for key in zip(*map(self.trunk, groups)))
+        keys = (key for groups in self.prefixes(rank) for key in zip(*map(self.prefix, groups)))
         for key in dict.fromkeys(keys):
             yield Pass(key[0].sigmas[-1], rows=len(key), shared=True, guide=key[0].guide)
         for batch in self.batches(rank):
@@ -263,12 +263,12 @@ class Plan:
         """A rank's replays if every clip were trained; the rollout keeps records of all of these, because rewards come
         later."""
         own_members = self.members(rank)
-        groups, trunks = [self.groups[index] for index in own_members], self.trunks(rank)
+        groups, prefixes = [self.groups[index] for index in own_members], self.prefixes(rank)
         steps = dict.fromkeys(step for group in groups for step in group.trained[update])
         result = []
         for step in steps:
             here = [group for group in groups if step in group.trained[update]]
-            for together in trunks:
+            for together in prefixes:
                 if step in together[0].trained[update] and step < together[0].branch:
                     rows = tuple(member for group in together for member in own_members[group.index])
                     result.append(Replay(step, rows, shared=True))
@@ -277,7 +277,7 @@ class Plan:
             result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result
 
-    def gauged(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
+    def kl_replays(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
         """The replays in which a rank measures the KL of the updates, with the rows that count and their weights.
 
         Only the first member of a group counts, so that the result depends on neither ranks nor micro-batches.
@@ -285,10 +285,10 @@ class Plan:
         found: dict[Replay, list[tuple[int, float]]] = {}
         for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replayable(rank, update)):
             for place, member in enumerate(replay.members):
-                gauge = self.groups[member.group].gauge
-                if gauge is not None and member.index == 0 and gauge.step == replay.step:
+                probe = self.groups[member.group].kl_probe
+                if probe is not None and member.index == 0 and probe.step == replay.step:
                     row = place * replay.rows // len(replay.members)
-                    found.setdefault(replay, []).append((row, gauge.weight))
+                    found.setdefault(replay, []).append((row, probe.weight))
         return found
 
     def network_of(self, replay: Replay) -> int:

@@ -64,41 +64,42 @@ class Planner:
         if window.kind == "drawn":
             allowed = self.candidates()
             rows = window.draw(allowed, len(prompts), iteration, config.seed)
-            ways = [(number, window.flags(first, steps)) for number, row in enumerate(rows) for first in row]
+            windows = [(number, window.flags(first, steps)) for number, row in enumerate(rows) for first in row]
             weighted = [step for first in allowed for step in self.trainable(window.flags(first, steps))]
         else:
             same = window.steps(steps, iteration, config.seed)
-            ways = [(number, same) for number in range(len(prompts))]
+            windows = [(number, same) for number in range(len(prompts))]
             weighted = self.trainable(same)
         groups = tuple(
-            self._group(index, number, prompts[number], flags, iteration) for index, (number, flags) in enumerate(ways)
+            self._group(index, number, prompts[number], flags, iteration)
+            for index, (number, flags) in enumerate(windows)
         )
         return Plan(
             iteration=iteration,
             groups=groups,
             group_size=config.batch.group_size,
             equalizer=self._weights(sorted(set(weighted))),
-            shares=self._side_by_side(groups) if self._abreast > 1 else self.shares,
+            shares=self._filled_shares(groups) if self._prefix_batch > 1 else self.shares,
             network=self.network,
-            abreast=self._abreast,
+            prefix_batch=self._prefix_batch,
         )
 
     @property
-    def _abreast(self) -> int:
+    def _prefix_batch(self) -> int:
         """Most groups that are batched. 1 with several ranks, because prompts of different lengths would take one rank
         more passes than another, and with several groups per prompt, which share passes already."""
         alone = self.ranks > 1 or self.config.rollout.window.branches > 1
         return 1 if alone else self.config.batch.micro_batch
 
-    def _side_by_side(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
+    def _filled_shares(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of one rank, filled across groups with the same path."""
-        if not self._apart:
+        if not self._keeps_prompts_apart:
             return self.shares
-        ways: dict[Hashable, list[Member]] = {}
+        alike: dict[Hashable, list[Member]] = {}
         for group in groups:
             own = [Member(group.index, index) for index in range(self.config.batch.group_size)]
-            ways.setdefault(group.way, []).extend(own)
-        pieces = [share_out(members, self.config.batch.micro_batch)[0] for members in ways.values()]
+            alike.setdefault(group.path_key, []).extend(own)
+        pieces = [share_out(members, self.config.batch.micro_batch)[0] for members in alike.values()]
         return (tuple(batch for piece in pieces for batch in piece),)
 
     def _without_noise(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
@@ -126,13 +127,13 @@ class Planner:
             self.config.group_size,
             batch.micro_batch,
             world_size=self.ranks,
-            apart=self._apart,
+            apart=self._keeps_prompts_apart,
         )
 
     @property
-    def _apart(self) -> bool:
+    def _keeps_prompts_apart(self) -> bool:
         rollout = self.config.rollout
-        return rollout.window.kind == "drawn" or self._together or self.objective.samples == "ode"
+        return rollout.window.kind == "drawn" or self._shares_start or self.objective.samples == "ode"
 
     def places(self, rank: int) -> list[int]:
         """Indices of an iteration's prompts that a rank samples, equal in every iteration."""
@@ -140,7 +141,7 @@ class Planner:
         return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
 
     @property
-    def _together(self) -> bool:
+    def _shares_start(self) -> bool:
         return self.config.rollout.same_noise and self.config.rollout.share
 
     def trainable(self, flags: Sequence[bool]) -> list[int]:
@@ -215,10 +216,10 @@ class Planner:
         own = f"/{index}" if rollout.window.kind == "drawn" else ""
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
-        gauge = self._gauge(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
+        probe = self._kl_probe(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
         guides = self._guides(schedule)
         return Group(
-            index, number, prompt, schedule, offset, trained, shared=self._together, gauge=gauge, guides=guides
+            index, number, prompt, schedule, offset, trained, shared=self._shares_start, kl_probe=probe, guides=guides
         )
 
     def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
@@ -243,7 +244,7 @@ class Planner:
             self._schedules[key] = schedule, offset
         return self._schedules[key]
 
-    def _gauge(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> KlProbe:
+    def _kl_probe(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> KlProbe:
         """A trained step for measuring the KL, drawn in proportion to its squared sensitivity, the main difference
         between the KLs of steps (the rest is the change of the velocity). The groups' draws are evenly spaced, so that
         together they cover the steps."""

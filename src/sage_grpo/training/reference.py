@@ -49,7 +49,7 @@ class Snapshot:
 
 
 class ReferencePolicy(Snapshot):
-    """The reference policy of the position term: fixed, or renewed every `every` optimizer updates."""
+    """The reference policy of the position term and of dpo: fixed, or renewed every `every` optimizer updates."""
 
     def __init__(self, params: Mapping[str, nn.Parameter], *, every: int | None, offload: bool = False) -> None:
         super().__init__(params, offload=offload)
@@ -94,9 +94,7 @@ class Ema(Snapshot):
 class OldPolicy(Snapshot):
     """The old policy of losses at fresh noise levels: the weights before a rollout's updates, or an average that lags behind."""
 
-    def __init__(
-        self, params: Mapping[str, nn.Parameter], *, lags: bool, samples: bool = True, offload: bool = False
-    ) -> None:
+    def __init__(self, params: Mapping[str, nn.Parameter], *, lags: bool, samples: bool, offload: bool) -> None:
         super().__init__(params, offload=offload)
         self.lags = lags
         """True if it differs from the live weights between iterations; then it is part of the training state."""

@@ -148,12 +148,12 @@ class Sampler:
         self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
         self.keys, self.storage, self.solver, self.progress = keys, storage, solver, progress
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
-        self.gauged = plan.gauged(rank)
+        self.kl_replays = plan.kl_replays(rank)
         self.result = Rollout()
         self.reuse = cheap is not None and cheap.negative_every > 1
         """True if cheap steps reuse the contribution of guidance."""
         self.known: Known = {} if known is None else known
-        """Velocities of passes that several trunks share; a caller may pass those of another sampler with the same
+        """Velocities of passes that several prefixes share; a caller may pass those of another sampler with the same
         solver and policy."""
         self.examples = examples
         """Latents of given clips, in place of sampling."""
@@ -181,10 +181,10 @@ class Sampler:
 
         With two networks, all ranks first run the one for high noise, because a sharded network needs all ranks.
         """
-        trunks = [_SharedPrefix(self, groups) for groups in self.plan.trunks(self.rank)]
-        trunks = sorted(trunks, key=lambda trunk: trunk.group.branch)
+        prefixes = [_SharedPrefix(self, groups) for groups in self.plan.prefixes(self.rank)]
+        prefixes = sorted(prefixes, key=lambda prefix: prefix.group.branch)
         idle = Lockstep(self.plan).idle_passes(self.rank)
-        walks: list[_SharedPrefix | _Members] = [*trunks, *paths]
+        walks: list[_SharedPrefix | _Members] = [*prefixes, *paths]
         for network in (0, 1):
             for walk in walks:
                 while walk.ready() and self.plan.network(walk.sigma()) == network:
@@ -268,7 +268,7 @@ class Sampler:
                 x=storage.stored(walk.x) if before is None else before,
                 x_next=walk.stored,
                 v_old=to_storage(step.velocity, storage.device)
-                if storage.velocities or replay in self.gauged
+                if storage.velocities or replay in self.kl_replays
                 else None,
                 log_prob_old=law.log_prob(x_next),
             )
@@ -312,7 +312,7 @@ class _SharedPrefix(_Walk):
         mine = sampler.plan.members(sampler.rank)
         self.members = tuple(member for group in groups for member in mine[group.index])
         self.first = [mine[group.index][0] for group in groups]
-        self.keys = list(zip(*map(sampler.plan.trunk, groups)))
+        self.keys = list(zip(*map(sampler.plan.prefix, groups)))
 
     def ready(self) -> bool:
         return self.index < self.group.branch

@@ -20,10 +20,11 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.cluster import Actors, connected, hired
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import agreements
+from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
 from sage_grpo.rewards.ray_reward import RewardActor, RewardActors
-from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.config import AdvantageConfig, TrainConfig
 from sage_grpo.training.offload import get_ready
 from sage_grpo.types import Reward, Sound, VideoSpec
 
@@ -208,3 +209,23 @@ def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping
     metrics |= agreements(scored.total, scored.parts, scored.groups, witnesses)
     metrics |= {f"reward/failed/{title}": float(count) for title, count in scored.failed.items()}
     return metrics
+
+
+def advantages_of(config: TrainConfig, reward: CompositeReward, parts: Sequence[str], scores: Scores) -> Tensor:
+    """Group-relative advantages of all clips; one column per part (`parts` are their names) if rewards judge parts."""
+    if not any(spec.judges for spec in config.rewards):
+        return _normalized(config.advantage, scores, reward.weights, scores.total)
+    columns = []
+    for part in parts:
+        weights = reward.judging(part)
+        total = torch.stack([weight * scores.parts[name] for name, weight in weights.items()] or [scores.total * 0])
+        columns.append(_normalized(config.advantage, scores, weights, total.sum(0)))
+    return torch.stack(columns, dim=1)
+
+
+def _normalized(config: AdvantageConfig, scores: Scores, weights: Mapping[str, float], total: Tensor) -> Tensor:
+    if config.decoupled and weights:
+        return decoupled_advantage(
+            scores.parts, weights, scores.groups, valid=scores.valid, scale=config.scale, clip=config.clip
+        )
+    return group_advantage(total, scores.groups, valid=scores.valid, scale=config.scale, clip=config.clip)

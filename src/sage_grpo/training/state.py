@@ -37,7 +37,7 @@ class TrainState:
     kl: KlController
     stream: PromptStream
     old: OldPolicy | None = None
-    """The sampling policy, if it lags behind the live one."""
+    """The old policy, if it lags behind the live one."""
     past: PastWeights | None = None
     """Earlier weights, if they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))

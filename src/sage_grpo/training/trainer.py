@@ -18,20 +18,19 @@ from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
-from sage_grpo.training.advantages import advantages_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.decoding import check_differentiable
 from sage_grpo.training.encode_ahead import EncodeAhead
 from sage_grpo.training.engine import MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs
-from sage_grpo.training.memory import fit_memory
+from sage_grpo.training.memory import set_activations
 from sage_grpo.training.offload import distribute
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import ScoredClips, Scores, check_groups, describe, no_clips, preferred
+from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, check_groups, describe, no_clips, preferred
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Keep
@@ -55,15 +54,15 @@ class Trainer:
         world: World | None = None,
         clock: Clock | None = None,
         *,
-        keep: Sequence[Keep] | None = None,
+        activations: Sequence[Keep] | None = None,
         workers: MakeWorkers | None = None,
     ) -> None:
-        """`keep` is the activation checkpointing of each block; `workers` makes workers that sample in place of this process."""
+        """`activations` are what each block keeps for the backward pass; `workers` makes workers that sample in place of this process."""
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.inputs, self.model, self.reward, self.held_out = inputs, inputs.model, inputs.reward, inputs.held_out
         self.objective = config.build_objective()
         config.check_objective()
-        fit_memory(config, self.model, keep)
+        set_activations(config, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
@@ -80,7 +79,7 @@ class Trainer:
         )
         self.planner = self.engine.planner
         self.dims = sum(part.dims for part in self.engine.parts) or math.prod(self.model.latent_shape())
-        self.clip = self.objective.clip(self.dims)
+        self.clip_range = self.objective.clip_range(self.dims)
         self.updater = Updater(
             config,
             self.model,
@@ -96,17 +95,19 @@ class Trainer:
             config.sentinel,
             self.reward,
             clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
-            clip=self.clip,
+            clip_range=self.clip_range,
             deviates=self.old is not None,
         )
         self._check_groups()
         if self.objective.differentiates:
             check_differentiable(self.model, self.reward, config.objective.frames)
-        self.encoder = EncodeAhead(config, self.model, self.planner, self.held_out, self.world, self.clock)
+        self.prompt_encoder = EncodeAhead(config, self.model, self.planner, self.held_out, self.world, self.clock)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
         checks are decoded."""
-        self.workers = None if workers is None else workers(config, self.engine, params, self.state.past, self.clip)
+        self.workers = (
+            None if workers is None else workers(config, self.engine, params, self.state.past, self.clip_range)
+        )
         if self.workers is None and (config.rollout.on != "here" or self.state.past is not None):
             raise ConfigError(
                 "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
@@ -140,7 +141,7 @@ class Trainer:
 
     def encode_prompts(self) -> None:
         """Encode the prompts of the coming iterations, where they are not encoded yet."""
-        self.encoder.run(self.state.stream, self.state.iteration)
+        self.prompt_encoder.run(self.state.stream, self.state.iteration)
 
     def sample(self, plan: Plan) -> Rollout:
         """Sample this rank's clips, with the old policy if it lags behind and samples."""
@@ -172,7 +173,7 @@ class Trainer:
         """Group-relative advantages of all clips; one column per part if rewards judge parts. A given clip's is its known preference."""
         if self.config.data.clips is not None:
             return scores.total
-        return advantages_of(self.config, self.reward, self.engine.parts, scores)
+        return advantages_of(self.config, self.reward, [part.name for part in self.engine.parts], scores)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
         """Metrics of the iteration besides those of its updates."""

@@ -113,7 +113,8 @@ class Updater:
         if self.old is not None and self.old.lags:
             self.old.follow(self.objective.decay(plan.iteration + 1))
         metrics = mean_of(logs)
-        if self.config.rollout.staleness:  # the weights have changed since the rollout, so it is not 0
+        lagging = self.old is not None and self.old.lags and self.old.samples
+        if self.config.rollout.staleness or lagging:  # other weights than the newest sampled, so it is not 0
             metrics.pop("ratio/first_log", None)
         return {**metrics, "preference/skipped": float(plan.skipped)} if self.objective.chooses else metrics
 
@@ -158,7 +159,7 @@ class Updater:
 
     def apply(self, metrics: dict[str, float]) -> dict[str, float]:
         state, config = self.state, self.config.optimizer
-        norm = self.sharding.clip(state.params.values(), config.max_grad_norm)
+        norm = self.sharding.clip_gradients(state.params.values(), config.max_grad_norm)
         if not math.isfinite(norm):
             state.optimizer.zero_grad()
             raise Diverged(
@@ -321,7 +322,7 @@ def path_kl(
     rollout. Each group measures it at the step of its probe. One forward pass per group.
     """
     plan = lockstep.plan
-    probes = plan.gauged(world.rank)
+    probes = plan.kl_replays(world.rank)
     total = 0.0
     for one in lockstep.kl_probes(world.rank):
         record, step = rollout.record(plan, one), one.replay.step

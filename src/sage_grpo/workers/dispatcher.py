@@ -79,12 +79,12 @@ class Dispatcher:
         params: Mapping[str, nn.Parameter],
         pool: ray_pool.RayWorkerPool,
         spec: RaySpec,
-        clip: float,
+        clip_range: float,
         past: PastWeights | None = None,
     ) -> None:
-        """clip: the clip range; past: old weights, if iterations are sampled before they are due."""
+        """past: old weights, if iterations are sampled before they are due."""
         self.engine, self.params, self.pool, self.spec, self.past = engine, dict(params), pool, spec, past
-        self.limit = spec.limit * clip
+        self.limit = spec.limit * clip_range
         self.row: dict[str, float] = {}
         """Metrics of the last iteration."""
         self.gaps: dict[str, float] = {}
@@ -142,8 +142,7 @@ class Dispatcher:
     def _enqueue(self, plan: Plan, since: int, weights: Snapshot | None, version: int, *, whole: bool) -> None:
         conditions, rank = self.engine.conditions(plan), self.engine.world.rank
         sent = moved(conditions, torch.device("cpu"))
-        by_number = {group.number: group.prompt for group in plan.groups}
-        prompts = tuple(by_number[number] for number in sorted(by_number))
+        prompts = tuple({group.number: group.prompt for group in plan.groups}.values())
         needed = [{group: sent[group] for group in task.members(0)} for task in plan.tasks(rank)]
         tasks = [
             RolloutTask(plan.iteration, rank, part, version, prompts, one, whole) for part, one in enumerate(needed)
@@ -299,10 +298,9 @@ def make_workers(
     engine: RolloutEngine,
     params: Mapping[str, nn.Parameter],
     past: PastWeights | None,
-    clip: float,
+    clip_range: float,
 ) -> Dispatcher | StaleRollouts | None:
-    """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample; `clip` is the clip
-    range."""
+    """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample."""
     rollout, world = config.rollout, engine.world
     if rollout.on == "here":
         return None if past is None else StaleRollouts(engine, past)
@@ -313,4 +311,4 @@ def make_workers(
             "processes that share them would not check their workers on the same one. Use one training process."
         )
     pool = ray_pool.RayWorkerPool(config, engine, world.rank, world.size)
-    return Dispatcher(engine, params, pool, rollout.ray, clip, past)
+    return Dispatcher(engine, params, pool, rollout.ray, clip_range, past)

@@ -55,7 +55,7 @@ def measured_attention(model: VelocityModel) -> tuple[str, str] | None:
 class RayWorkerPool:
     """Up to `rollout.ray.workers` actors, or a rank's share of them. Ray starts each when resources are free."""
 
-    def __init__(self, config: TrainConfig, engine: RolloutEngine, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, config: TrainConfig, engine: RolloutEngine, rank: int, ranks: int) -> None:
         spec, model = config.rollout.ray, engine.model
         self._open = ExitStack()
         versions = (config.rollout.staleness + 2) * sum(one.nbytes for one in model.trainable().values())

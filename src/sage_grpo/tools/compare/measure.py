@@ -114,7 +114,7 @@ def measure(
     progress: Progress,
     weights: Path | None = None,
     unfinished: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run a job; returns its row. `bases` caches evaluations of untrained models, which many runs share. `unfinished` is the folder where
     the run is kept while it is under way, and from which an interrupted one resumes."""
@@ -130,7 +130,7 @@ def measure(
                 sample(trainer, record, progress)
             else:
                 root = unfinished or Path(folder) / "run"
-                train(job, bases, progress, SavedRun(trainer, record, root, made_by(job), tell))
+                train(job, bases, progress, SavedRun(trainer, record, root, made_by(job), on_note))
         if weights is not None:
             trainer.export(weights)
     except (Diverged, RewardFailure) as error:
@@ -186,7 +186,7 @@ class Recording(Observer):
         if number in (self.trainer.config.iterations, *self.record.budgets.values()):
             self.record.by_prompt[str(number)] = by_prompt(found.rows)
 
-    def told(self, event: SentinelEvent) -> None:
+    def health_event(self, event: SentinelEvent) -> None:
         self.record.sentinel.append([event.iteration, event.name, event.action])
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
@@ -211,10 +211,10 @@ class SavedRun:
         record: RunRecord,
         root: Path,
         made_by: Mapping[str, Any],
-        tell: Callable[[str], None] = lambda text: None,
+        on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`made_by` is all that decides the run's results, as JSON; `tell` gets sentences for people."""
-        self.trainer, self.record, self.root, self.made_by, self.tell = trainer, record, root, dict(made_by), tell
+        """`made_by` is all that decides the run's results, as JSON; `on_note` gets sentences for people."""
+        self.trainer, self.record, self.root, self.made_by, self.on_note = trainer, record, root, dict(made_by), on_note
         self.points: Collection[int] = ()
         self._saved = time.monotonic()
 
@@ -236,7 +236,7 @@ class SavedRun:
         except (checkpoint.SaveFailed, OSError) as error:
             if needed:
                 raise
-            self.tell(f"iteration {number} could not be kept ({error}). The run goes on.")
+            self.on_note(f"iteration {number} could not be kept ({error}). The run goes on.")
         self._saved = time.monotonic()
         return None
 
@@ -248,12 +248,12 @@ class SavedRun:
         folder = checkpoint.newest_good(self.root)
         fault = "its checkpoints are damaged" if folder is None else self._fault(folder)
         if folder is None or fault:
-            self.tell(f"what was kept of it is not continued ({fault}): it is made anew.")
+            self.on_note(f"what was kept of it is not continued ({fault}): it is made anew.")
             shutil.rmtree(self.root)
             return
         self.trainer.state.load(folder, self.trainer.world)
         self.record.load_state_dict(read_object(folder / RECORD))
-        self.tell(f"goes on after iteration {self.trainer.state.iteration}.")
+        self.on_note(f"goes on after iteration {self.trainer.state.iteration}.")
 
     def _fault(self, folder: Path) -> str:
         """The reason why a checkpoint would not reproduce an uninterrupted run."""
@@ -354,7 +354,7 @@ def rollout_cost(plan: Plan) -> int:
     """Network evaluations of a rollout; a shared prefix counts once. Given clips cost none."""
     if plan.examples:
         return 0
-    shared = len({key for group in plan.groups for key in plan.trunk(group)})
+    shared = len({key for group in plan.groups for key in plan.prefix(group)})
     groups = [(batch, plan.group_of(batch)) for batch in _batches(plan)]
     return shared + sum(len(batch.members) * (group.schedule.num_steps - group.branch) for batch, group in groups)
 
@@ -370,7 +370,7 @@ def update_cost(plan: Plan, references: Sequence[int]) -> int:
     replayed = sum(
         (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
     )
-    return replayed + sum(replay.rows for rank in ranks for replay in plan.gauged(rank))
+    return replayed + sum(replay.rows for rank in ranks for replay in plan.kl_replays(rank))
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:

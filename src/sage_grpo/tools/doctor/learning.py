@@ -64,8 +64,8 @@ def ratio(sample: Sample, items: Sequence[TrainItem]) -> Check:
     steps, at = len({row[1] for row in rows}), f", at step {label}" if largest else ""
     return Check(
         "ratio",
-        graded(largest, warn=0.0, fail=trainer.clip / 10),
-        f"largest |log ratio| before any update {largest:.2g} over {steps} steps{at} (clip range {trainer.clip:.2g})",
+        graded(largest, warn=0.0, fail=trainer.clip_range / 10),
+        f"largest |log ratio| before any update {largest:.2g} over {steps} steps{at} (clip range {trainer.clip_range:.2g})",
         largest,
     )
 

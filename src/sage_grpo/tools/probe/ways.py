@@ -180,10 +180,10 @@ def ways(prober: Prober, say: Callable[[str], None], counting: Counting) -> Ways
     )
     with counting("ways", total) as advance:
         for number in range(len(prober.prompts)):
-            trunks: dict[Hashable, Any] = {}
+            prefixes: dict[Hashable, Any] = {}
             for run in runs:
                 rollout = run.prober.config.rollout
-                known = trunks.setdefault((rollout.solver, rollout.cheap), {})
+                known = prefixes.setdefault((rollout.solver, rollout.cheap), {})
                 keys = WayKeys(prober.config.seed, 0, same_start=True, prompt=number)
                 one = replace(run.prober, progress=advance)
                 clips = one.clips(run.plans[number], prober.config.kernel.eta, keys, known)
@@ -256,7 +256,7 @@ def _velocities(runs: Sequence[_Run]) -> int:
         rollout = run.prober.config.rollout
         for plan in run.plans:
             own += sum(not one.shared for one in plan.sampled(0))
-            keys = (key for groups in plan.trunks(0) for key in zip(*map(plan.trunk, groups)))
+            keys = (key for groups in plan.prefixes(0) for key in zip(*map(plan.prefix, groups)))
             seen |= {(plan.iteration, rollout.solver, rollout.cheap, key) for key in keys}
     return own + len(seen)
 
