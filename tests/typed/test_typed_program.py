@@ -16,7 +16,6 @@ import sage_grpo
 from sage_grpo.api import EvaluateSettings, GenerateSettings
 from sage_grpo.cli.evaluate import Options as EvaluateOptions
 from sage_grpo.cli.generate import Options as GenerateOptions
-from sage_grpo.rewards.spec import RewardSettings, RewardSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,8 +66,6 @@ def test_typed_options_are_those_that_exist() -> None:
     def names(kind: type) -> set[str]:
         return {field.name for field in fields(kind)}
 
-    elsewhere = {"actors", "actor_gpus", "actor_cpus"}  # an object that was handed over stays in its process
-    assert set(RewardSettings.__annotations__) == names(RewardSpec) - {"name"} - elsewhere
     assert set(EvaluateSettings.__annotations__) < names(EvaluateOptions)
     not_options = {"run", "model", "prompts", "out", "bench", "rewrites", "first", "rewards"}
     assert set(GenerateSettings.__annotations__) == names(GenerateOptions) - not_options

@@ -82,11 +82,8 @@ def test_without_the_package_the_extra_is_named(config, monkeypatch) -> None:
 class Ray:
     """As much of Ray as a connection needs: what it was asked."""
 
-    class exceptions:
-        class RayActorError(Exception): ...
-
     def __init__(self, address: str = "127.0.0.1", there: bool = False, fails: Exception | None = None) -> None:
-        self.address, self.open, self.fails, self.given, self.made = address, there, fails, {}, []
+        self.address, self.open, self.fails, self.given = address, there, fails, {}
 
     def is_initialized(self) -> bool:
         return self.open
@@ -102,11 +99,6 @@ class Ray:
 
     def shutdown(self) -> None:
         self.open = False
-
-    def get(self, call: Any) -> Any:
-        if self.fails:
-            raise self.fails
-        return call
 
 
 @pytest.fixture
