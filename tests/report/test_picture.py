@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import needs
 from report_zoo import fake_run
 from sage_grpo.tools.report import picture
 from sage_grpo.tools.report.picture import Z95, draw_run, lettered, side_by_side, slug
+from sage_grpo.utils.video import DOT, lettering
 
 
 def drawn(run: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -42,7 +44,7 @@ def test_a_picture_has_curves_and_clips_before_and_after(tmp_path: Path, monkeyp
     ]  # fmt: skip
     assert right.get_yscale() == "log"
     clips = [axis for axis in bottom.axes if axis.images]
-    assert len(clips) == 4
+    assert len(clips) == len(bottom.axes) == 4
     image = clips[0].images[0].get_array()
     assert image.shape == (32 + 2 + 32, 5 * 32 + 4 * 2, 3)
     assert int(image[0, 0].max()) < int(image[-1, 0].max())  # base above, tuned below, whose ground is lighter
@@ -55,7 +57,10 @@ def test_a_run_without_clips_kl_or_rows_is_drawn_as_far_as_it_is(tmp_path: Path,
     run = fake_run(tmp_path / "run", kl=0.0)
     for file in (run / "videos").iterdir():
         file.unlink()
-    figure = drawn(run, tmp_path / "p.png", monkeypatch)
+    monkeypatch.setattr(picture, "lettering", lambda texts: replace(lettering(texts), missing=("u",)))
+    with pytest.warns(UserWarning, match=rf"p\.png: {DOT} stands for letters that no font"):
+        figure = drawn(run, tmp_path / "p.png", monkeypatch)
+    assert figure.get_suptitle() == f"r{DOT}n: 4 iterations"
     assert figure.axes[2].get_title(loc="left") == "Gradient"
     assert not figure.subfigs
     (run / "metrics.jsonl").write_text("")
