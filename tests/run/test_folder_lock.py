@@ -42,8 +42,6 @@ def test_the_owner_is_named_and_a_kill_frees_the_folder(tmp_path: Path) -> None:
 
 def test_two_runs_in_one_process_do_not_share_a_folder(make_config) -> None:
     config = make_config(iterations=1)
-    Path(config.out).mkdir()
-    (Path(config.out) / ".lock").write_text("{}")  # of a run that was killed
     with FolderLock(Path(config.out)) as lock, pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
         train(config)
     lock.acquire()
@@ -74,10 +72,11 @@ def test_another_runs_lock_is_not_removed(tmp_path: Path) -> None:
     ours, theirs = FolderLock(tmp_path / "run"), FolderLock(tmp_path / "run")
     ours.acquire()
     ours.file.unlink()
+    ours.file.write_text("{}")  # of a run that was killed
     theirs.acquire()
     ours.release()
     stream = theirs.file.open("a+")
-    with pytest.raises(FolderLocked):
+    with pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
         FolderLock(tmp_path / "run")._lock(stream)
     assert stream.closed
 

@@ -78,8 +78,7 @@ def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
     assert identity._of_prompts([prompt]) == identity._of_prompts([replace(prompt)])
     tried = {name for change in changes for name in change}
     other.write_bytes(bytes(70_000))
-    known = "42a52a43208e7fffbce7439b250828fc72f19bbfd841b8173d4fc9cd50ca90d2"
-    assert identity._of_prompts([Prompt("a", image=other)]) == known, "runs of earlier versions go on"
+    assert identity._of_prompts([Prompt("a", image=other)])[:16] == "42a52a43208e7fff", "runs of earlier versions go on"
     assert tried | {"format"} == {one.name for one in dataclasses.fields(Prompt)}  # data.formats is a setting
 
 
