@@ -258,7 +258,9 @@ def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str, monkey
         found.append(torch.cat([videos for _, videos, _ in batches]))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0][0], found[0][1])
-    assert {key[3] for key in keys if key[2] == "step"} == (set() if kernel == "ode" else {0, 1, 2})
+    assert {key[3] for key in keys if key[2] == "step"} == (
+        set() if kernel == "ode" else {0, 1}
+    )  # the last is deterministic
 
 
 def test_a_reward_that_listens_gets_the_sound_of_its_own_file(tmp_path: Path, calls, monkeypatch) -> None:
