@@ -118,6 +118,7 @@ def test_values_out_of_their_range_are_told_with_their_place() -> None:
         ({"count": 1.5}, "count must be a whole number, got 1.5."),
         ({"count": True}, "count must be a number, got True."),
         ({"count": 2**63}, f"count must be a number of at most 63 bits, got {2**63}."),
+        ({"count": -(2**63)}, f"count must be a number of at most 63 bits, got {-(2**63)}."),
         ({"kind": "three"}, "kind must be one of one, two, got 'three'."),
         ({"name": None}, "name must be a text, got null: give a value, or leave name out."),
         ({"weights": {"a": 2.0}}, "weights.a must be in [0, 1], got 2.0."),
@@ -267,6 +268,8 @@ def test_a_loras_configuration_is_of_known_keys_and_sizes() -> None:
 
 
 def test_the_api_refuses_what_it_cannot_do_and_saves_clips_with_sound(tmp_path: Path) -> None:
+    for settings in (api.WeightsSettings, api.EvaluateSettings, api.GenerateSettings):
+        assert not settings.__required_keys__
     with pytest.raises(ConfigError, match=r"evaluate has no option 'micro'; it has .*micro_batch"):
         api.evaluate(micro=3)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="no model object"):

@@ -43,6 +43,7 @@ def test_tensorboard_holds_scalars_and_an_animation(tmp_path: Path) -> None:
     clips = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
     board.show(2, ShownClips("held_out", clips, ["a", "b"], 8.0))
     board.close()
+    assert getattr(board._stream, "closed", False)
     assert scalars(tmp_path, "reward/total") == [(1, 0.25), (2, 0.5)]
     (picture,) = read(tmp_path).Images("held_out")
     with Image.open(BytesIO(picture.encoded_image_string)) as image:
@@ -114,7 +115,7 @@ def test_a_logger_that_raises_is_named_and_the_others_go_on(tmp_path: Path) -> N
 
 def open_sinks(out: Path, resumed_at: int | None = None, **log: Any) -> Metrics:
     out.mkdir(parents=True, exist_ok=True)
-    config = LogConfig(tensorboard=False, **log)
+    config = LogConfig(**{"tensorboard": False, **log})
     return Metrics.open(out, config, {"seed": 0}, journal=Journal(out / "metrics.jsonl"), resumed_at=resumed_at)
 
 
@@ -158,8 +159,9 @@ def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleN
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
+    tracker = SimpleNamespace(init=lambda **options: calls.append(options), finish=lambda: calls.append({"over": 1}))
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: calls.append(options)))
+        monkeypatch.setitem(sys.modules, name, tracker)
     return calls
 
 
@@ -172,11 +174,15 @@ def test_a_run_is_one_run_at_its_tracker_and_no_other(tracker: str, key: str, tm
     for resumed in (3, 5):
         open_sinks(tmp_path / "old" / "smoke", resumed, **{tracker: "p"})
     assert [options[key] for options in started[3:]] == ["smoke", "smoke"]
+    boards: list[Any] = [open_sinks(tmp_path, at, tensorboard=True).sinks[0] for at in (None, 3)]
+    assert [board._purge for board in boards] == [0, 4], "what comes after is computed again"
 
 
 def test_trackers_get_the_names_of_the_configuration(tmp_path: Path, started) -> None:
     open_sinks(tmp_path / "run", wandb="p", trackio="q", name="warm", group="g", entity="team", tags=["a", "b"])
-    first, second = started
+    open_sinks(tmp_path / "other", trackio="q").close()
+    first, second, _, last = started
+    assert last == {"over": 1}
     assert {key: first[key] for key in ("project", "name", "group", "entity", "tags")} == {
         "project": "p", "name": "warm", "group": "g", "entity": "team", "tags": ["a", "b"]
     }  # fmt: skip
@@ -233,7 +239,9 @@ def test_a_lost_terminal_saves_and_leaves(make_config, monkeypatch, capsys) -> N
     finally:
         signal.signal(signal.SIGHUP, before)
     assert [folder.name for folder in (Path(config.out) / "checkpoints").iterdir()] == ["000001"]
-    assert "Stopped by signal after iteration 1; saved" in capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Stopped by signal after iteration 1; saved" in told
+    assert "rollouts 2 prompts x 4 = 8 clips per iteration" in told
 
 
 def test_a_full_disk_for_videos_and_tensorboard(make_config, monkeypatch, tmp_path: Path) -> None:

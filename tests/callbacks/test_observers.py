@@ -197,8 +197,8 @@ def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     crew = {"crew/workers": 1e3, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0, "kl/position": 1.0}
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
     assert len(line) <= 80
-    assert "workers" in line
-    assert "grad" not in line
+    assert "1000 workers 25% idle  queue 2  30.0 s" in line
+    assert lines_of(["x" * 39, "y" * 39, "z"]) == [f"{'x' * 39}  {'y' * 39}", "    z"]
     parts = [f"reward_{number} 0.123" for number in range(20)]
     assert max(map(len, lines_of(["held-out", *parts]))) <= 80
     assert " ".join(lines_of(["held-out", *parts])).split() == ["held-out", *" ".join(parts).split()]
@@ -405,12 +405,15 @@ def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.Monke
 def test_an_iteration_that_diverged_leaves_no_table(trainer: Any, tmp_path: Path) -> None:
     """The sentinel may go back and the run go on: the next row is another iteration's."""
     said = Said()
-    recording = ProfileRecorder(trainer, said, tmp_path)  # type: ignore[arg-type]
+    recording: Any = ProfileRecorder(trainer, said, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(Diverged), recording.during(4):
         raise Diverged("not finite")
     assert trainer.clock.recorder is None
     recording.after({})
     assert not said.lines
+    recording.recorder = SimpleNamespace(folder=tmp_path, write_table=lambda number, row: f"table {number} {row}")
+    recording.after({"a": 1.0})
+    assert [text[:23] for text, _ in said.lines] == ["table 3 {'a': 1.0}", "Profile of iteration 4:"]
 
 
 def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys) -> None:
@@ -420,3 +423,8 @@ def test_an_evaluation_says_how_far_it_is_where_no_bar_does(monkeypatch, capsys)
     for now[0], phase, done in ((50, "evaluate", 0), (60, "evaluate", 1), (80, "decode", 2), (80, "evaluate", 2)):
         terminal.listen(phase, done, 8)
     assert capsys.readouterr().out == "evaluation: 2/8 micro-batches, 90 s left\n"
+    for number, seconds in ((1, 10.0), (2, 20.0)):
+        terminal.iteration(number, {**ROW, "time/total": seconds})
+    assert capsys.readouterr().out.endswith("2/9  reward 1.000  kl skipped  grad 2  20.0 s  2 min left\n")
+    terminal.start_at(5)
+    assert [task.completed for task in terminal._progress.tasks] == [5, 2]

@@ -62,7 +62,9 @@ def test_drawn_windows_follow_the_number_of_steps_unless_they_are_set(words, at,
     (tmp_path / "steps.yaml").write_text("recipe: wan/branch\nrollout: {steps: 10}\n")
     with pytest.raises(SystemExit):
         main(["train", *words.split(), "--print_config"])
-    assert yaml.safe_load(capsys.readouterr().out)["rollout"]["window"]["at"] == at
+    told = capsys.readouterr()
+    assert yaml.safe_load(told.out)["rollout"]["window"]["at"] == at
+    assert "starting" not in told.err, "nothing slow follows"
 
 
 def test_words_about_help_are_found_wherever_they_stand(capsys) -> None:

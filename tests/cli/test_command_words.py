@@ -59,6 +59,7 @@ def test_a_reward_is_told_with_what_it_needs(capsys, monkeypatch) -> None:
     assert told.startswith("GPU: card, 8.0 GB\nRewards of some.yaml:\n\n")
     assert "\nmine:one (L): your own\n  returns   a, b\n" in told
     assert f"\n  memory    about {large['gigabytes']:g} GB for the weights\n" in told
+    assert "\n  option    checkpoint: HPSv3.safetensors: hf download" in told
     assert "GB of weights, the GPU has 8.0" in told
     monkeypatch.setattr(rewards, "readiness", lambda spec: Readiness(missing=("a file",)))
     assert (rewards.run(rewards.Options()), rewards.run(rewards.Options(of="shapes/sage"))) == (0, 1)

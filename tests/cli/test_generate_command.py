@@ -34,6 +34,7 @@ from sage_grpo.generation.generate import GenerateSpec, _policy, clips_of, promp
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
+from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.types import Sound
 from trainer_zoo.toy import ToyModel
 
@@ -61,7 +62,6 @@ def test_the_last_step_explores_only_where_its_noise_may_stay(last: bool, wan, t
 
 def test_the_checkpoints_solver_makes_the_stock_pipelines_clip(wan, tmp_path, monkeypatch) -> None:
     from sage_grpo.models.family import FamilyModel
-    from sage_grpo.samplers.noise import keyed_noise
 
     folder = tiny.variant(wan, tmp_path / "unipc", scheduler=tiny.unipc())
     call = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 1.0, "num_inference_steps": 5}
@@ -149,6 +149,7 @@ def test_scores_are_written_and_summed_up_over_what_could_be_scored(tmp_path: Pa
     assert summarize(rows, "TA") == pytest.approx({"mean": 3.0, "standard_error": math.sqrt(7 / 3), "count": 3})
     assert summarize(rows[:1], "TA")["count"] == 1
     assert [math.isnan(value) for value in summarize(rows[2:3], "TA").values()] == [True, True, False]
+    write_scores(tmp_path, rows[:1])
     write_scores(tmp_path, rows)
     lines = (tmp_path / "scores.csv").read_text().splitlines()
     assert lines[0] == "video,prompt,fps,frames,height,width,TA,total,reason"
@@ -244,9 +245,11 @@ def test_clips_have_the_seeds_pictures_and_names_of_their_prompts(tmp_path: Path
 
 
 @pytest.mark.parametrize("kernel", ["ode", "sage_exact"])
-def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str) -> None:
+def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str, monkeypatch) -> None:
     model, prompts = ToyModel(ModelSpec(family="trainer_zoo.toy")), [Prompt(text) for text in ("a", "b", "c")]
-    found = []
+    found, keys = [], set[Any]()
+    recorded = lambda shape, *key: keys.add(key) or keyed_noise(shape, *key)  # noqa: E731
+    monkeypatch.setattr("sage_grpo.samplers.noise.keyed_noise", recorded)
     for batch in (1, 2):
         spec = KernelSpec(name=kernel, eta=1.0)
         options = GenerateSpec(prompts="x", steps=3, batch=batch, progress=False, kernel=spec)
@@ -255,6 +258,9 @@ def test_a_clips_noise_is_of_its_own_seed_whatever_the_batch(kernel: str) -> Non
         found.append(torch.cat([videos for _, videos, _ in batches]))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0][0], found[0][1])
+    assert {key[3] for key in keys if key[2] == "step"} == (
+        set() if kernel == "ode" else {0, 1}
+    )  # the last is deterministic
 
 
 def test_a_reward_that_listens_gets_the_sound_of_its_own_file(tmp_path: Path, calls, monkeypatch) -> None:

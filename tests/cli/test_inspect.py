@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -20,6 +21,7 @@ from sage_grpo.cli.inspect import Options, run
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
+from sage_grpo.tools.inspect import final_variance
 from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
 from sage_grpo.tools.probe.probe import ProbeResult
 from sage_grpo.tools.probe.spec import ProbeSpec
@@ -101,6 +103,10 @@ def test_without_a_model_the_grid_is_even_and_a_kernel_has_its_own_clamp(capsys)
     assert [row["step"] for row in sage["rows"] if row["std"] == 0] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 28]
     assert any("swallows" in text for text in sage["warnings"])
     assert document["kernels"]["ode"]["sensitivity_span"] is None
+    assert {row["share"] for row in document["kernels"]["ode"]["rows"]} == {0.0}
+    grid, linear = inspect.grid_for(Options()), KernelSpec(name="linear")
+    (found,) = inspect._over_steps(Mock(), [linear.build(grid.make(9))], grid, 0.5).values()
+    assert found[0] == pytest.approx(final_variance(linear.build(grid.make(5)), grid.make(5), 0.5))
 
 
 def test_a_kernel_that_does_not_take_the_eta_is_left_out_by_name() -> None:
@@ -177,7 +183,8 @@ def test_ways_are_a_table_and_a_file_that_is_never_an_older_probes(tmp_path: Pat
     probe._write_ways(prober, ways(True), options)
     told = " ".join(capsys.readouterr().out.split())
     assert "3 2 ab2 - 6.0 0.5 0.50 -0.125" in told
-    assert f"In {tmp_path}: ways.yaml (for train --config), ways.json" in told
+    saved = "with the fewest passes that is alike by at least 0.8; it saves 25% of the full way's."
+    assert f"{saved} rollout: cheap In {tmp_path}: ways.yaml (for train --config), ways.json" in told
     assert json.loads((tmp_path / "ways.json").read_text()) == {"best": True}
     assert (tmp_path / "ways.yaml").read_text() == "rollout: cheap\n"
     quiet = replace(options, probe=replace(options.probe, json=True))

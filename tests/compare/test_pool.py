@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import warnings
@@ -226,6 +227,9 @@ def test_a_worker_answers_every_run_and_ends_after_a_fault(monkeypatch: pytest.M
     assert (end["row"]["status"], end["row"]["error"]) == ("failed", "RuntimeError: it broke")
     assert bases[0] is bases[1]  # runs share evaluations of untrained models
     assert threads == [1]
+    monkeypatch.setattr(sys, "argv", ["worker", "-1"])
+    with pytest.raises(ValueError, match="invalid handle"):  # it is a program, too
+        runpy.run_path(str(worker.__file__), run_name="__main__")
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:

@@ -99,8 +99,9 @@ def test_command_line_wins_over_yaml_wins_over_recipe(file: Path) -> None:
     assert run("--adapter", "null", defaults=recipe).adapter is None
     options = run("--kernel.name", "cps", "--quiet", "--adapter.rank", "8", "--weights.VQ", "0.5")
     assert options == Options(kernel=KernelSpec(name="cps"), quiet=True, adapter=Adapter(rank=8), weights={"VQ": 0.5})
-    with pytest.raises(ConfigError, match="no option 'recipe'"):
-        run("--recipe", "shapes/sage")
+    for words in (["--recipe", "shapes/sage"], ["--help"]):
+        with pytest.raises(ConfigError, match=f"no option '{words[0].removeprefix('--')}'"):
+            run(*words)
 
 
 def test_what_is_given_is_known_before_parsing(file: Path) -> None:

@@ -61,7 +61,9 @@ def test_what_was_saved_is_read_and_what_does_not_fit_is_named(tmp_path: Path) -
 
 
 def test_a_folder_counts_only_with_all_of_its_files_as_they_were(tmp_path: Path) -> None:
-    first, second = saved(tmp_path), saved(tmp_path, 12)
+    first, second = saved(tmp_path, **{"a.txt": b"abc"}), saved(tmp_path, 12)
+    known = {"bytes": 3, "blake2b": "cf4ab791c62b8d2b2109c90275287816"}
+    assert checkpoint._fingerprint(first / "a.txt") == known, "checkpoints of earlier versions stay whole"
     (tmp_path / "000013").symlink_to(first)
     for name in ("notes", ".000099.partial", "00014"):
         (tmp_path / name).mkdir()

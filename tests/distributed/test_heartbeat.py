@@ -151,3 +151,6 @@ def test_processes_of_one_run_say_the_same_once(monkeypatch, capsys) -> None:
     assert "There is no command 'evaluat'." in capsys.readouterr().err
     monkeypatch.delenv("MASTER_PORT")
     assert heartbeat.is_first_to_say("nobody to ask")
+    monkeypatch.setattr(heartbeat.os, "_exit", lambda status: print(status))
+    Heartbeat(0, 2, HashStore(), 5.0).leave("Lost rank 1.")
+    assert capsys.readouterr() == ("1\n", "sage-grpo train stopped: Lost rank 1.\n")

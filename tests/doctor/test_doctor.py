@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,8 @@ def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:
     text = "".join(capsys.readouterr().out.split())
     assert "nothing.txt" in text
     assert text.endswith("pass,1fail") or text.endswith("pass,1skip,1fail")  # versions of an installed package pass
+    assert main(["doctor", str(file), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["status"] == "fail"
 
 
 def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monkeypatch) -> None:

@@ -133,7 +133,9 @@ def test_a_saved_model_is_loaded_and_compared_at_one_level(by: float, ended: str
         return SimpleNamespace(velocity=velocity, network=network, spec=ModelSpec(), device="cpu", dtype=torch.float32)
 
     monkeypatch.setattr(checkpoint, "FamilyModel", SimpleNamespace)
-    monkeypatch.setattr(ModelSpec, "load", lambda spec, device: model(by if Path(spec.path).is_dir() else 9.0))
+    monkeypatch.setattr(
+        ModelSpec, "load", lambda spec, device: model(9.0 if spec.compile or not Path(spec.path).is_dir() else by)
+    )
     trainer: Any = SimpleNamespace(model=model(0.0), export=lambda folder: None, world=SimpleNamespace(control=None))
     assert checkpoint.save(trainer, torch.ones(2, 3), ["a", "b"]).status == ended  # type: ignore[list-item]
     monkeypatch.setattr(checkpoint, "SMALL", 23)  # bytes; the network has 24

@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor import checkpoint, examine, learning, machine, reward, sampling
+from sage_grpo.tools.doctor import checkpoint, examine, learning, machine, reward, sampling, stock
 from sage_grpo.tools.doctor.check import Check
 
 FLOAT = torch.float64
@@ -215,7 +216,8 @@ def test_what_differs_is_graded_by_the_precision(name: str, monkeypatch) -> None
         found = condition(1.0 + gap).tensors
         model = model_of(cache=SimpleNamespace(folder="cache"))
         if name == "pipeline":
-            monkeypatch.setattr(checkpoint, "stock_latents", lambda model, text, image, x, steps: torch.ones(4) * steps)
+            stock_latents = lambda model, text, image, x, steps: torch.ones(4) * steps * (text == "a cat")  # noqa: E731
+            monkeypatch.setattr(checkpoint, "stock_latents", stock_latents)
             monkeypatch.setattr(checkpoint, "our_latents", lambda model, condition, x, steps: found["text"] * steps)
             model.encode = lambda texts, images: [condition(1.0)]
             check, wanted = checkpoint.pipeline(model, "a cat", None)
@@ -231,6 +233,17 @@ def test_what_differs_is_graded_by_the_precision(name: str, monkeypatch) -> None
     assert told(1.0).number == pytest.approx(1.0)
     assert "differ" in told(1.0).value
     assert told(1.0).value.endswith("by 1")
+
+
+def test_the_stock_pipeline_has_the_scale_of_the_model_and_gets_its_own_back() -> None:
+    guider = SimpleNamespace(guidance_scale=7.0)
+    pipe = Mock(guider=guider, side_effect=lambda **asked: [asked["latents"] * guider.guidance_scale])
+    size, traits = SimpleNamespace(frames=5, height=32, width=48), SimpleNamespace(encoders=("text_encoder",))
+    model = model_of(pipe=pipe, traits=traits, video=size, index={}, spec=ModelSpec(), guidance_scale=5.0)
+    model.device = torch.device("cpu")
+    for guider.use_original_formulation, scale in ((True, 4.0), (False, 5.0)):
+        assert stock.stock_latents(model, "a cat", None, torch.ones(1), 3).tolist() == [scale]
+        assert guider.guidance_scale == 7.0
 
 
 # ---- sampling
@@ -303,6 +316,7 @@ def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> Non
     found = [[Check(name, status, "3") for name, status in rows.items()] for rows in lists]
     texts = [json.dumps([asdict(one) for one in rows]) for rows in found]
     monkeypatch.setattr(World, "texts", lambda self, text: [text, *texts[1:]])
+    assert learning.ranks({}, World()).status == "skip"
     told = examine.over_ranks(found[0], World())
     worse = [("z", "warn", "rank 1: 3"), ("x", "warn", "rank 2: 3")]
     assert [(one.name, one.status, one.value) for one in told] == worse

@@ -113,7 +113,7 @@ def drawn(model) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def exported(checkpoint, tmp_path, monkeypatch):
+def exported(checkpoint, tmp_path, monkeypatch, capsys):
     """(spec fields, options) -> the folder that `sage-grpo export` writes for a run whose weights are those of a fresh model."""
     from sage_grpo.distributed import checkpoint as checkpoints
     from sage_grpo.training import state
@@ -130,6 +130,7 @@ def exported(checkpoint, tmp_path, monkeypatch):
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
         assert command.run(command.Options(run=str(source), out=str(out), **options)) == 0
+        assert f"Wrote {out} from {source}/checkpoints/000001.\n" in capsys.readouterr().out
         return out
 
     return run

@@ -39,7 +39,7 @@ def test_a_picture_has_curves_and_clips_before_and_after(tmp_path: Path, monkeyp
     ]  # fmt: skip
     assert right.get_yscale() == "log"
     clips = [axis for axis in bottom.axes if axis.images]
-    assert len(clips) == 4
+    assert len(clips) == len(bottom.axes) == 4
     image = clips[0].images[0].get_array()
     assert image.shape == (32 + 2 + 32, 5 * 32 + 4 * 2, 3)
     assert int(image[0, 0].max()) < int(image[-1, 0].max())  # base above, tuned below, whose ground is lighter
@@ -52,7 +52,10 @@ def test_a_run_without_clips_kl_or_rows_is_drawn_as_far_as_it_is(tmp_path: Path,
     run = fake_run(tmp_path / "run", kl=0.0)
     for file in (run / "videos").iterdir():
         file.unlink()
-    figure = drawn(run, tmp_path / "p.png", monkeypatch)
+    font = SimpleNamespace(families=["DejaVu Sans"], show=str.upper, remark="letters are missing")
+    monkeypatch.setattr(picture, "lettering", lambda texts: font)
+    with pytest.warns(UserWarning, match=r"p\.png: letters are missing"):
+        figure = drawn(run, tmp_path / "p.png", monkeypatch)
     assert figure.axes[2].get_title(loc="left") == "Gradient"
     assert not figure.subfigs
     (run / "metrics.jsonl").write_text("")

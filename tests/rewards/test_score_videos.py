@@ -82,7 +82,7 @@ def test_rewards_of_files_are_on_the_gpu_where_there_is_one(there, asked, used, 
     assert {device.type for device in seen} == {used}
 
 
-def test_scores_of_files_as_json_without_what_means_nothing_for_files(folder, capsys):
+def test_scores_of_files_as_json_without_what_means_nothing_for_files(folder, tmp_path, capsys):
     rewards = '[{"name": "toy_rewards:two_parts", "weights": {"level": 1.0, "rate": 0.0}}]'
     assert evaluate(folder, "one\n" * 4, rewards, "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -90,6 +90,10 @@ def test_scores_of_files_as_json_without_what_means_nothing_for_files(folder, ca
     assert found["total"]["mean"] == pytest.approx((50 + 200 + 100) / 3, abs=4)
     assert evaluate(folder, "one\n" * 4, rewards, "--settings.steps", "3") == 2
     assert "--settings would change nothing" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("rewards: [{name: mine:one, weights: {a: 1.0}}]\n")
+    assert evaluate(folder, "one\n" * 4, rewards, "--json", "--run", str(tmp_path)) == 0, "they are not called"
+    assert evaluate(folder, "one\n" * 4, '[{"name": "toy_rewards:ranked", "options": {"takes": "group"}}]') == 2
+    assert "clips are scored one by one. Leave it out here." in capsys.readouterr().err
 
 
 def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path):

@@ -72,10 +72,13 @@ def test_another_runs_lock_is_not_removed(tmp_path: Path) -> None:
     ours, theirs = FolderLock(tmp_path / "run"), FolderLock(tmp_path / "run")
     ours.acquire()
     ours.file.unlink()
+    ours.file.write_text("{}")  # of a run that was killed
     theirs.acquire()
     ours.release()
-    with pytest.raises(FolderLocked):
-        FolderLock(tmp_path / "run").acquire()
+    stream = theirs.file.open("a+")
+    with pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path / "run")._lock(stream)
+    assert stream.closed
 
 
 def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +104,11 @@ def test_a_folder_of_other_files_is_refused_and_one_of_a_run_is_not(names, refus
     assert sorted(os.listdir(tmp_path)) == sorted(names)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_by_name(make_config, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_by_name(make_config, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"run's folder .*file/run cannot be written"):
         train(make_config(out=str(tmp_path / "file" / "run")))
+    monkeypatch.setattr(lock_module.json, "dump", lambda *given: os.rmdir(tmp_path))  # an OSError, as of a full disk
+    with pytest.raises(ConfigError, match="cannot be written"):
+        FolderLock(tmp_path / "run").acquire()
+    assert not (tmp_path / "run").exists()

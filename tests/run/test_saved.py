@@ -13,6 +13,7 @@ import pytest
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
+from sage_grpo.models import ModelError
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -102,7 +103,9 @@ def test_choices_that_exclude_one_another_are_refused(choice: dict[str, Any], sa
         Choice(**choice).find(SPEC)
 
 
-def test_a_lora_takes_the_place_of_the_runs_own() -> None:
+def test_a_lora_takes_the_place_of_the_runs_own(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no LoRA"):
+        Choice(lora=str(tmp_path)).find(SPEC)
     assert Choice(run="r", lora="x").find(LORA) == Weights(ModelSpec(path="base", train=False), lora="x")
     assert Choice(run="r", lora="x", weights="base").find(SPEC).lora == "x"
     assert Choice(lora="x").find(SPEC) == Weights(SPEC, lora="x")

@@ -191,7 +191,7 @@ def test_models_and_code_that_are_named_are_looked_for(tmp_path: Path) -> None:
             check_code(odd, Overrides())
 
 
-def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() -> None:
+def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not(monkeypatch) -> None:
     config = recipe("wan/rft")
     data = replace(config.data, clips="clips.jsonl", eval_prompts="startr_eval")
     model = replace(config.model, path="own/Model", lora=LoraSpec(path="my_lora"))
@@ -201,6 +201,7 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() 
     assert "Did you mean 'starter_eval'" in found["data.eval_prompts"].source
     assert [found[f"model.{name}"].pinned for name in ("lora.path", "path")] == [True, False]
     assert found["model.path"].hub == "model_index.json"
+    assert found["model.path"].source.startswith("a diffusers checkpoint")
     data = replace(config.data, clips=None, prompts="startr", eval_prompts=None)
     (prompts, *_) = needs(replace(config, data=data))
     assert (prompts.key, "Did you mean 'starter'" in prompts.source) == ("data.prompts", True)
@@ -210,8 +211,12 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not() 
     check_files(odd, own)
     with pytest.raises(FileNotFoundError, match=r"2 files or folders are missing:\n  data.prompts x.txt\n"):
         check_files(odd)
-    with pytest.raises(FileNotFoundError, match=r"^A file or folder is missing:\n  data.eval_prompts y.txt"):
+    with pytest.raises(FileNotFoundError, match=r"^A file or folder is missing:\n  data.eval_prompts y.txt\n .*$"):
         check_files(odd, Overrides(prompts=[Prompt("a")]))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    fetched = replace(odd, model=replace(odd.model, path="own/Model"))
+    with pytest.raises(FileNotFoundError, match=r" data.prompts x.txt\n .*\nWould be downloaded .* hub: own/Model\.$"):
+        check_files(fetched, Overrides(held_out=[Prompt("b")]))
 
 
 def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:

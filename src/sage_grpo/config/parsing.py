@@ -22,7 +22,8 @@ from sage_grpo.utils.safe_io import CONTROL, regular
 
 T = TypeVar("T")
 
-MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50
+MAX_YAML_BYTES = 1_000_000
+MAX_YAML_DEPTH = 50
 """Limits far above any configuration."""
 ANY = object()
 _UNMEASURED = "no measurement showed its gain"
