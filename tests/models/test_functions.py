@@ -424,6 +424,8 @@ def test_vaes_that_sana_runs(tmp_path) -> None:
         else:
             with pytest.raises(ModelError, match=fault):
                 sana_video._check_vae(tmp_path, name)
+    vae = type(wide, (), {"decode": lambda self, z, return_dict: (2 * z,)})()
+    assert list(of(sana_video.SanaCodec, vae=vae).chunks(3)) == [6]
     asked = of(sana_video.SanaVideo, options={"motion_score": 30.0}, choices={}, _instruction=["Say", "this:"])
     assert asked._instruct("a cat ") == "Say\nthis:a cat motion score: 30."
     assert asked._instruct("a cat Motion score: 7") == "Say\nthis:a cat Motion score: 7"

@@ -6,6 +6,7 @@ import inspect
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import diffusers
 import numpy as np
@@ -132,6 +133,9 @@ def test_parts_of_a_row() -> None:
     parts.check(["audio", "video"])
     with pytest.raises(ModelError, match='no part "sound" here: the model has video, audio'):
         parts.check(["audio", "sound"])
+    ours = SimpleNamespace(parts=parts, _by_part=lambda name: {"video": 0.0, "audio": 0.5})
+    moved = parts.split(Ltx2._rescaled(ours, rows, torch.tensor(0.5), rows.cos(), rows.sin()) - rows.cos())
+    assert [bool(moved[name].abs().max() > 1e-3) for name in parts.shapes] == [False, True], "a share of one part alone"
 
 
 def tone(seconds: float, rate: int, pitch: float, channels: int = 2) -> torch.Tensor:

@@ -65,6 +65,8 @@ def test_the_masked_loss_by_hand() -> None:
         assert terms.loss.tolist() == pytest.approx([0.0 if gone else value for gone, value in zip(inactive, plain)])
         assert terms.ratio is not None
         assert not terms.ratio.requires_grad
+    with pytest.raises(ValueError, match="tau must be positive"):
+        kl_masked_surrogate(ratio.log(), advantage, ratio, tau=0.0)
 
 
 def test_the_scaled_loss_by_hand() -> None:

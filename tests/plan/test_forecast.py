@@ -113,6 +113,7 @@ def test_passes_and_peaks_that_were_measured() -> None:
         (formulas.decode_seconds(HUNYUAN15, tiled, rates), real["decode_tiled"]["seconds"]),
     ):  # fmt: skip
         assert said == pytest.approx(measured_seconds, rel=0.2)
+    assert (HUNYUAN15.parameters, trainable(HUNYUAN15, job)) == (8_330_000_000, 54 * 32 * 36 * 2048)
     frozen = replace(job, lora_rank=0)
     whole = replace(HUNYUAN15, vae=replace(HUNYUAN15.vae, pixels_at_once=2**40))  # as it was decoded then
     for said, gib in (
@@ -249,11 +250,16 @@ def test_what_is_counted_is_near_what_was_measured() -> None:
     assert 0.7 < run.working / measured < 0.9  # kernels on a GPU want room of their own
 
 
-def test_a_family_of_your_own_is_refused() -> None:
+def test_a_family_of_your_own_is_refused(monkeypatch) -> None:
     config = replace(recipe("shapes/sage"), model=ModelSpec(family="somewhere"))
     with pytest.raises(ModelError, match=r"model\.family 'somewhere' is your own: .* families of the package only"):
         find_architecture(config.model)
     assert show.opening(config, 1) == []
+    stubs = {"way_to_fit": lambda now: ["less"], "short": lambda now, way: way}
+    stubs["make_forecast"] = lambda *_, gpus: SimpleNamespace(hardware=SimpleNamespace(is_cpu=gpus == 1))
+    for name, stub in stubs.items():
+        monkeypatch.setattr(show, name, stub)
+    assert [show.opening(config, gpus) for gpus in (1, 2)] == [[], ["less"]], "on a CPU nothing is to be changed"
 
 
 def test_a_decoder_of_another_width_is_priced_by_it() -> None:

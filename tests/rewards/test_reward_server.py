@@ -168,7 +168,12 @@ def test_a_client_that_leaves_while_its_batch_waits_does_not_stop_the_worker() -
         leaving.cancel()
         await asyncio.sleep(0.1)  # the batch is over, with nobody in it
         scores = await asyncio.wait_for(batcher.submit(request), 5)
+        left, waits = (asyncio.ensure_future(batcher.submit(request)) for _ in range(2))
+        await asyncio.sleep(0)
+        left.cancel()
         await batcher.close()
+        with pytest.raises(server.Closing):
+            await waits
         return scores["x"].tolist(), batcher.counters.abandoned
 
     assert asyncio.run(run()) == ([0.0], 1)

@@ -74,13 +74,18 @@ def made(config) -> Trainer:
 
 
 def test_the_better_clip_is_predicted_ever_better_than_the_worse(offline) -> None:
-    trainer = made(offline())
+    trainer, ticks = made(offline()), []
     assert [offline(method).group_size for method in ("dpo", "rft")] == [2, 1]
     found = [trainer.step() for _ in range(12)]
     assert found[0]["loss/policy"] == pytest.approx(0.6931, abs=1e-3)
     assert found[-1]["preference/lead"] > 0.05
     assert found[-1]["loss/policy"] < found[0]["loss/policy"]
     assert not [name for row in found for name in row if name.startswith(("reward/", "video/", "advantage/"))]
+    three = replace(trainer.plan, groups=trainer.plan.groups[:1] * 3)
+    assert trainer.score(None, three).groups.tolist() == [0, 0, 1, 1, 2, 2]
+    trainer.clock.listen = lambda phase, *counts: ticks.append(counts) if phase == "update" else None
+    trainer.step()
+    assert ticks[-1] == (len(ticks), len(ticks)), "every pass was foreseen"
 
 
 def test_latents_are_encoded_once_and_by_content(offline, pairs, monkeypatch) -> None:

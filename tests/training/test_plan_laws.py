@@ -274,6 +274,16 @@ def without_sde(config: TrainConfig, **objective: object) -> TrainConfig:
     )
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.05, 1), (0.7, 4)])
+def test_repeated_updates_train_a_share_of_the_steps_but_one_at_least(share: float, count: int, make_config) -> None:
+    update = UpdateConfig(updates_per_rollout=2, repeat=True, step_fraction=share, permute_steps=False)
+    for group in planner_of(make_config, update=update, window=Window()).plan(0, PROMPTS).groups:
+        assert ([len(part) for part in group.trained], set(group.trained)) == (
+            [count] * 2,
+            {tuple(sorted(group.trained[0]))},
+        )
+
+
 @pytest.mark.parametrize("kind", METHODS_THAT_DRAW)
 def test_what_is_drawn_goes_by_the_seed_and_the_iteration_and_is_drawn_again_alike(kind: str, make_config) -> None:
     rollout, update, objective = METHODS_THAT_DRAW[kind]
@@ -314,6 +324,8 @@ def test_steps_around_a_window_are_as_many_as_asked(fields: dict, before: int, a
 def test_a_gradient_is_carried_from_the_clip_backwards_and_a_prediction_ends_the_way(make_config) -> None:
     base = planner_of(make_config, steps=4, same_noise=False, update=ONCE)
     sigmas = base.grid.sigmas.tolist()
+    ode = replace(base, config=without_sde(base.config, kind="gradient", levels=2))
+    assert [len(one.shares[0]) for one in (base, ode)] == [1, len(PROMPTS)], "each learns at levels of its own"
 
     def groups(trains=lambda sigma: True, **objective: object) -> list:
         config = without_sde(base.config, **{"kind": "gradient", "draw": "last", **objective})
