@@ -106,11 +106,8 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
     """With all of guidance, whose rescaling measures the clip with its first frame."""
     options = ALL | ({} if crf is None else {"image_crf": crf})
-    ours, picture, other = (
-        model(kind, **fields_of(kind, 3.0), options=options),
-        tiny.image(3, 48, 80),
-        tiny.image(4, 48, 80),
-    )
+    ours = model(kind, **fields_of(kind, 3.0), options=options)
+    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
     x = start(ours)[:1]
     _, z, _, audio = stock(checkpoint(kind), ours, x, 3.0, options, picture)
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))

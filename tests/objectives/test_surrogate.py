@@ -39,7 +39,6 @@ def test_the_range_falls_with_the_root_of_the_dimensions() -> None:
 
 
 def test_the_clipped_loss_by_hand() -> None:
-    """Ratios above and below the range 0.75 to 1.25 and within, with advantages of both signs, small ones, and none."""
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.125, 1.5, 0.5, 1.5, 0.5])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, 0.5, -0.5, 0.0, 0.0])
     log_ratio = ratio.log().requires_grad_()

@@ -69,7 +69,6 @@ SLOW_KINDS = [pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("wan22_
 
 @pytest.mark.parametrize(("kind", "rank"), [("hunyuan15_t2v", None), ("wan_t2v", 4), *SLOW_KINDS])
 def test_trained_parameters_of_a_folder(kind, rank, checkpoint, monkeypatch) -> None:
-    """From its config files alone: as many as the loaded model trains."""
     monkeypatch.undo()
     spec = ModelSpec(path=str(checkpoint(kind)), lora=None if rank is None else LoraSpec(rank=rank), cache=None)
     network = find_architecture(spec).network
@@ -142,7 +141,6 @@ def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> 
 
 
 def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
-    """Iterations and evaluations, on every GPU: an evaluation more costs what one evaluation takes, a GPU more its own hours."""
     config, gpus = recipe("wan/branch"), 4
     config = replace(config, iterations=40, evaluate=replace(config.evaluate, every=10, early=[]))
     said = forecast(config, hardware.find("h200", gpus), gpus=gpus, held_out=6)
@@ -237,7 +235,6 @@ def test_a_clip_is_not_split_by_a_family_that_cannot() -> None:
 
 @pytest.mark.slow
 def test_what_is_counted_is_near_what_was_measured() -> None:
-    """Where both are known: what blocks keep, and what a decoder runs and holds."""
     path = "somebody/Wan2.1-T2V-1.3B-Diffusers"
     whole, brief = (find_architecture(ModelSpec(path=path, frames=frames)) for frames in (None, 9))
     network = whole.network

@@ -203,7 +203,6 @@ def sized(config: TrainConfig, case: dict[str, Any], micro_batch: int, **update:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config) -> None:
-    """Parts are counted once a kind: the same passes, the same states, whatever they share and wherever shares end."""
     case = KINDS[name]
     window = case.get("window", Window())
     config = make_config(rollout={"steps": 6, "window": window, **case.get("rollout", {})}, iterations=2)

@@ -145,12 +145,6 @@ def test_paid_judges_are_called_again_only_when_asked_to(spec, scored):
 
 
 def test_what_a_user_did_wrong_is_told_with_file_line_and_source(monkeypatch) -> None:
-    monkeypatch.setattr(functions, "__file__", "/site/sage_grpo/rewards/functions.py")
-    with pytest.raises(ZeroDivisionError) as raised:
-        exec(compile("1 / 0", "/site/other/reward.py", "exec"))  # a package beside this one
-    assert functions.where_raised(raised.value) == " (/site/other/reward.py, line 1)"
-    monkeypatch.undo()
-
     def place(function, text):
         lines, first = inspect.getsourcelines(function)
         number = next(number for number, line in enumerate(lines) if text in line)
@@ -164,6 +158,10 @@ def test_what_a_user_did_wrong_is_told_with_file_line_and_source(monkeypatch) ->
     with pytest.raises(RewardConfigError, match=r"cannot be set up: OSError: ") as refused:
         CompositeReward([toy("NeedsAFile")])
     assert f"{place(toy_rewards.NeedsAFile, 'raise')}: raise" in str(refused.value)
+    monkeypatch.setattr(functions, "__file__", "/site/sage_grpo/rewards/functions.py")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("1 / 0", "/site/other/reward.py", "exec"))  # a package beside this one
+    assert functions.where_raised(raised.value) == " (/site/other/reward.py, line 1)"
 
 
 def test_a_report_names_reward_prompt_and_reason_once_and_counts_the_rest():

@@ -266,7 +266,6 @@ def test_clips_of_different_format_or_fps_are_never_mixed_and_a_call_has_a_limit
 
 
 def test_a_refused_body_is_not_waited_for(monkeypatch) -> None:
-    """The answer comes while the body still stands out, and then the connection ends whether or not more of it comes."""
     monkeypatch.setattr(server, "LINGER", 0.1)
     with thread_server("content", token="s3cret") as port:
         for _ in range(2):

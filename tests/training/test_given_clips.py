@@ -175,7 +175,6 @@ class Hearing(ToyModel):
 
 
 def test_a_sound_reaches_the_model_at_its_rate(tmp_path) -> None:
-    """A file at 22,050 Hz with a tone of 440 Hz: the tone, the length and one row of one clip."""
     tone = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(2 * 22050) / 22050)
     write_mp4(tmp_path / "tone.mp4", clip(90, frames=16), 8.0, sound=Sound(tone[None], 22050))
     model = Hearing(ModelSpec(family="trainer_zoo.toy"))

@@ -448,10 +448,8 @@ def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, l
 )
 def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent) -> None:
     _, item, noise = replayed()
-    objective, region = (
-        build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0, centred=centred)),
-        TrustRegion(mode="none"),
-    )
+    objective = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0, centred=centred))
+    region = TrustRegion(mode="none")
     step, law = losses.replay(item, torch.device("cpu")), item.record.policy.transition(0)
     loss = losses.loss_of(objective, region, item, step, kl_lambda=9.0)
     kl = 0.5 * float(law.sensitivity) ** 2 * 0.1**2

@@ -25,7 +25,6 @@ from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
 def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
-    """The largest over all updates, and that of the first alone, which tells whether replay is exact."""
     logs = [
         {"ratio/largest_log": 1e-6, "loss/policy": 1.0},
         {"ratio/largest_log": 0.5, "loss/policy": 3.0, "kl/position": 2.0},

@@ -118,7 +118,6 @@ def test_an_encoder_is_asked_for_nothing_that_depends_on_the_machine_and_browser
 
 
 def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) -> None:
-    """By its header, by what is decoded where that is wrong, and by its sound."""
     clip = smooth_clip()
     file = write_mp4(tmp_path / "clip.mp4", clip, 8, sound=Sound(torch.zeros(2, 16000), 16000))
     frames, heard = read_video(file)[0], read_sound(file)

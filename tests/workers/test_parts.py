@@ -273,9 +273,8 @@ def test_workers_on_a_cluster_start_work_fail_and_are_replaced(config, make_trai
     monkeypatch.setattr(ray_pool, "connected", lambda *given: asked.append(given) or nullcontext(ray))
     spec = RaySpec(address="127.0.0.1:1", workers=3, cpus=0.5, gpus=0.25)
     config = replace(config, rollout=replace(config.rollout, ray=spec, staleness=1))
-    engine = make_trainer(
-        replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec(), staleness=0))
-    ).engine
+    here = replace(config.rollout, on="here", ray=RaySpec(), staleness=0)
+    engine = make_trainer(replace(config, rollout=here)).engine
     pool = ray_pool.RayWorkerPool(config, engine, rank=1, ranks=2)
     weights = sum(one.nbytes for one in engine.model.trainable().values())
     assert asked == [("127.0.0.1:1", 1.5, 3 * weights)], "room for old, new, and coming weights"
