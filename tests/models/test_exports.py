@@ -31,7 +31,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_card_says_which_components_are_left_out_and_where_its_base_is(model, tmp_path, monkeypatch) -> None:
+def test_a_card_says_which_components_are_left_out(model, tmp_path, monkeypatch) -> None:
     ours = model("sd3_two", guidance_scale=1.0, train=False)
     ours.save(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
