@@ -17,15 +17,13 @@ import torch
 from sage_grpo import api
 from sage_grpo.config.errors import explain, groups, nearest_key, recipe_hint
 from sage_grpo.config.help import kind_in_words, manual
-from sage_grpo.config.metadata import affects
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.config.ranges import Count, Share, check_prompt, checked, faults, ranges
 from sage_grpo.generation.generate import GenerateSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.types import Sound
 from sage_grpo.utils import http_server, hub, pretrained
-from sage_grpo.utils import text as printing
-from sage_grpo.utils.json_schema import DocumentError, finite, shown
+from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.suggest import did_you_mean
 
 
@@ -266,27 +264,6 @@ def test_a_loras_configuration_is_of_known_keys_and_sizes() -> None:
     ):  # fmt: skip
         assert pretrained.lora_config_fault(values, 8) == said
     assert pretrained.lora_config_fault({"r": 10**6}) is None
-
-
-def test_values_for_json_and_for_errors() -> None:
-    given = {1: [float("nan"), (2, float("-inf"))], "p": Path("a"), "b": True}
-    assert finite(given) == {"1": [None, [2, None]], "p": "a", "b": True}
-    assert (shown("x" * 58), len(shown("x" * 59))) == (f'"{"x" * 58}"', 63)
-    assert (printing.minutes(None), printing.minutes(90), printing.minutes(91)) == ("? min", "90 s", "2 min")
-    assert printing.spreadsheet_cell("=1\r") == "'=1 "
-    assert printing.spreadsheet_cell("a=1") == "a=1"
-    assert printing.fixed(12345.5, 0, grouped=True) == "12,346"
-    assert printing.markdown(["a", "b"], [["x|y", 1]]) == ["| a | b |", "|---|---|", "| x\\|y | 1 |"]
-    told: list[str] = []
-    now = [0.0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(printing.time, "monotonic", lambda: now[0])
-        listen = printing.lines_on_the_way("evaluation", told.append)
-        for now[0], done in ((29.0, 1), (30.0, 2), (59.0, 3), (60.0, 4), (200.0, 8), (201.0, 0)):
-            listen(done, 8)
-    assert told == ["evaluation: 2/8 micro-batches, 90 s left", "evaluation: 4/8 micro-batches, 60 s left"]
-    size = affects(TrainConfig, "rewards.batch_size")
-    assert affects(TrainConfig, "rewards[0].batch_size") == size != affects(TrainConfig, "rewards.name") == "values"
 
 
 def test_the_api_refuses_what_it_cannot_do_and_saves_clips_with_sound(tmp_path: Path) -> None:

@@ -27,38 +27,6 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.loss import Diverged
 
 
-def test_what_the_options_start_from(tmp_path: Path, capsys) -> None:
-    file, run = tmp_path / "mine.yaml", tmp_path / "run"
-    run.mkdir()
-    file.write_text("recipe: shapes/cps\nseed: 7\n")
-    (run / "config.yaml").write_text("seed: 8\n")
-    words = ["--seed", "1", "--recipe", "a", "--recipe=b", "--x", "--recipe", "--y", "--recipe"]
-    assert starting._without_recipe(words) == (["--seed", "1", "--x", "--y"], "")
-    given = ["--recipe", str(file), "--recipe", str(run), "--out", str(file), "--recipe"]
-    assert starting._with_files(given, runs=False) == ["--config", str(file), *given[2:]]
-    assert starting._with_files(given, runs=True)[:4] == ["--config", str(file), "--config", f"{run}/config.yaml"]
-    for words, found in (
-        (["--seed", "1"], "shapes/sage"),
-        (["--recipe", "cps", "--recipe=shapes/branch"], "shapes/branch"),
-        (["--config", str(file)], "shapes/cps"),
-        (["--recipe", str(file)], "shapes/cps"),
-    ):
-        options, rest = starting.from_recipe(TrainConfig, words)
-        assert (options, rest[-1]) == (recipe(found), f"--recipe={found}")
-    six = starting.from_recipe(TrainConfig, ["--recipe", "wan/branch", "--rollout.steps", "6"])[0]
-    assert six == recipe("wan/branch", "6")
-    assert capsys.readouterr().err == ""
-    for words in (["--config", str(run / "config.yaml")], ["--model.family=x"], ["--recipe", "null"]):
-        left = [one for one in words if one not in ("--recipe", "null")]
-        assert starting.from_recipe(TrainConfig, words) == (None, left)
-        said = capsys.readouterr().err
-        assert f"what {words[1] if words[0] == '--config' else 'the options'} leaves out has the paper's" in said
-    with pytest.raises(ConfigError, match="is the folder of a run, not a recipe"):
-        starting.from_recipe(TrainConfig, ["--recipe", str(run)])
-    with pytest.raises(ValueError, match="no recipe 'nope'"):
-        starting.from_recipe(TrainConfig, ["--recipe", "cps", "--recipe", "nope"])
-
-
 def test_remarks_on_defaults_and_on_the_miniature_are_made_once_and_where_they_hold(
     tmp_path, capsys, monkeypatch
 ) -> None:

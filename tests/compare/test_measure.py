@@ -17,7 +17,6 @@ from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
-from sage_grpo.training.engine import RolloutEngine
 from trainer_zoo.toy import ToyModel
 
 ARMS = {
@@ -111,30 +110,6 @@ def test_a_run_that_diverges_is_a_result_with_what_it_had(job_of: MakeJob, monke
     row = run(job_of("sage"))
     assert (row["status"], row["error"], row["reached"]) == ("diverged", "Diverged: the gradient is nan", 2)
     assert list(row["evaluations"]) == ["0", "2"]
-
-
-def test_only_sampling_scores_the_rollouts_and_leaves_the_weights(
-    toy_suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[torch.Tensor] = []
-    score = RolloutEngine.score
-
-    def watched(self: Any, videos: torch.Tensor, plan: Any, **given: Any) -> Any:
-        scored = score(self, videos, plan, **given)
-        seen.append(scored.total)
-        return scored
-
-    monkeypatch.setattr(RolloutEngine, "score", watched)
-    job, *_ = prepare(replace(toy_suite, kind="rollout", seeds=(1,)), recipe)
-    told: list[int] = []
-    row = lab.measure(job, {}, told.append)
-    assert told == [1, 2]
-    total = torch.cat(seen)
-    assert len(total) == 16  # two batches of two prompts x four
-    mean = pytest.approx(float(total.mean()))
-    assert row["evaluations"] == {"2": {"bright": mean, "total": mean, "clips": 16}}
-    assert row["updates"] == 0
-    assert row["passes"]["2"] == 2 * 8 * 5
 
 
 def test_scores_by_prompt_are_means_of_its_clips_and_none_where_one_failed() -> None:

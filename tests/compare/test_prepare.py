@@ -68,22 +68,6 @@ def test_keys_are_as_old_as_rows(monkeypatch) -> None:
     assert key_of(plain, (0, 45), "train") == "c913547b2766d3cb"
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"arms": (Arm(name="a", recipe="x"),) * 2}, "two arms are called 'a'"),
-        *(({part: ()}, "needs at least one arm, one seed and one column") for part in ("arms", "seeds", "columns")),
-        ({"seeds": (1, 2, 1)}, r"a seed is there twice in \[1, 2, 1\]"),
-        ({"baseline": "bb"}, r"the baseline 'bb' is none of its arms \(a, b\). Did you mean 'b'"),
-    ],
-)
-def test_a_suite_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
-    arms = [Arm(name=name, recipe="x") for name in "ab"]
-    assert len(suite(*arms).arms) == 2
-    with pytest.raises(ConfigError, match=said):
-        suite(*arms, **fields)
-
-
 def test_an_arm_with_other_steps_branches_where_training_would() -> None:
     arm = Arm(name="x", recipe="shapes/branch", options={"rollout.steps": 9})
     (job, *_) = prepare(suite(arm), recipe)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +87,6 @@ def test_figures_show_the_numbers_of_the_tables(log: list[str], tmp_path: Path) 
     files = figures.draw(summarize(SUITE, rows()), tmp_path)
     assert files == [tmp_path / f"{name}.png" for name in SUITE.figures]
     assert "\n".join(log) + "\n" == (HERE / "figures.txt").read_text()
-
-
-def test_only_what_there_is_is_drawn(log: list[str], tmp_path: Path) -> None:
-    few = [one for one in rows() if one["arm"] == "a"]
-    for one in few:
-        one |= {"steps": {}, "evaluations": {"4": one["evaluations"]["4"]}}
-    assert figures.draw(summarize(SUITE, few), tmp_path) == [tmp_path / "bars.png"]  # one point is no curve
-    assert not any("axvline" in line for line in log)
-    assert figures.draw(summarize(SUITE, rows()[-2:]), tmp_path) == []
-    alone = replace(SUITE, columns=COLUMNS[:1])
-    assert figures.draw(summarize(alone, rows()), tmp_path) == [tmp_path / f"{name}.png" for name in SUITE.figures]
-    looks = [tuple(figures._look(place)[part] for part in ("color", "ls")) for place in range(33)]
-    assert (len(set(looks[:32])), looks[32]) == (32, looks[0])
 
 
 def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

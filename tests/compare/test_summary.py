@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +77,6 @@ def test_prompts_are_paired_only_where_no_clip_of_one_failed() -> None:
     assert interval(other) == crossed_interval([[4.0, 6.0], [2.0, 5.0]])
     fewer = {seed: Cell(cell.mean, cell.by_prompt[:1]) for seed, cell in other.items()}  # of other prompts
     assert difference(fewer, whole) == paired_interval({1: 5.0, 2: 3.5}, {1: 2.0, 2: 3.0})
-
-
-@pytest.mark.parametrize(
-    ("more", "costs", "budget"),
-    [
-        ({}, (10, 5), 20),
-        ({}, (10, 10), None),  # all have cost the same: their ends are the comparison
-        ({"passes": 12}, (10, 10), 12),
-        ({"kind": "rollout"}, (10, 5), None),
-        ({}, (0, 5), None),
-    ],
-)
-def test_equal_passes_are_those_of_the_cheapest_arm_or_of_the_suite(more, costs, budget) -> None:
-    rows = [row(arm, seed, {0: 1.0, 4: 1.5}, cost=cost) for arm, cost in zip("ab", costs) for seed in (1, 2)]
-    found = summarize(suite(**more), rows).budget
-    assert (None if math.isnan(found) else found) == budget
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], figures: tuple[str, ...] = ()) -> None:

@@ -34,26 +34,6 @@ def scored(groups: Tensor = FOUR, first: Tensor = UNIT, **other: Tensor) -> rewa
 # ---- rewards
 
 
-def test_every_scoring_asks_for_its_own_clips_and_prompts() -> None:
-    calls = []
-
-    def score(which: Tensor, asked: list[int]) -> Tensor:
-        calls.append((which.tolist(), list(asked)))
-        return 10.0 * which + torch.tensor(asked) + 0.1 * len(which)
-
-    found = reward.measure(score, torch.tensor([5, 3, 7]), path := torch.tensor([9.0, 9.0, math.nan]))
-    every = [0, 1, 2]
-    assert calls[:2] == [(every, [7, 5, 3]), (every, [3, 7, 5])]
-    assert calls[2:5] == [(every, [5, 3, 7]), (every, [5, 3, 7]), ([2, 1, 0], [7, 3, 5])]
-    assert calls[5:] == [([0], [5]), ([1], [3]), ([2], [7])]
-    assert found.reversed.tolist() == pytest.approx(found.first.tolist())
-    assert found.single.tolist() == pytest.approx([5.1, 13.1, 27.1])
-    assert found.path is path
-    assert reward.measure(score, torch.tensor([4, 4]), path).swapped.shape == (0, 2)
-    kept = replace(found, first=torch.tensor([1.0, math.nan, 2.0])).finite()
-    assert (kept.groups.tolist(), kept.swapped.shape) == ([5, 7], (2, 2))
-
-
 def shifted(*by: float) -> Tensor:
     return (UNIT + torch.tensor(by, dtype=FLOAT).repeat_interleave(2))[None]
 

@@ -53,51 +53,10 @@ def folder(tmp_path: Path) -> Path:
 TURBO = "stable-diffusion-3.5-large-turbo"
 
 
-def test_what_a_folder_was_made_from(folder: Path) -> None:
-    cached = folder / f"models--stabilityai--{TURBO}" / "snapshots" / "0123abc"  # the hub's own
-    cached.mkdir(parents=True)
-    assert find_distilled(ModelSpec(path=str(cached)), cached).steps == (4, 4)
-    for file, text in (
-        ("model_index.json", json.dumps({"_name_or_path": f"stabilityai/{TURBO}"})),
-        (
-            "transformer/config.json",
-            json.dumps({"_name_or_path": f"/cache/models--a--{TURBO}/snapshots/1a/transformer"}),
-        ),
-        ("README.md", f"---\nlicense: other\n---\n\n# {TURBO}\n\nText.\n"),
-    ):
-        assert find_distilled(ModelSpec(path=str(folder)), folder) is None
-        (folder / file).write_text(text)
-        found = find_distilled(ModelSpec(path=str(folder)), folder)
-        assert found is not None
-        assert found.steps == (4, 4)
-        assert TURBO in found.evidence
-        (folder / file).write_text("{}")
-
-
 def test_a_distillation_that_was_undone_counts_for_more(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps({"_name_or_path": "black-forest-labs/FLUX.1-schnell"}))
     names = ("somebody/flux-schnell-de-distilled", "somebody/flux")
     assert [find_distilled(ModelSpec(path=name), folder) is None for name in names] == [True, False]
-
-
-def test_settings_of_distilled_checkpoints(folder: Path) -> None:
-    (folder / "guider").mkdir()
-    (folder / "scheduler").mkdir()
-    guider, fixed = {"_class_name": "ClassifierFreeGuidance"}, {"guidance_embeds": False}
-    for index, says, transformer, shifts, steps in (
-        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 1.0}, {}, False, (None,)),
-        ("HunyuanVideo15Pipeline", {**guider, "guidance_scale": 6.0}, {}, False, ()),
-        ("FluxPipeline", {}, fixed, False, ((1, 4),)),
-        ("FluxPipeline", {}, fixed, True, ()),
-        ("StableDiffusion3Pipeline", {}, fixed, False, ()),
-        ("Flux2KleinPipeline", {}, {}, True, ((4, 4),)),
-    ):
-        (folder / "model_index.json").write_text(json.dumps({"_class_name": index, "is_distilled": True}))
-        (folder / "guider" / "guider_config.json").write_text(json.dumps(says))
-        (folder / "transformer" / "config.json").write_text(json.dumps(transformer))
-        (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps({"use_dynamic_shifting": shifts}))
-        found = find_distilled(ModelSpec(path=str(folder)), folder)
-        assert (() if found is None else (found.steps,)) == steps
 
 
 def test_advice_names_what_to_set() -> None:

@@ -12,11 +12,9 @@ from sage_grpo.distributed.spec import Layout
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware
 from sage_grpo.plan.architecture import find_architecture
-from sage_grpo.plan.changes import _edits
 from sage_grpo.plan.costs import _plans, forecast
 from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, HUNYUAN15_VAE, MASTER, RunShape, differentiating_memory
 from sage_grpo.recipes import recipe
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training import offload
 from sage_grpo.training.config import TrainConfig
@@ -140,25 +138,3 @@ def test_several_iterations_are_looked_at_where_windows_move(window: dict, one: 
     config = replace(config, rollout=replace(config.rollout, window=Window(**window)), update=once)
     plans = _plans(config, find_architecture(config.model), Layout(1, 1, 1))
     assert (len(plans) == 1) == one
-
-
-def test_a_plan_prices_the_rewards_gradient() -> None:
-    """Decoding with a graph, an excerpt of the clip where one is asked for, and three passes of the reward; a reward of latents takes neither."""
-    config = recipe("hunyuan15_lora/draft")
-    found = find_architecture(config.model)
-    now = forecast(config, H200, architecture=found)
-    for frames, fewer in ((None, 20), (40, 10), (16, None)):  # of 81
-        one = replace(config, objective=replace(config.objective, frames=frames))
-        tried = [edit["objective.frames"] for edit in _edits(one, now) if "objective.frames" in edit]
-        assert tried == ([] if fewer is None else [fewer])
-    whole = {phase.name: phase for phase in now.phases}
-    assert 4 * whole["decode"].seconds < whole["gradient"].seconds < 7 * whole["decode"].seconds
-    assert 1.5 * whole["decode"].memory.total < whole["gradient"].memory.total < 60 * GIB
-    rewarded = [replace(config, rewards=[RewardSpec(name=name)]) for name in ("videoalign", "somewhere:free")]
-    said = [forecast(one, H200, architecture=found).phases for one in rewarded]
-    priced, free = ({phase.name: phase.seconds for phase in phases} for phases in said)
-    assert priced["gradient"] - free["gradient"] == pytest.approx(3 * (priced["reward"] - free["reward"]))
-    spec = RewardSpec(name="somewhere:else", options={"reads": "latents", "differentiable": True})
-    latents = forecast(replace(config, rewards=[spec]), H200, architecture=found).phases
-    assert {phase.name: phase.seconds for phase in latents}["decode"] == 0
-    assert "gradient" not in [phase.name for phase in latents]

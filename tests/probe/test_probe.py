@@ -15,21 +15,16 @@ import yaml
 import trainer_toys
 from pen import Pen, drawing
 from sage_grpo.cli.main import main
-from sage_grpo.cli.probe import Options
-from sage_grpo.config.parsing import parse
-from sage_grpo.data.groups import Member
 from sage_grpo.distributed.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.saved import Choice
 from sage_grpo.samplers.kernels import KernelSpec
-from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe import estimate, figure
 from sage_grpo.tools.probe import probe as module
 from sage_grpo.tools.probe.estimate import (
     CORRELATION,
-    LEAST,
     Advice,
     Effect,
     Estimate,
@@ -38,11 +33,10 @@ from sage_grpo.tools.probe.estimate import (
     effect,
     spread,
 )
-from sage_grpo.tools.probe.probe import ProbeKeys, Prober, ProbeResult, passes
+from sage_grpo.tools.probe.probe import Prober, ProbeResult, passes
 from sage_grpo.tools.probe.spec import ProbeSpec
-from sage_grpo.training.config import BatchConfig, TrainConfig
+from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
-from sage_grpo.training.planner import Planner
 from trainer_zoo.toy import SIZE, ToyModel
 
 PROMPTS = 24
@@ -73,18 +67,6 @@ def test_components_are_unbiased() -> None:
             estimate.split_variance(torch.rand(3, starts, members))
 
 
-def test_noises_are_the_quadruples_of_the_formula() -> None:
-    keys = ProbeKeys(seed=3, iteration=0, prompt=1)
-    noise = keys.step([Member(0, index) for index in range(8)], 2, (20000,))
-    product = noise @ noise.T / 20000
-    block = torch.kron(torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
-    torch.testing.assert_close(product, torch.block_diag(block, block), atol=0.04, rtol=0)
-    for other in (replace(keys, prompt=2), replace(keys, seed=4)):
-        assert not torch.equal(other.step([Member(0, 0)], 2, (8,))[0], noise[0, :8])
-    assert not torch.equal(keys.step([Member(1, 0)], 2, (8,)), keys.step([Member(0, 0)], 2, (8,)))
-    assert not torch.equal(keys.step([Member(0, 0)], 1, (8,)), keys.step([Member(0, 0)], 2, (8,)))
-
-
 def test_an_interval_is_the_same_every_time() -> None:
     found = estimate.bootstrap(torch.arange(6.0)[:, None].square(), lambda means: means[:, 0])
     assert (found.value, found.low, found.high) == pytest.approx((9.1666666667, 2.0417090645, 17.3825050292), abs=1e-9)
@@ -99,47 +81,6 @@ HALF, ZERO = fixed(0.5), fixed(0.0)
 
 def seen(linear: Estimate = HALF, reward: Estimate = ZERO, drift: Estimate | None = None) -> Effect:
     return Effect(start=HALF, explored=HALF, linear=linear, std=fixed(1.0), reward=reward, drift=drift)
-
-
-def test_advice_on_steps() -> None:
-    rows = [
-        (0, seen(fixed(0.30, 0.20, 0.4))),  # enough, but not beside the others
-        (1, seen(fixed(0.16, 0.10, 0.2))),  # less than half of the largest
-        (2, seen(fixed(0.36, 0.20, 0.5))),
-        (3, seen(fixed(0.18, 0.10, 0.2))),
-        (4, seen(fixed(0.30, 0.0, 0.7))),  # may be 0
-        (5, replace(seen(fixed(0.90, 0.80, 1.0)), explored=fixed(0.05))),  # hardly moves the reward
-    ]
-    etas = [(1.0, seen())]
-    advice = advise(rows, etas)
-    assert advice.steps == [2, 3]
-    total = 0.6 + math.sqrt(0.18)
-    assert advice.weights == [round(0.6 / total, 4), round(math.sqrt(0.18) / total, 4)] == [0.5858, 0.4142]
-    flat = [(step, seen(fixed(0.3 + 0.01 * (step == 4), 0.2, 0.4))) for step in range(9)]
-    assert 4 in advise(flat, etas).steps
-    assert len(advise(flat, etas).steps) == 3
-    assert advise(rows[4:], etas).steps == []
-    assert best_step(rows[4:]) == 4
-    assert best_step(rows[5:]) == 5
-    least = replace(seen(fixed(0.9, 0.8, 1.0)), explored=fixed(LEAST))  # just enough
-    assert best_step([(0, least), *rows[:4]]) == 0
-    assert advise([(0, least), (1, seen(fixed(0.1, 0.05, 0.2)))], etas).steps == [0]
-
-
-def test_advice_on_eta() -> None:
-    ok, worse = fixed(-0.1, -0.3, 0.1), fixed(-0.3, -0.4, -0.1)
-    drifting, steady = fixed(0.3, 0.1, 0.5), fixed(0.1, -0.1, 0.3)
-    rows = [(1, seen())]
-    safe = [(0.5, seen(reward=ok, drift=steady)), (1.0, seen(reward=ok, drift=steady))]
-    assert advise(rows, [*safe, (2.0, seen(reward=worse, drift=steady))]).eta == 1.0
-    assert advise(rows, [*safe, (2.0, seen(reward=ok, drift=drifting))]).eta == 1.0
-    assert advise(rows, [*safe, (2.0, seen(reward=ok))]).eta == 2.0
-    bad = [*safe, (2.0, seen(reward=worse, drift=drifting))]
-    assert advise(rows, bad, loss=0.11, drift=0.11).eta == 2.0
-    assert advise(rows, bad, loss=0.09, drift=0.11).eta == advise(rows, bad, loss=0.11, drift=0.09).eta == 1.0
-    assert advise(rows, bad, loss=0.1, drift=0.1).eta == 2.0  # to the limit
-    none = advise(rows, [(0.5, seen(reward=worse)), (1.0, seen(reward=worse))])
-    assert (none.eta, none.eta_is_safe) == (0.5, False)
 
 
 def test_a_failed_clip_costs_its_prompt_and_no_other() -> None:
@@ -349,24 +290,6 @@ def files(make_config, tmp_path, monkeypatch) -> tuple[Path, Path]:
 def words(file: Path, out: Path, *more: str) -> list[str]:
     small = "--probe.prompts 5 --probe.members 24 --batch.micro_batch 24 --probe.steps [1,2] --probe.etas [0.2]"
     return ["--config", str(file), "--probe.out", str(out), "--kernel.name", "sage_exact", *small.split(), *more]
-
-
-@pytest.mark.parametrize("name", ["shapes/mix_grpo", "shapes/nft"])
-def test_the_snippet_fits_every_kind_of_recipe(name, tmp_path) -> None:
-    advice = Advice(steps=[1, 3], weights=[0.4, 0.6], eta=0.9, eta_is_safe=True)
-    options = Options(rollout=replace(Options().rollout, steps=6), kernel=KernelSpec(name="sage_exact"))
-    finding = ProbeResult(0.9, [], seen(), 1, [], None, advice, 0)
-    file = tmp_path / "snippet.yaml"
-    file.write_text(module.snippet(finding, options))
-    config = parse(TrainConfig, ["--config", str(file)], prog="train", defaults=recipe(name))
-    grid = Schedule.shifted(config.rollout.steps, 3.0)
-    planner = Planner(config=config, grid=grid, kernel=config.kernel.build(), trains=lambda sigma: True)
-    planner.check()
-    assert planner.candidates() == [1, 3]
-    assert (config.rollout.same_noise, config.rollout.share, config.update.updates_per_rollout) == (True, True, 1)
-    assert config.rollout.window.size == config.rollout.window.branches == 1
-    assert (config.kernel.name, config.kernel.eta, config.rollout.window.weights) == ("sage_exact", 0.9, [0.4, 0.6])
-    assert config.optimizer == recipe(name).optimizer
 
 
 @pytest.mark.parametrize(

@@ -152,19 +152,3 @@ def test_trunks_that_ways_share_change_nothing(prober_of) -> None:
         found = ways(single, lambda text: None, silent).ways[0]
         assert found.way == way, place
         assert (found.correlation, found.reward, found.passes) == (one.correlation, one.reward, one.passes)
-
-
-def test_one_place_is_asked_for(prober_of) -> None:
-    for window in (Window(kind="drawn", at=[2, 3]), Window(kind="drawn"), Window()):
-        prober = prober_of(WaysSpec(), window=window)
-        with pytest.raises(ValueError, match=r"name one, as in --probe\.steps"):
-            choose_ways(prober)
-        chosen, full, listed = choose_ways(replace(prober, spec=replace(prober.spec, steps=[4])))
-        assert chosen.at == [4]
-        # All of the four that are left, and parts of them.
-        parts = [(solver, 4, after) for solver in ("euler", "ab2") for after in (4, 2, 1)]
-        assert [(way.solver, way.before, way.after) for way in listed] == parts
-        # Levels of the evaluation's 30 steps that lie before the branch at 5/9, and from 4/9 on.
-        assert (full.solver, full.before, full.after) == ("euler", 14, 13)
-    with pytest.raises(ValueError, match="there is nothing to make cheap"):
-        choose_ways(prober_of(WaysSpec(), window=Window(kind="fixed", start=5, length=4), deterministic_last=False))

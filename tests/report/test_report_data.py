@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
-from sage_grpo.tools.report.page import as_script, beside, describe, gallery, leave_report, render, write_report
+from sage_grpo.tools.report.page import as_script, describe, gallery, leave_report, render
 from sage_grpo.tools.report.picture import write_pairs
 from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
-from sage_grpo.tools.report.summary import _direction, by_attribute, interval, table, verdict
+from sage_grpo.tools.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.statistics import t_quantile
 from sage_grpo.utils.video import read_video
@@ -125,24 +125,6 @@ def test_a_verdict_is_better_worse_or_not_clear(gains: list[float], told: str, r
     (text,) = verdict(with_gains(read_run(runs[0]), gains))
     assert told in text.replace("\u2212", "-")
     assert f"scores {1.025 + statistics.mean(gains):.3f} on 6 held-out clips, the base model 1.025" in text
-
-
-def test_there_is_a_verdict_only_where_there_is_something_to_compare(runs: list[Path]) -> None:
-    run = read_run(runs[0])
-    assert verdict(replace(run, evaluations=run.evaluations[:1])) == []
-    assert verdict(replace(run, evaluations=run.evaluations[1:])) == []  # from iteration 2 on: no base
-    alone = replace(run, clips={4: run.clips[4]})
-    assert replace(run, clips={0: run.clips[0]}).pairs(0, 9) == alone.pairs(0, 9) == alone.pairs(4, 9) == []
-    for weights, sign in (((1.0, 2.0), 1), ((-1.0, -2.0), -1), ((-1.0, 2.0), 0), ((0.0, 2.0), 0), ((0.0, -1.0), 0)):
-        mixed = replace(run, config={"rewards": [{"weights": {"TA": weight}} for weight in weights]})
-        assert _direction([mixed], "TA") == sign
-    lower = [{"weights": {"TA": -1.0, "MQ": 0.0}}]
-    found = table([replace(run, config={**run.config, "rewards": lower}, evaluations=[
-        {**row, "eval/MQ": 0.5, "eval/TA/size": 0.1} for row in run.evaluations
-    ])])  # fmt: skip
-    assert found["better"] == {"total": 1, "TA": -1, "TA/size": -1}  # what counts nothing is neither
-    assert "weight -1 in the total" in found["meanings"]["TA"]
-    assert found["meanings"]["TA/size"] == "the share of TA that is about size"
 
 
 def test_a_page_says_how_far_a_run_is_and_how_long_it_took(runs: list[Path], tmp_path: Path) -> None:
@@ -301,20 +283,6 @@ def test_data_stay_data_inside_the_page(runs: list[Path], tmp_path: Path) -> Non
     assert page.count("<script") == 2
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
-
-
-def test_few_clips_are_in_the_page_and_many_beside_it(runs: list[Path], tmp_path: Path) -> None:
-    page = write_report(runs[:1], tmp_path / "few" / "report.html")
-    assert [file.name for file in page.parent.iterdir()] == ["report.html"]
-    page = write_report(runs[:1], tmp_path / "many" / "page.html", embed_megabytes=0)
-    clips = page.with_name("page_clips")
-    assert len(list(clips.iterdir())) == 3 * len(PROMPTS)
-    assert (clips / "00-heldout-000002-03.mp4").read_bytes() == (
-        runs[0] / "videos" / "heldout-000002-03.mp4"
-    ).read_bytes()
-    (clips / "mine.mp4").write_bytes(b"x")
-    beside([(0, runs[0] / "videos" / "heldout-000000-00.mp4")], clips)
-    assert sorted(file.name for file in clips.iterdir()) == ["00-heldout-000000-00.mp4", "mine.mp4"]
 
 
 @pytest.mark.slow

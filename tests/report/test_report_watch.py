@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from report_zoo import fake_run, write_metrics
-from sage_grpo.tools.report.watch import Handler, ReportServer, Watcher
+from sage_grpo.tools.report.watch import Handler, ReportServer
 
 CLIP = "heldout-000002-01.mp4"
 
@@ -109,21 +109,3 @@ def test_news_are_sent_once_and_again_when_there_are_more(run: Path, server: Rep
     (run / "metrics.jsonl").unlink()
     (run / "config.yaml").unlink()
     assert ask(server, path)[0] == 503  # no run any more: the page shows the last it knew
-
-
-def test_runs_are_read_again_when_their_time_has_come(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("sage_grpo.tools.report.watch.time.monotonic", lambda: now[0])
-    watcher = Watcher([run], every=10.0)
-    first, stamp = watcher.data()
-    assert first["watch"] == 10.0
-    assert first["clips"]["list"][0] == "clips/00-heldout-000000-00.mp4"
-    write_metrics(run, 6, 2)
-    now[0] += 9.9
-    assert watcher.data() == (first, stamp)
-    now[0] += 0.1
-    later, other = watcher.data()
-    assert (later["runs"][0]["iteration"], other != stamp) == (6, True)
-    now[0] += 10
-    assert watcher.data()[0] is later  # nothing is new: nothing is read
-    assert watcher.clip(f"00-{CLIP}") == run / "videos" / CLIP
