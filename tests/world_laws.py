@@ -143,7 +143,7 @@ def a_judge_weighs_every_attribute_and_refuses_what_it_cannot_judge(world: Promp
     frames, side, fps = world.format
     whole = torch.zeros(1, frames, side, side, 3, dtype=torch.uint8)
     for clips, why in (
-        (whole[:, :, :8, :8], "too small"),
+        (whole[:, :, :8], "too small"),
         (whole[:, :1], "too small"),
         (whole.float(), "uint8"),
         (whole.expand(2, -1, -1, -1, -1), "one prompt a clip"),

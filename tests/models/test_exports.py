@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from sage_grpo.cli import export as command
 from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.export import write_card
 from sage_grpo.models.experts import save_trained
 from sage_grpo.models.lora import Merge, merged_weights
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -29,12 +31,16 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_card_says_which_components_are_left_out(model, tmp_path) -> None:
-    model("sd3_two", guidance_scale=1.0, train=False).save(tmp_path / "out")
+def test_a_card_says_which_components_are_left_out(model, tmp_path, monkeypatch) -> None:
+    ours = model("sd3_two", guidance_scale=1.0, train=False)
+    ours.save(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     lines, names = card.split("```python\n")[1].split("```")[0], {}
     exec(lines.replace("path/to/this/folder", str(tmp_path / "out")), names)
     assert names["pipe"].text_encoder_3 is names["pipe"].tokenizer_3 is None
+    monkeypatch.setattr(ours, "spec", replace(ours.spec, path="owner/name"))
+    write_card(tmp_path / "out", ours, whole=True)
+    assert "base_model: owner/name" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.fixture

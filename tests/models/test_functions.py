@@ -19,7 +19,7 @@ from sage_grpo.models.checkpoints.files import Header
 from sage_grpo.models.checkpoints.from_configs import random_network
 from sage_grpo.models.devices import Home, autocast, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
-from sage_grpo.models.families import wan
+from sage_grpo.models.families import sana_video, wan
 from sage_grpo.models.families.ltx2 import Ltx2
 from sage_grpo.models.guidance import Guidance, token_norm
 from sage_grpo.models.lora import EXPERT_KEY
@@ -340,3 +340,8 @@ def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:
             checkpoint.resolve(ModelSpec(path=path))
     paths = ["/cache/models--a--b/snapshots/1a/transformer", "owner/name", "/x/name/transformer/", ""]
     assert [_last(path) for path in paths] == ["b", "name", "name", ""]
+
+
+def test_sanas_vae_of_ltx2_decodes_all_frames_at_once() -> None:
+    vae = type("AutoencoderKLLTX2Video", (), {"decode": lambda self, z, return_dict: (2 * z,)})()
+    assert list(of(sana_video.SanaCodec, vae=vae).chunks(3)) == [6]

@@ -6,6 +6,7 @@ import inspect
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import diffusers
 import numpy as np
@@ -105,11 +106,8 @@ def test_options_of_guidance_are_the_pipelines_with_its_defaults(name: str) -> N
 def test_a_first_frame_is_the_pipelines(kind: str, crf: int | None, checkpoint, model) -> None:
     """With all of guidance, whose rescaling measures the clip with its first frame."""
     options = ALL | ({} if crf is None else {"image_crf": crf})
-    ours, picture, other = (
-        model(kind, **fields_of(kind, 3.0), options=options),
-        tiny.image(3, 48, 80),
-        tiny.image(4, 48, 80),
-    )
+    ours = model(kind, **fields_of(kind, 3.0), options=options)
+    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
     x = start(ours)[:1]
     _, z, _, audio = stock(checkpoint(kind), ours, x, 3.0, options, picture)
     policy = Policy(ours, Ode(), Schedule(ours.sigmas(2)))
@@ -132,6 +130,9 @@ def test_parts_of_a_row() -> None:
     parts.check(["audio", "video"])
     with pytest.raises(ModelError, match='no part "sound" here: the model has video, audio'):
         parts.check(["audio", "sound"])
+    ours = SimpleNamespace(parts=parts, _by_part=lambda name: {"video": 0.0, "audio": 0.5})
+    moved = parts.split(Ltx2._rescaled(ours, rows, torch.tensor(0.5), rows.cos(), rows.sin()) - rows.cos())
+    assert [bool(moved[name].abs().max() > 1e-3) for name in parts.shapes] == [False, True], "a share of one part alone"
 
 
 def tone(seconds: float, rate: int, pitch: float, channels: int = 2) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -51,6 +53,13 @@ def test_the_fastest_kernel_is_taken(times: dict[str, float], best: str, monkeyp
     attention._fastest.cache_clear()
     assert backend.value == best
     assert all(f"{ms:.1f} ms" in why for ms in times.values())
+
+
+def test_a_kernel_is_timed_forward_and_backward(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Mock(elapsed_time=lambda end: 3.0))
+    monkeypatch.setattr(torch.cuda, "synchronize", Mock())
+    case = torch.device("cpu"), torch.float32, attention.Shape(7, 2, 8)
+    assert attention._milliseconds(attention.AttentionBackendName.NATIVE, *case) == 3.0
 
 
 def test_a_deterministic_model_has_no_kernel_without_a_fixed_order(monkeypatch) -> None:

@@ -39,7 +39,6 @@ def test_the_range_falls_with_the_root_of_the_dimensions() -> None:
 
 
 def test_the_clipped_loss_by_hand() -> None:
-    """Ratios above and below the range 0.75 to 1.25 and within, with advantages of both signs, small ones, and none."""
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.125, 1.5, 0.5, 1.5, 0.5])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, 0.5, -0.5, 0.0, 0.0])
     log_ratio = ratio.log().requires_grad_()
@@ -65,6 +64,8 @@ def test_the_masked_loss_by_hand() -> None:
         assert terms.loss.tolist() == pytest.approx([0.0 if gone else value for gone, value in zip(inactive, plain)])
         assert terms.ratio is not None
         assert not terms.ratio.requires_grad
+    with pytest.raises(ValueError, match="tau must be positive"):
+        kl_masked_surrogate(ratio.log(), advantage, ratio, tau=0.0)
 
 
 def test_the_scaled_loss_by_hand() -> None:

@@ -69,7 +69,6 @@ SLOW_KINDS = [pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("wan22_
 
 @pytest.mark.parametrize(("kind", "rank"), [("hunyuan15_t2v", None), ("wan_t2v", 4), *SLOW_KINDS])
 def test_trained_parameters_of_a_folder(kind, rank, checkpoint, monkeypatch) -> None:
-    """From its config files alone: as many as the loaded model trains."""
     monkeypatch.undo()
     spec = ModelSpec(path=str(checkpoint(kind)), lora=None if rank is None else LoraSpec(rank=rank), cache=None)
     network = find_architecture(spec).network
@@ -113,6 +112,7 @@ def test_passes_and_peaks_that_were_measured() -> None:
         (formulas.decode_seconds(HUNYUAN15, tiled, rates), real["decode_tiled"]["seconds"]),
     ):  # fmt: skip
         assert said == pytest.approx(measured_seconds, rel=0.2)
+    assert (HUNYUAN15.parameters, trainable(HUNYUAN15, job)) == (8_330_000_000, 54 * 32 * 36 * 2048)
     frozen = replace(job, lora_rank=0)
     whole = replace(HUNYUAN15, vae=replace(HUNYUAN15.vae, pixels_at_once=2**40))  # as it was decoded then
     for said, gib in (
@@ -141,7 +141,6 @@ def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> 
 
 
 def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
-    """Iterations and evaluations, on every GPU: an evaluation more costs what one evaluation takes, a GPU more its own hours."""
     config, gpus = recipe("wan/branch"), 4
     config = replace(config, iterations=40, evaluate=replace(config.evaluate, every=10, early=[]))
     said = forecast(config, hardware.find("h200", gpus), gpus=gpus, held_out=6)
@@ -236,7 +235,6 @@ def test_a_clip_is_not_split_by_a_family_that_cannot() -> None:
 
 @pytest.mark.slow
 def test_what_is_counted_is_near_what_was_measured() -> None:
-    """Where both are known: what blocks keep, and what a decoder runs and holds."""
     path = "somebody/Wan2.1-T2V-1.3B-Diffusers"
     whole, brief = (find_architecture(ModelSpec(path=path, frames=frames)) for frames in (None, 9))
     network = whole.network
@@ -249,11 +247,16 @@ def test_what_is_counted_is_near_what_was_measured() -> None:
     assert 0.7 < run.working / measured < 0.9  # kernels on a GPU want room of their own
 
 
-def test_a_family_of_your_own_is_refused() -> None:
+def test_a_family_of_your_own_is_refused(monkeypatch) -> None:
     config = replace(recipe("shapes/sage"), model=ModelSpec(family="somewhere"))
     with pytest.raises(ModelError, match=r"model\.family 'somewhere' is your own: .* families of the package only"):
         find_architecture(config.model)
     assert show.opening(config, 1) == []
+    stubs = {"way_to_fit": lambda now: ["less"], "short": lambda now, way: way}
+    stubs["make_forecast"] = lambda *_, gpus: SimpleNamespace(hardware=SimpleNamespace(is_cpu=gpus == 1))
+    for name, stub in stubs.items():
+        monkeypatch.setattr(show, name, stub)
+    assert [show.opening(config, gpus) for gpus in (1, 2)] == [[], ["less"]], "on a CPU nothing is to be changed"
 
 
 def test_a_decoder_of_another_width_is_priced_by_it() -> None:

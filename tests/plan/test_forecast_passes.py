@@ -17,6 +17,7 @@ from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.hardware import find
 from sage_grpo.plan.passes import PHASES, Guiding, PassCount, count, kinds
+from sage_grpo.plan.show import _idle
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
@@ -202,7 +203,6 @@ def sized(config: TrainConfig, case: dict[str, Any], micro_batch: int, **update:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config) -> None:
-    """Parts are counted once a kind: the same passes, the same states, whatever they share and wherever shares end."""
     case = KINDS[name]
     window = case.get("window", Window())
     config = make_config(rollout={"steps": 6, "window": window, **case.get("rollout", {})}, iterations=2)
@@ -210,6 +210,8 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     updates = {"updates_per_rollout": 1 if window.kind == "drawn" else 2, "deal": case.get("deal", "steps")}
     config = sized(replace(config, model=GUIDED), case, case.get("micro_batch", 1), **updates)
     said = foretold(config, ranks)
+    wasted = said.counts[0].padding + sum(row["idle"].clips for row in said.passes)
+    assert f" take {wasted} padding passes" in _idle(said) or not wasted
     # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
     guiding = Guiding(lambda sigma: 2 if sigma > 0.6 else 1, together=1)
     for whole in said.plans:

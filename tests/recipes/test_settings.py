@@ -64,6 +64,8 @@ def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(targ
     method = name.removeprefix(f"{target}/")
     assert recipe(name) == replace(METHODS[method](TARGETS[target]()), out=f"runs/{target}-{method}")
     assert recipe(target).out == f"runs/{target}-sage"
+    assert recipe(f"{target}/flash_grpo", 6).rollout.window.at == [0, 1, 2]
+    assert (recipe(f"{target}/sage", 6), recipe("branch", "six")) == (recipe(f"{target}/sage"), recipe("branch"))
 
 
 def test_settings_at_the_end_weigh_videoalign_alone() -> None:

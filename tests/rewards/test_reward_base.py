@@ -53,6 +53,8 @@ def test_the_total_is_the_weighted_sum_of_the_parts():
 def test_shared_part_names_carry_the_reward():
     specs = [toy("two_parts", weights={"level": 1.0}, label="a"), toy("two_parts", weights={"level": 1.0, "rate": 0.0})]
     composite = CompositeReward(specs)
+    assert [one.counts for one in (*specs, toy("two_parts", weights={"level": 0.0}))] == [True, True, False]
+    assert composite.max_failed_fraction == 0.25
     assert composite.names == ("a/level", "two_parts/level", "rate")
     watched = toy("two_parts", weights={"level": 2.0}, label="c", metric_only=True, judges="audio")
     composite = CompositeReward([dataclasses.replace(specs[0], judges="audio"), specs[1], watched])

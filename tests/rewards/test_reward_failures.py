@@ -11,6 +11,7 @@ import pytest
 import toy_rewards
 from toy_rewards import clips, toy
 
+from sage_grpo.rewards import functions
 from sage_grpo.rewards.base import SMALL, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import SHOWN, Failure, RewardFailure, check_failures, describe_failures, merged
@@ -81,6 +82,8 @@ def test_a_reward_that_needs_the_runs_own_format_is_tried_with_it():
     small = (1, SMALL.frames, SMALL.height, SMALL.width, 3)
     assert [(shape, fps) for shape, _, fps in seen] == [(small, 16.0), ((1, 81, 16, 24, 3), 16.0)]
     assert "needs 81 frames" in composite.try_out("x", video=VideoSpec(frames=5, height=16, width=24))
+    with pytest.raises(RewardConfigError, match=r"has no option 'frams'\. Did you mean 'frames'"):
+        CompositeReward([replace(spec, options={"frams": 81})])
 
 
 REMOTE = RewardSpec(name="remote", weights={"a": 1.0}, options={"urls": ["http://x"]})
@@ -141,7 +144,7 @@ def test_paid_judges_are_called_again_only_when_asked_to(spec, scored):
         CompositeReward([replace(REMOTE, isolate_failures=True)])
 
 
-def test_what_a_user_did_wrong_is_told_with_file_line_and_source() -> None:
+def test_what_a_user_did_wrong_is_told_with_file_line_and_source(monkeypatch) -> None:
     def place(function, text):
         lines, first = inspect.getsourcelines(function)
         number = next(number for number, line in enumerate(lines) if text in line)
@@ -155,6 +158,10 @@ def test_what_a_user_did_wrong_is_told_with_file_line_and_source() -> None:
     with pytest.raises(RewardConfigError, match=r"cannot be set up: OSError: ") as refused:
         CompositeReward([toy("NeedsAFile")])
     assert f"{place(toy_rewards.NeedsAFile, 'raise')}: raise" in str(refused.value)
+    monkeypatch.setattr(functions, "__file__", "/site/sage_grpo/rewards/functions.py")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("1 / 0", "/site/other/reward.py", "exec"))  # a package beside this one
+    assert functions.where_raised(raised.value) == " (/site/other/reward.py, line 1)"
 
 
 def test_a_report_names_reward_prompt_and_reason_once_and_counts_the_rest():

@@ -168,7 +168,12 @@ def test_a_client_that_leaves_while_its_batch_waits_does_not_stop_the_worker() -
         leaving.cancel()
         await asyncio.sleep(0.1)  # the batch is over, with nobody in it
         scores = await asyncio.wait_for(batcher.submit(request), 5)
+        left, waits = (asyncio.ensure_future(batcher.submit(request)) for _ in range(2))
+        await asyncio.sleep(0)
+        left.cancel()
         await batcher.close()
+        with pytest.raises(server.Closing):
+            await waits
         return scores["x"].tolist(), batcher.counters.abandoned
 
     assert asyncio.run(run()) == ([0.0], 1)
@@ -261,7 +266,6 @@ def test_clips_of_different_format_or_fps_are_never_mixed_and_a_call_has_a_limit
 
 
 def test_a_refused_body_is_not_waited_for(monkeypatch) -> None:
-    """The answer comes while the body still stands out, and then the connection ends whether or not more of it comes."""
     monkeypatch.setattr(server, "LINGER", 0.1)
     with thread_server("content", token="s3cret") as port:
         for _ in range(2):

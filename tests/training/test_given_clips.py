@@ -74,13 +74,18 @@ def made(config) -> Trainer:
 
 
 def test_the_better_clip_is_predicted_ever_better_than_the_worse(offline) -> None:
-    trainer = made(offline())
+    trainer, ticks = made(offline()), []
     assert [offline(method).group_size for method in ("dpo", "rft")] == [2, 1]
     found = [trainer.step() for _ in range(12)]
     assert found[0]["loss/policy"] == pytest.approx(0.6931, abs=1e-3)
     assert found[-1]["preference/lead"] > 0.05
     assert found[-1]["loss/policy"] < found[0]["loss/policy"]
     assert not [name for row in found for name in row if name.startswith(("reward/", "video/", "advantage/"))]
+    three = replace(trainer.plan, groups=trainer.plan.groups[:1] * 3)
+    assert trainer.score(None, three).groups.tolist() == [0, 0, 1, 1, 2, 2]
+    trainer.clock.listen = lambda phase, *counts: phase == "update" and counts[0] and ticks.append(counts)
+    trainer.step()
+    assert ticks[-1] == (len(ticks), len(ticks)), "every pass was foreseen"
 
 
 def test_latents_are_encoded_once_and_by_content(offline, pairs, monkeypatch) -> None:
@@ -170,7 +175,6 @@ class Hearing(ToyModel):
 
 
 def test_a_sound_reaches_the_model_at_its_rate(tmp_path) -> None:
-    """A file at 22,050 Hz with a tone of 440 Hz: the tone, the length and one row of one clip."""
     tone = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(2 * 22050) / 22050)
     write_mp4(tmp_path / "tone.mp4", clip(90, frames=16), 8.0, sound=Sound(tone[None], 22050))
     model = Hearing(ModelSpec(family="trainer_zoo.toy"))

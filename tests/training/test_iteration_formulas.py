@@ -28,7 +28,7 @@ from sage_grpo.rewards.member import Failure, RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.training import evaluate, update
+from sage_grpo.training import evaluate, reference, update
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.decoding import DecodedClips, check_differentiable, draw_excerpt, frames_needed, pixels_read
@@ -261,7 +261,8 @@ def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
         move(params, 2.0, 3.0)
 
 
-def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled() -> None:
+def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled(monkeypatch) -> None:
+    monkeypatch.setattr(reference, "Snapshot", lambda params, *, offload: Snapshot(params) if offload else None)
     params = weight(0.0)
     past, seen = PastWeights(params), []
     for due in range(4):
@@ -447,10 +448,8 @@ def replayed(places: tuple[slice, ...] = (), **fields: object) -> tuple[Known, l
 )
 def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent) -> None:
     _, item, noise = replayed()
-    objective, region = (
-        build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0, centred=centred)),
-        TrustRegion(mode="none"),
-    )
+    objective = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0, centred=centred))
+    region = TrustRegion(mode="none")
     step, law = losses.replay(item, torch.device("cpu")), item.record.policy.transition(0)
     loss = losses.loss_of(objective, region, item, step, kl_lambda=9.0)
     kl = 0.5 * float(law.sensitivity) ** 2 * 0.1**2
@@ -473,7 +472,9 @@ def test_where_the_old_policy_is_the_policy_it_has_no_gradient() -> None:
     for v_old in (None, model.weights.detach().clone()):
         one = replace(item, record=replace(item.record, v_old=v_old))
         step = losses.replay(one, torch.device("cpu"))
-        found.append(losses.loss_of(objective, TrustRegion(mode="none"), one, step, kl_lambda=0.0).raw)
+        loss = losses.loss_of(objective, TrustRegion(mode="none"), one, step, kl_lambda=0.0)
+        found.append(loss.raw)
+        assert torch.equal(loss.squares[0], loss.policy.square().sum())
     assert found[0].any()
     assert torch.equal(*found)
 

@@ -15,6 +15,7 @@ from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sage_grpo.config.parsing import ConfigError
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.training import inputs
 from sage_grpo.training import offload as module
@@ -181,6 +182,7 @@ def test_the_vae_stays_while_every_phase_leaves_room(monkeypatch: pytest.MonkeyP
         for peak, stays in peaks:
             mover.observe({"time/total": 1e3, "time/peak_gib_decode": 40.0, "time/peak_gib_update": peak})
             assert decode(mover) == (["cuda"] if stays else ["cuda", "cpu"])
+    assert VaeMover(gpu, ModelSpec(memory=40.0))._available() == 40 * GIB
     mover = VaeMover(SimpleNamespace(device=CPU, place=lambda part, device: gpu.moves.append(str(device))))
     gpu.moves.clear()
     with mover.decoding():

@@ -235,7 +235,6 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
     ],
 )
 def test_tasks_together_are_the_whole_rollout(rollout: dict, micro_batch: int, tasks: int | None, make_config) -> None:
-    """The same passes of the same rows, and records of the same replays: whoever samples a task computes the numbers of the whole."""
     planner = planner_of(make_config, micro_batch=micro_batch, update=ONCE, **rollout)
     planner = replace(planner, config=replace(planner.config, optimizer=OptimizerConfig(lr=1e-3, max_kl=1.0)))
     for iteration in range(2):
@@ -272,6 +271,14 @@ def without_sde(config: TrainConfig, **objective: object) -> TrainConfig:
         rollout=replace(config.rollout, same_noise=False),
         trust_region=replace(config.trust_region, mode="none"),
     )
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.05, 1), (0.7, 4)])
+def test_repeated_updates_train_a_share_of_the_steps_but_one_at_least(share: float, count: int, make_config) -> None:
+    update = UpdateConfig(updates_per_rollout=2, repeat=True, step_fraction=share, permute_steps=False)
+    for group in planner_of(make_config, update=update, window=Window()).plan(0, PROMPTS).groups:
+        first, again = group.trained
+        assert (len(first), list(first)) == (count, sorted(again))
 
 
 @pytest.mark.parametrize("kind", METHODS_THAT_DRAW)
@@ -314,6 +321,8 @@ def test_steps_around_a_window_are_as_many_as_asked(fields: dict, before: int, a
 def test_a_gradient_is_carried_from_the_clip_backwards_and_a_prediction_ends_the_way(make_config) -> None:
     base = planner_of(make_config, steps=4, same_noise=False, update=ONCE)
     sigmas = base.grid.sigmas.tolist()
+    ode = replace(base, config=without_sde(base.config, kind="gradient", levels=2))
+    assert [len(one.shares[0]) for one in (base, ode)] == [1, len(PROMPTS)], "each learns at levels of its own"
 
     def groups(trains=lambda sigma: True, **objective: object) -> list:
         config = without_sde(base.config, **{"kind": "gradient", "draw": "last", **objective})

@@ -20,11 +20,11 @@ from sage_grpo.training import loss as losses
 from sage_grpo.training.config import AnchorConfig, BatchConfig, EvalConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loss import UpdateSums, mean_of, summarize
+from sage_grpo.training.state import load_weights
 from trainer_helpers import plan_of, same, watch_starts, weights_of
 
 
 def test_metrics_of_updates_are_means_but_for_the_largest_ratio() -> None:
-    """The largest over all updates, and that of the first alone, which tells whether replay is exact."""
     logs = [
         {"ratio/largest_log": 1e-6, "loss/policy": 1.0},
         {"ratio/largest_log": 0.5, "loss/policy": 3.0, "kl/position": 2.0},
@@ -57,6 +57,9 @@ def test_an_anchor_is_live_after_going_back_only_if_it_was_then(make_config, mak
         assert state.updates == 8
         assert same(weights_of(trainer), state.anchor.copies) == was_live
         assert state.anchor.is_live(state.updates) == was_live
+    other = SimpleNamespace(trainable=lambda: {"a": torch.zeros(1)})
+    with pytest.raises(ValueError, match="another model: only the model trains a "):
+        load_weights(folders[0], other)
 
 
 def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise(

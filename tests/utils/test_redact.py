@@ -28,6 +28,7 @@ def test_a_key_is_hidden_however_it_is_spelt(spell) -> None:
     assert spell(KEY) not in text
     assert text.startswith("401: you sent ")
     assert text.endswith(", which is wrong")
+    assert hide(json.dumps("\\sk"), "\\sk") == '"***"', "the longest spelling first: none leaves a rest"
 
 
 def test_a_text_without_secrets_stays_as_it_is() -> None:

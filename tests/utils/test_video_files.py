@@ -52,6 +52,10 @@ def test_contact_sheet_shows_evenly_spaced_frames(tmp_path) -> None:
     assert bool((sheet[:, 8:11] == 255).all())  # frames stand apart
     captioned = contact_sheet(tmp_path / "sheet.png", [clip], ["a cat"], columns=3, cell=8)
     assert Image.open(captioned).height == 8 + 24
+    long = contact_sheet(tmp_path / "sheet.png", [clip, clip], ["a cat that runs"] * 2, columns=3, cell=8)
+    assert bool((read_image(long)[:24, -3:] == 255).all())  # cut within the width
+    face = type("", (), {"getlength": staticmethod(len)})
+    assert [video._fitting("a cat", face, width) for width in (5, 4, 3)] == ["a cat", "a c…", "a…"]
 
 
 def test_images_are_read_as_rgb(tmp_path) -> None:
@@ -114,7 +118,6 @@ def test_an_encoder_is_asked_for_nothing_that_depends_on_the_machine_and_browser
 
 
 def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) -> None:
-    """By its header, by what is decoded where that is wrong, and by its sound."""
     clip = smooth_clip()
     file = write_mp4(tmp_path / "clip.mp4", clip, 8, sound=Sound(torch.zeros(2, 16000), 16000))
     frames, heard = read_video(file)[0], read_sound(file)

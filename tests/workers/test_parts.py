@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from sage_grpo.data.groups import Member
+from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.models.policy import Policy
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.engine import RolloutEngine
+from sage_grpo.training.scoring import ScoredClips
 from sage_grpo.workers import dispatcher, ray_pool
 from sage_grpo.workers.dispatcher import LARGEST, Outcome, PendingIteration
 from sage_grpo.workers.messages import TaskResult, WorkerError, packed, unpack
@@ -117,6 +118,8 @@ def test_metrics_of_several_processes_are_summed_or_the_largest(monkeypatch) -> 
     alone, both = row(World()), row(Twice())
     assert tuple(alone.values()) == (2, 4, 2, 1.5, 3.0, 7.0, 2.0, 0.5, 2, 0)
     assert both == {name: (2 if name in LARGEST else 3) * value for name, value in alone.items()}
+    clips = ScoredClips(torch.zeros(5, dtype=torch.uint8))
+    assert TaskResult({}, None, [(MicroBatch(()), torch.zeros(3))], clips, 1.0).bytes == 4 * 3 + 5
 
 
 def test_tasks_go_to_the_longest_idle_and_failed_ones_go_first(monkeypatch) -> None:
@@ -193,7 +196,7 @@ def test_the_largest_difference_counts_and_a_worker_beyond_the_limit_is_dismisse
     """By the last part of each; a process with fewer workers repeats its last one, so that all run as many passes."""
     pool = Pool(monkeypatch, "a", "b", world=ThreeWorkers())
     one, pending, asked, own = pool.dispatcher, pool.begin(3), [], torch.tensor([1.0, 1.0])
-    for part, (worker, stored) in enumerate([("a", [9.0, 9.0]), ("b", None), ("a", [1.0, 3.0])]):
+    for part, (worker, stored) in [(2, ("a", [1.0, 3.0])), (1, ("b", None)), (0, ("a", [9.0, 9.0]))]:
         record = SimpleNamespace(log_prob_old=None if stored is None else torch.tensor(stored))
         saved = SimpleNamespace(record=lambda *_, record=record: record)
         pending.results[part] = worker, SimpleNamespace(records={Step(7): saved}, log_prob=own)
@@ -270,12 +273,11 @@ def test_workers_on_a_cluster_start_work_fail_and_are_replaced(config, make_trai
     monkeypatch.setattr(ray_pool, "connected", lambda *given: asked.append(given) or nullcontext(ray))
     spec = RaySpec(address="127.0.0.1:1", workers=3, cpus=0.5, gpus=0.25)
     config = replace(config, rollout=replace(config.rollout, ray=spec, staleness=1))
-    engine = make_trainer(
-        replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec(), staleness=0))
-    ).engine
+    here = replace(config.rollout, on="here", ray=RaySpec(), staleness=0)
+    engine = make_trainer(replace(config, rollout=here)).engine
     pool = ray_pool.RayWorkerPool(config, engine, rank=1, ranks=2)
     weights = sum(one.nbytes for one in engine.model.trainable().values())
-    assert asked == [("127.0.0.1:1", config.actor_cpus, 3 * weights)], "room for old, new, and coming weights"
+    assert asked == [("127.0.0.1:1", 1.5, 3 * weights)], "room for old, new, and coming weights"
     assert ray.options_ == {"num_cpus": 0.5, "num_gpus": 0.25}
     assert (list(pool._actors), pool.ready()) == (["worker 2"], []), "every second of three is the other rank's"
     assert (pool.wait(1.0), pool.ready()) == ([], ["worker 2"])

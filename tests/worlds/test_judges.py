@@ -26,6 +26,7 @@ def test_clean_clips_get_full_marks() -> None:
 
 def test_clips_of_another_shape_are_judged_too(some: Clips) -> None:
     judge, texts = SHAPES.judge(), some.batch.texts(0)
+    assert some.batch.texts() == texts
     wide = laws.drawn_by(SHAPES, some.batch, 9, 24, 40)
     assert judge.examine(wide).nearest.scenes() == some.batch.scenes()
     made = SHAPES.clips(texts, seed=3)
@@ -91,3 +92,5 @@ def test_the_proxy_is_hacked_by_a_flood_that_the_judge_refuses(some: Clips) -> N
     )
     assert (hacked > honest).all()
     assert (honest > empty).float().mean() > 0.9, "it is not senseless"
+    with pytest.raises(ValueError, match="uint8"):
+        proxy(some.clean, some.batch.texts(0), 8.0)

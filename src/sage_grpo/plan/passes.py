@@ -187,7 +187,7 @@ def evaluation(
 
 
 def evaluations(config: TrainConfig) -> int:
-    return 0 if config.held_out is None else len(config.evaluate.points(config.iterations))
+    return len(config.evaluate.points(config.iterations))
 
 
 def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
