@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import needs
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "sage_grpo"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
@@ -294,23 +292,6 @@ def _dangers(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_nothing_runs_code_from_a_file() -> None:
     _report([f"{_relative(path)}:{line}: {text}" for path in FILES for line, text in _dangers(path)])
-
-
-def test_git_ignores_no_source() -> None:
-    """A pattern that is too wide keeps files out of every clone while all is well here."""
-    needs.checkout(ROOT)
-    files = [
-        str(file.relative_to(ROOT)) for folder in ("src", "tests", "research") for file in (ROOT / folder).rglob("*.py")
-    ]
-    ignored = subprocess.run(
-        ["git", "check-ignore", "--stdin"],
-        cwd=ROOT,
-        input="\n".join(files),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not ignored.stdout.splitlines()
 
 
 def test_pytest_skips_no_folder(request: pytest.FixtureRequest) -> None:

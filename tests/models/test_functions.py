@@ -17,7 +17,7 @@ from sage_grpo.models import ModelError, base, lora
 from sage_grpo.models.checkpoints import cache, checkpoint
 from sage_grpo.models.checkpoints.files import Header
 from sage_grpo.models.checkpoints.from_configs import random_network
-from sage_grpo.models.devices import Home, autocast, choose_device, load_dtypes, slow_dtype
+from sage_grpo.models.devices import autocast, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
 from sage_grpo.models.families import sana_video, wan
 from sage_grpo.models.families.ltx2 import Ltx2
@@ -107,16 +107,6 @@ def test_weights_that_are_kept_in_float32_compute_in_bfloat16() -> None:
             with autocast(spec, torch.device("cpu"), kind):
                 assert torch.is_autocast_enabled("cpu") == mixed
         assert ours._input_dtype == (torch.float32 if mixed else kind)
-
-
-def test_a_module_that_went_home_is_whole() -> None:
-    home, modules = Home(), [nn.BatchNorm1d(2), nn.Linear(2, 3)]
-    before = [{name: one.clone() for name, one in module.state_dict().items()} for module in modules]
-    for _ in range(2):
-        for module, state in zip(modules, before):
-            home.leave(module)
-            home.move(module, torch.device("cpu"))
-            assert all(torch.equal(one, state[name]) for name, one in module.state_dict().items())
 
 
 def test_a_random_network_has_the_precisions_of_a_loaded_one() -> None:

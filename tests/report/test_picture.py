@@ -47,22 +47,6 @@ def test_a_picture_has_curves_and_clips_before_and_after(tmp_path: Path, monkeyp
     assert texts == ["base", "tuned", "0.00 s", "0.25 s", "0.50 s", "0.62 s", "0.88 s"]
 
 
-@pytest.mark.filterwarnings("ignore:.*(font|letters|drawn)")
-def test_a_run_without_clips_kl_or_rows_is_drawn_as_far_as_it_is(tmp_path: Path, monkeypatch) -> None:
-    run = fake_run(tmp_path / "run", kl=0.0)
-    for file in (run / "videos").iterdir():
-        file.unlink()
-    font = SimpleNamespace(families=["DejaVu Sans"], show=str.upper, remark="letters are missing")
-    monkeypatch.setattr(picture, "lettering", lambda texts: font)
-    with pytest.warns(UserWarning, match=r"p\.png: letters are missing"):
-        figure = drawn(run, tmp_path / "p.png", monkeypatch)
-    assert figure.axes[2].get_title(loc="left") == "Gradient"
-    assert not figure.subfigs
-    (run / "metrics.jsonl").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"no metrics\.jsonl with rows"):
-        draw_run(run, tmp_path / "p.png")
-
-
 def test_a_prompt_becomes_part_of_a_name() -> None:
     assert slug("A/../b: <c>") == "a-b-c"
     assert slug("红色的圆" * 20) == "红色的圆" * 8  # 96 bytes of three for a letter

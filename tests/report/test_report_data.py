@@ -16,7 +16,7 @@ import pytest
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
 from sage_grpo.tools.report.page import as_script, describe, gallery, leave_report, render
 from sage_grpo.tools.report.picture import write_pairs
-from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series, stepwise
+from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series
 from sage_grpo.tools.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.statistics import t_quantile
@@ -239,23 +239,6 @@ def test_another_noise_is_another_entry(runs: list[Path], tmp_path: Path) -> Non
     assert len(shown["entries"]) == len(PROMPTS) + 1
     tuned = table([read_run(folder)])["rows"][1]
     assert tuned["gains"]["total"]["count"] == len(PROMPTS) - 1
-
-
-def test_steps_and_noise_are_those_of_the_run(runs: list[Path]) -> None:
-    run = read_run(runs[0])
-    steps = stepwise(run.rows)
-    assert [one[0] for one in steps["raw"]] == [0, 1, 2]
-    assert steps["raw"][2][1:] == pytest.approx([0.3, 0.3, 0.3])
-    mixed = [{"gradient/raw/000": 0.25, "gradient/raw/x": 9.0}, {"gradient/raw/000": 0.75}, {"gradient/raw/000": None}]
-    assert stepwise(mixed) == {"raw": [[0, 0.5, 0.25, 0.75]]}
-    noise = noise_picture(run)
-    assert noise is not None
-    assert noise["kernel"] == "sage"
-    assert [row["std"] > 0 for row in noise["rows"]] == [True, True, True, False]
-    assert noise["rows"][1]["sigma"] == pytest.approx(0.9)
-    for kind, moves in (("all", False), ("fixed", False), ("random", True), ("sliding", True), ("drawn", True)):
-        moving = replace(run, settings={**run.settings, "rollout.window.kind": kind})
-        assert (noise_picture(moving) or {})["moves"] == moves, kind
 
 
 def test_long_runs_have_as_many_points_as_a_screen() -> None:
