@@ -1,4 +1,4 @@
-"""What the functions of the API hand to the parts that do the work, and what they give back."""
+"""Functions of the API: their arguments for the parts that do the work, and their results."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
-from sage_grpo.models.checkpoints.from_configs import assembled, family_class, plain, random_network
+from sage_grpo.models.checkpoints.from_configs import assembled, family_class, plain
 from sage_grpo.models.devices import DTYPES, choose_device, load_dtypes
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec
@@ -116,6 +116,23 @@ def build(options: argparse.Namespace, config: c.TrainConfig, found: Architectur
         text_tokens=found.model.text_tokens,
         device=options.device,
     )
+
+
+def random_network(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """A network with random weights, as from_pretrained leaves it: in `dtype`, except modules that the class keeps in float32."""
+    import diffusers
+
+    kind, before = getattr(diffusers, name), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        module = kind(**config)
+    finally:
+        torch.set_default_dtype(before)
+    kept = kind._keep_in_fp32_modules or []
+    for path, parameter in module.named_parameters():
+        if any(part in kept for part in path.split(".")):
+            parameter.data = parameter.data.float()
+    return module.eval()
 
 
 def random_model(

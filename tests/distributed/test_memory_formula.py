@@ -1,4 +1,4 @@
-"""How much blocks keep on a card, and the table of the document that says it."""
+"""Activations that blocks keep on a card, and the table of the document that lists them."""
 
 from __future__ import annotations
 

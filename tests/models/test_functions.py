@@ -16,7 +16,6 @@ import tiny
 from sage_grpo.models import ModelError, base, lora
 from sage_grpo.models.checkpoints import cache, checkpoint
 from sage_grpo.models.checkpoints.files import Header
-from sage_grpo.models.checkpoints.from_configs import random_network
 from sage_grpo.models.devices import autocast, choose_device, load_dtypes, slow_dtype
 from sage_grpo.models.distilled import _last
 from sage_grpo.models.families import sana_video, wan
@@ -109,7 +108,7 @@ def test_weights_that_are_kept_in_float32_compute_in_bfloat16() -> None:
         assert ours._input_dtype == (torch.float32 if mixed else kind)
 
 
-def test_a_random_network_has_the_precisions_of_a_loaded_one() -> None:
+def test_a_random_network_has_the_precisions_of_a_loaded_one(benchmark_module) -> None:
     width = {
         "num_attention_heads": 1,
         "attention_head_dim": 12,
@@ -118,7 +117,7 @@ def test_a_random_network_has_the_precisions_of_a_loaded_one() -> None:
         "text_dim": 4,
         "freq_dim": 4,
     }
-    network = random_network("WanTransformer3DModel", width, torch.bfloat16)
+    network = benchmark_module("plan_vs_measured").random_network("WanTransformer3DModel", width, torch.bfloat16)
     wide = set(network._keep_in_fp32_modules)
     kept = {name: not wide.isdisjoint(name.split(".")) for name, _ in network.named_parameters()}
     assert set(kept.values()) == {True, False}

@@ -1,4 +1,4 @@
-"""What a batch of prompts of several lengths computes, and which attention runs it."""
+"""Batches of prompts of several lengths, and the choice of the attention."""
 
 from __future__ import annotations
 

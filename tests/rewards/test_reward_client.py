@@ -100,7 +100,7 @@ def test_the_server_with_the_fewest_open_requests_is_asked_and_a_busy_one_rests(
 
 
 def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog) -> None:
-    """What hangs is tried at the other server. After a wrong configuration the open connections are cut: the time-out is longer than this test may take."""
+    """A request that hangs is tried at the other server. After a wrong configuration the open connections are cut: the time-out is longer than this test may take."""
     taken: list[socket.socket] = []
     with socket_server(lambda connection, _: taken.append(connection)) as hung, thread_server("content") as good:
         client = remote(hung, good, timeout=0.5, parallel=4, max_backoff=60.0)

@@ -1,4 +1,4 @@
-"""What a run has left: which weights are taken, and what makes objects the same."""
+"""Saved runs: the choice of their weights, and fingerprints of objects."""
 
 from __future__ import annotations
 

@@ -95,20 +95,3 @@ def assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: to
         parts["scheduler"] = scheduler.from_config(read_config(folder, "scheduler", "scheduler_config.json"))
     pipeline = getattr(diffusers, kind._pipeline(index))
     return kind(spec, folder, index, pipeline(**dict.fromkeys(left_out(pipeline, {})) | parts), device=device)
-
-
-def random_network(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """A network with random weights, as from_pretrained leaves it: in `dtype`, except modules that the class keeps in float32."""
-    import diffusers
-
-    kind, before = getattr(diffusers, name), torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        module = kind(**config)
-    finally:
-        torch.set_default_dtype(before)
-    kept = kind._keep_in_fp32_modules or []
-    for path, parameter in module.named_parameters():
-        if any(part in kept for part in path.split(".")):
-            parameter.data = parameter.data.float()
-    return module.eval()
