@@ -225,11 +225,10 @@ class Recorder:
 
 
 def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
-    """A rank stops or dies while the others wait for it in a collective; they write down what they noticed.
-
-    One process hosts the store, rank 0, so it must be noticed without it too."""
+    """A rank stops or dies while the others wait for it in a collective; they write down what they noticed."""
     beat = world.heartbeat
-    heartbeat.STILL, heartbeat.SILENT, heartbeat.INTERVAL = 1.0, 1.0, 0.1
+    heartbeat.SILENT, heartbeat.INTERVAL = 1.0, 0.1
+    processes = world.texts(str(os.getpid()))
     others = [rank for rank in range(world.processes) if rank != lost]
 
     def leave(message: str) -> None:
@@ -237,7 +236,7 @@ def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
         while not all((folder / f"{rank}").exists() for rank in others):
             time.sleep(0.05)
         if world.number == others[0] and how == "stops":
-            os.kill(int(beat._seen[lost].place.rpartition(":")[2]), signal.SIGKILL)
+            os.kill(int(processes[lost]), signal.SIGKILL)
         os._exit(1)
 
     beat.leave = leave
