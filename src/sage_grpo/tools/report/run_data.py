@@ -222,7 +222,7 @@ def _clips(folder: Path) -> tuple[dict[int, list[ReportClip]], dict[str, float]]
         index = _json(file)
         if index is not None and isinstance(index.get("rows"), list):
             clips[_iteration(file)] = [_clip(row, file, there) for row in index["rows"]]
-            demand(index, dict.fromkeys(("width", "height", "frames", "fps"), (int, float)), str(file))
+            demand(index, dict.fromkeys(("width", "height", "frames", "fps"), float), str(file))
             size = {name: index[name] for name in ("width", "height", "frames", "fps")}
             size |= {"sound": 1} if index.get("sound") is True else {}
     return {iteration: rows for iteration, rows in sorted(clips.items()) if iteration >= 0}, size
@@ -232,8 +232,8 @@ def _clip(row: Any, file: Path, there: Mapping[str, Path]) -> ReportClip:
     """A row of an index. The folder may be another user's: invalid rows are refused."""
     if not isinstance(row, dict):
         raise DocumentError(f"{file}: a row must be an object, got {shown(row)}.")
-    demand(row, {"prompt": str, "noise": (str, int), "scores": dict, "clip": (str, type(None))}, f"{file}: a row")
-    demand(row["scores"], dict.fromkeys(row["scores"], (int, float, type(None))), f"{file}: scores")
+    demand(row, {"prompt": str, "noise": str | int, "scores": dict, "clip": str | None}, f"{file}: a row")
+    demand(row["scores"], dict.fromkeys(row["scores"], float | None), f"{file}: scores")
     return ReportClip(row["prompt"], str(row["noise"]), row["scores"], there.get(row["clip"] or ""))
 
 
