@@ -188,10 +188,10 @@ ROW = {"reward/total": 1.0, "gradient/norm": 2.0, "time/total": 30.0}
 
 
 def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
-    crew = {"crew/workers": 1e3, "crew/idle_s": 1.0, "crew/busy_s": 3.0, "crew/queue": 2.0, "kl/position": 1.0}
+    crew = {"crew/workers": 1e3, "crew/waited_s": 1.0, "kl/position": 1.0}
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
     assert len(line) <= 80
-    assert "1000 workers 25% idle  queue 2  30.0 s" in line
+    assert "1000 workers  waited 1.0 s  30.0 s" in line
     assert lines_of(["x" * 39, "y" * 39, "z"]) == [f"{'x' * 39}  {'y' * 39}", "    z"]
     parts = [f"reward_{number} 0.123" for number in range(20)]
     assert max(map(len, lines_of(["held-out", *parts]))) <= 80

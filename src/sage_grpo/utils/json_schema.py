@@ -160,7 +160,7 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def _is_deep(content: Any) -> bool:
-    level = [[content]]
+    level: list[Any] = [[content]]
     for _ in range(MAX_DEPTH + 1):
         values = (inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer))
         level = [inner for inner in values if isinstance(inner, (dict, list))]
