@@ -176,7 +176,6 @@ def test_clips_of_discarded_weights_are_discarded(config, make_trainer, monkeypa
     trainer = employed(replace(config, iterations=6), make_trainer, monkeypatch, where)
     trainer.step()
     good = trainer.save(tmp_path / "kept")
-    trainer.writer.finish()
     trainer.step()
     assert trainer.workers.row["crew/staleness"] == 1.0
     trainer.state.go_back(good, trainer.world)
@@ -194,7 +193,6 @@ def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, mon
     first = employed(config, make_trainer, monkeypatch, where)
     found = [figures(first.step()) for _ in range(2)]
     first.save(tmp_path / "kept")
-    first.writer.finish()
     first.close()
     second = employed(config, make_trainer, monkeypatch, where)
     resume(second, tmp_path / "kept")

@@ -93,7 +93,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Twice(World):
-    def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         return torch.cat([values, 2 * values]) if values.dtype == torch.float64 else values
 
 
@@ -188,7 +188,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ThreeWorkers(World):
-    def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         return torch.cat([values, torch.tensor([3])])
 
 

@@ -223,9 +223,7 @@ class UserCallbacks(Observer):
         self._call(self.hooks.evaluation, event)
 
     def saved(self, folder: Path) -> None:
-        trainer = self.trainer
-        event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
-        self._call(self.hooks.checkpoint, event)
+        self._call(self.hooks.checkpoint, CheckpointEvent(self.trainer.state.iteration, folder))
 
     def health_event(self, event: SentinelEvent) -> None:
         self._call(self.hooks.sentinel, event)
@@ -242,7 +240,6 @@ class UserCallbacks(Observer):
         if trainer.world.any(raised is not None):
             if trainer.state.iteration > 0 and not isinstance(event, CheckpointEvent):
                 self.saver.save(needed=False)
-            trainer.writer.finish()
             raise raised or CallbackFailed("A callback of the main process raised; its own message has the traceback.")
 
 

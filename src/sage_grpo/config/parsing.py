@@ -37,6 +37,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
+    "parallel.async_checkpoint": (ANY, "checkpoints are written at once"),
     "profile": (None, "torch.profiler around Trainer.step records the same"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }

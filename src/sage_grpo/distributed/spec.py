@@ -33,8 +33,6 @@ class ParallelSpec:
     sync_every_pass: bool = False
     """Reduce gradients after every backward pass, not once per update: more traffic, but no rank keeps whole gradients (4 bytes
     per trainable parameter)."""
-    async_checkpoint: bool = False
-    """Write checkpoints in the background; needs CPU memory for a copy of this rank's shards."""
     timeout: Seconds = 1800.0
     """Seconds that ranks wait for one another before the run stops and names the missing one."""
 
