@@ -7,6 +7,7 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -37,6 +38,8 @@ class Options:
     """An adapter, or none."""
     lr: float = 1e-5
     """Learning rate."""
+    share: float | Literal["auto"] = "auto"
+    """A number, or a word."""
     quiet: bool = False
     """Say nothing."""
     names: list[str] = field(default_factory=list)
@@ -197,6 +200,7 @@ def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, file: Path
         ("lr: null", "lr"), ("names: null", "names"), ("weights: null", "weights"), ("adapters: [null]", "adapters"),
         ("adapters: [{rank: null}]", "rank"), ("adapter: {rank: null}", "rank"), ("weights: {VQ: null}", "weights"),
         ("names: [null]", "names"), ("kernel: null", "kernel"), ("kernel: {name: null}", "kernel.name"),
+        ("share: null", "share"),
     ],
 )  # fmt: skip
 def test_nothing_is_no_value_where_one_is_needed(text: str, key: str, file: Path) -> None:
