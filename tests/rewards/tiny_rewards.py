@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from authors_layouts import open_clip_state, write_bert_tokenizer, write_imagereward
+from authors_layouts import open_clip_state
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import (
     TEMPLATE,
     hpsv3_model,
     reference_model,
     write_clip,
-    write_dino,
     write_hpsv3,
     write_qwen_base,
     write_videoalign,
@@ -47,13 +46,6 @@ def hpsv2(folder: Path, of: Make) -> RewardSpec:
     return RewardSpec(name="hpsv2", options={"checkpoint": str(folder / "hps.safetensors"), "base": str(base)})
 
 
-def imagereward(folder: Path, of: Make) -> RewardSpec:
-    write_imagereward(folder)
-    write_bert_tokenizer(folder / "bert")
-    names = {"checkpoint": "imagereward.safetensors", "config": "med_config.json", "tokenizer": "bert"}
-    return RewardSpec(name="imagereward", options={option: str(folder / name) for option, name in names.items()})
-
-
 def videoalign(folder: Path, of: Make) -> RewardSpec:
     base = write_qwen_base(folder / "base")
     model, head, _ = reference_model(base, lora=True, output_dim=3)
@@ -72,10 +64,6 @@ def hpsv3(folder: Path, of: Make) -> RewardSpec:
     return RewardSpec(name="hpsv3", options={**options, "dtype": "float32"})
 
 
-def subject(folder: Path, of: Make) -> RewardSpec:
-    return RewardSpec(name="subject_consistency", options={"model": str(write_dino(folder)), "size": 32})
-
-
 def clip(folder: Path, of: Make) -> RewardSpec:
     return RewardSpec(name="clip", options={"model": str(write_clip(folder)), "clamp": False})
 
@@ -84,10 +72,7 @@ NETWORKS: dict[str, tuple[Callable[[Path, Make], RewardSpec], tuple[int, int]]] 
     "clip": (clip, (30, 30)),
     "pickscore": (lambda folder, of: of_clip("pickscore", folder, of), (30, 30)),
     "aesthetic": (aesthetic, (30, 30)),
-    "background_consistency": (lambda folder, of: of_clip("background_consistency", folder, of), (30, 30)),
-    "subject_consistency": (subject, (32, 32)),
     "hpsv2": (hpsv2, (30, 30)),
-    "imagereward": (imagereward, (24, 24)),
     "videoalign": (videoalign, (308, 336)),
     "hpsv3": (hpsv3, (112, 112)),
 }

@@ -12,8 +12,7 @@ from torch import Tensor
 
 Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 CLIP_PIXELS: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-IMAGENET_PIXELS: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and std of the pixels that encoders were trained on (Qwen2-VL on CLIP's)."""
+"""Mean and std of the pixels that CLIP and Qwen2-VL were trained on."""
 Halves = Literal["even", "down"]
 """Rounding of a centre crop's offset when it ends in half a pixel."""
 

@@ -31,9 +31,6 @@ BUILT_IN: Mapping[str, str] = {
     "aesthetic": "sage_grpo.rewards.built_in.clip:Aesthetic",
     "hpsv2": "sage_grpo.rewards.built_in.clip:Hpsv2",
     "hpsv3": "sage_grpo.rewards.built_in.hpsv3:Hpsv3",
-    "imagereward": "sage_grpo.rewards.built_in.imagereward:ImageReward",
-    "subject_consistency": "sage_grpo.rewards.built_in.consistency:SubjectConsistency",
-    "background_consistency": "sage_grpo.rewards.built_in.consistency:BackgroundConsistency",
     "video_stats": "sage_grpo.rewards.built_in.video_stats:VideoStats",
     "sound_stats": "sage_grpo.rewards.built_in.sound:SoundStats",
     "clap": "sage_grpo.rewards.built_in.sound:Clap",
@@ -45,11 +42,14 @@ BUILT_IN: Mapping[str, str] = {
     "shapes_proxy": "sage_grpo.worlds.shapes.judge:NaiveProxy",
 }
 """Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
-MOVED: Mapping[str, str] = {
-    "scenes": "research.scenes.judge:ScenesJudge",
-    "scenes_learned": "research.scenes.learned:LearnedReward",
+GONE: Mapping[str, str] = {
+    "scenes": "name it 'research.scenes.judge:ScenesJudge', in the folder of the project's repository (research/README.md)",
+    "scenes_learned": "name it 'research.scenes.learned:LearnedReward', in the folder of the project's repository (research/README.md)",
+    "imagereward": "hpsv2, hpsv3 and pickscore are models of human preference",
+    "subject_consistency": "video_stats has motion, warp_error and midframe_error",
+    "background_consistency": "video_stats has motion, warp_error and midframe_error",
 }
-"""Import paths of rewards that earlier versions knew by a name; they lie in the project's repository."""
+"""Rewards that earlier versions knew by a name, and what to do."""
 
 
 @checked
@@ -152,11 +152,8 @@ def find_reward(spec: RewardSpec) -> Any:
     """The function or class that a spec names, not called yet."""
     refuse_object(spec.name, "a reward", "Give other rewards (--rewards)")
     path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
-    if spec.name in MOVED:
-        raise RewardConfigError(
-            f"The reward {spec.name!r} is not in the package any more: name it {MOVED[spec.name]!r}, in the folder of the project's "
-            "repository (research/README.md)."
-        )
+    if spec.name in GONE:
+        raise RewardConfigError(f"The reward {spec.name!r} is not in the package any more: {GONE[spec.name]}.")
     if path is None:
         raise RewardConfigError(
             f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own reward is written module:function."

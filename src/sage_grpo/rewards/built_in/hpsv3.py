@@ -6,7 +6,7 @@ differ. The template's text is the authors' and is read from the user's copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.rewards.built_in.pretrained import (
-    FrameReward,
+    NetworkReward,
     load_whole,
     numbered_layers,
     read_safetensors,
@@ -33,7 +33,7 @@ PIXELS = 256 * 28 * 28
 """Pixels of a picture: small and large ones are resized to about this size."""
 
 
-class Hpsv3(FrameReward):
+class Hpsv3(NetworkReward):
     """The head's predicted mean preference (its first output; the second is the spread), averaged over frames."""
 
     facts = RewardFacts(
@@ -51,6 +51,7 @@ class Hpsv3(FrameReward):
         licence="MizzenAI/HPSv3: MIT; Qwen2-VL-7B: Apache-2.0",
     )
     frames_a_pass = 8
+    """Frames per call of the network, so that memory does not grow with the clip."""
 
     def __init__(
         self,
@@ -84,6 +85,13 @@ class Hpsv3(FrameReward):
         self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
         # loaded as it computes; its rope stays float32
         super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        chosen = self.frames_read(videos.shape[1], fps)
+        frames, texts = videos[:, chosen].flatten(0, 1), [prompt for prompt in prompts for _ in chosen]
+        starts, size = range(0, len(texts), self.frames_a_pass), self.frames_a_pass
+        scores = [self._score(frames[at : at + size], texts[at : at + size]) for at in starts]
+        return {"HPSv3": torch.cat(scores).view(len(prompts), -1).mean(dim=1)}
 
     def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
         batch = self.prepare(frames.permute(0, 3, 1, 2), prompts)

@@ -32,8 +32,6 @@ class NetworkReward(ABC):
     """A reward of one part, named in its facts, whose networks move between devices; subclasses score the clips."""
 
     facts: ClassVar[RewardFacts]
-    frames_a_pass: ClassVar[int] = 32
-    """Frames per call of a network, so that memory does not grow with the clip."""
 
     def __init__(
         self,
@@ -74,20 +72,6 @@ class NetworkReward(ABC):
         return self
 
 
-class FrameReward(NetworkReward):
-    """The mean over frames of a score that subclasses compute for frames and their prompts, a limited number at a time."""
-
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        chosen = self.frames_read(videos.shape[1], fps)
-        texts = [prompt for prompt in prompts for _ in chosen]
-        scores = in_passes(self._score, self.frames_a_pass, videos[:, chosen].flatten(0, 1), texts)
-        return {self.facts.parts: scores.view(len(prompts), -1).mean(dim=1)}
-
-    @abstractmethod
-    def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Scores of frames N x H x W x 3 with a prompt each."""
-
-
 def frozen(model: Any) -> Any:
     """A network for scoring: no dropout, no gradient of weights, and activation checkpointing of its repeated blocks for a backward pass to the
     pixels."""
@@ -105,12 +89,6 @@ def _again(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
-
-
-def in_passes(score: Callable[..., Tensor], size: int, *rows: Any) -> Tensor:
-    """Scores of rows, computed `size` at a time so that memory does not grow with the clip."""
-    starts = range(0, len(rows[0]), size)
-    return torch.cat([score(*(one[at : at + size] for one in rows)) for at in starts])
 
 
 def numbered_layers(state: Mapping[str, Tensor], where: str) -> Layers:
