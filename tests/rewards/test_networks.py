@@ -15,9 +15,9 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in import pretrained
 from sage_grpo.rewards.built_in.hpsv3 import Hpsv3
 from sage_grpo.rewards.built_in.ocr import OcrReward
+from sage_grpo.rewards.built_in.vlm_judge import VlmJudge
 from sage_grpo.rewards.frames import resize_as_pillow, resize_uint8
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
-from sage_grpo.rewards.judge.vlm import VlmJudge
 from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
 
 PROMPTS = ['a red "ball"', 'two "squares" that move']
@@ -70,7 +70,7 @@ def test_the_options_say_which_frames_are_read_and_no_others_are(name, spec) -> 
 
 class Judged(VlmJudge):
     def __call__(self, videos, prompts, fps):
-        sent = [self.request([clip], prompt, fps) for clip, prompt in zip(videos, prompts)]
+        sent = [self.request(clip, prompt, fps) for clip, prompt in zip(videos, prompts)]
         return {"look": torch.tensor([float(sum(body)) for body in sent])}
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Outcome, RewardMember, without_latents
-from sage_grpo.rewards.ray_reward import ActorMember, RewardActors
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import BatchScores, Placeable, Reward, Sound, VideoSpec
 
@@ -88,11 +87,9 @@ class CompositeReward:
         offload_between: bool = False,
         require_weights: bool = True,
         objects: Mapping[str, Reward] | None = None,
-        away: Mapping[str, RewardActors] | None = None,
         optional: bool = False,
     ) -> None:
-        """objects: rewards already loaded, by spec name. away: rewards in other processes, by title. All others are loaded. optional: allow an empty
-        list."""
+        """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
         if not 0 <= max_failed_fraction <= 1:
@@ -102,11 +99,9 @@ class CompositeReward:
         self.offload_between = offload_between
         self.seconds: dict[str, float] = {}
         self._placed: set[str] = set()
-        loaded, self.away = objects or {}, dict(away or {})
+        loaded = objects or {}
         self._members = [
-            ActorMember(spec, self.away[spec.title], require_weights=require_weights)
-            if spec.title in self.away
-            else RewardMember(
+            RewardMember(
                 spec,
                 loaded[spec.name] if spec.name in loaded else load_reward(spec),
                 require_weights=require_weights,

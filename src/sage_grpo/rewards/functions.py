@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from sage_grpo.rewards.frames import sample_indices, stretch
-from sage_grpo.rewards.preference import ordered_pairs, win_rates
 from sage_grpo.types import PartScores, Sound
 from sage_grpo.utils.suggest import did_you_mean
 
@@ -25,8 +24,8 @@ REASONS = "reasons"
 """Key of a returned mapping for the reward's reasons: one text (or None) a clip, or index -> text."""
 EVEN = (1.0,)
 """Frame weights that count every frame alike."""
-Takes = Literal["clips", "group", "pairs"]
-"""The clips of one call of a reward: any clips, all clips of one group, or pairs of clips of one group."""
+Takes = Literal["clips", "group"]
+"""The clips of one call of a reward: any clips, or all clips of one group."""
 
 
 class RewardConfigError(ValueError):
@@ -154,7 +153,8 @@ class FunctionReward:
     ) -> None:
         """reads: the function's input. frame_weights: a curve over the clip, from beginning to end, of any number of points."""
         check_known([reads], ("clips", "latents"), "A reward reads clips or latents, not")
-        self.compares = check_takes(takes) != "clips"
+        check_known([takes], get_args(Takes), "takes: a reward takes clips or a whole group, not")
+        self.compares = takes == "group"
         if per_frame and reads == "latents":
             raise RewardConfigError("per_frame does not go with reads: latents, which have no frames of pixels.")
         if self.compares and per_frame:
@@ -166,11 +166,10 @@ class FunctionReward:
         self._num_frames = num_frames
         self._frame_weights = _check_weights(frame_weights, per_frame=per_frame)
         self._arguments = arguments
-        positional = {"pairs": 4}.get(takes, 2 if per_frame else 3)
-        taken = _check_arguments(function, arguments, positional=positional)
+        taken = _check_arguments(function, arguments, positional=2 if per_frame else 3)
         self._takes_metadata, self.hears = "metadata" in taken, "sound" in taken
-        if self.hears and (per_frame or takes == "pairs"):
-            raise RewardConfigError("A function of frames or of pairs gets no `sound`: let it take clips.")
+        if self.hears and per_frame:
+            raise RewardConfigError("A function of frames gets no `sound`: let it take clips.")
 
     def __call__(
         self,
@@ -246,56 +245,6 @@ class DifferentiableFunction(FunctionReward):
             f"A differentiable reward returns a tensor, or a mapping of tensors; {self.function.__name__} returned a "
             f"{type(result).__name__}."
         )
-
-
-class PairFunction(FunctionReward):
-    """A function `(first, second, prompts, fps)` that returns its preference for each first clip over the second, from 1 to 0 (0.5: neither).
-
-    A clip's score is its win rate over the others of its group. Every pair is asked in both orders, `pairs_per_call` at a time.
-    """
-
-    def __init__(self, function: Callable[..., Any], *, pairs_per_call: int = 8, **options: Any) -> None:
-        super().__init__(function, **{**options, "takes": "pairs"})
-        if pairs_per_call < 1:
-            raise RewardConfigError(f"pairs_per_call must be at least 1, got {pairs_per_call}.")
-        self._pairs_per_call = pairs_per_call
-
-    def __call__(
-        self,
-        videos: Tensor,
-        prompts: Sequence[str],
-        fps: float,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
-        sound: Sound | None = None,
-    ) -> Mapping[str, Tensor]:
-        count = len(prompts)
-        pairs = ordered_pairs(count)
-        rows = metadata or [{} for _ in prompts]
-        preferences: dict[str, list[Tensor]] = {part: [] for part in self.names}
-        for start in range(0, len(pairs), self._pairs_per_call):
-            some = pairs[start : start + self._pairs_per_call]
-            first, second = ([pair[side] for pair in some] for side in (0, 1))
-            asked, about = [prompts[place] for place in first], [rows[place] for place in first]
-            result = finish(self._call(about, videos[first], videos[second], asked, fps))
-            for part, value in check_return(result, self.names, len(some)).items():
-                preferences[part].append(check_preferences(value))
-        return {part: win_rates(count, pairs, torch.cat(values)) for part, values in preferences.items()}
-
-
-def check_takes(takes: str) -> str:
-    if takes not in get_args(Takes):
-        raise RewardConfigError(f"takes: a reward cannot take {takes!r}.{nearest(takes, get_args(Takes))}")
-    return takes
-
-
-def check_preferences(values: Tensor) -> Tensor:
-    """Preferences within 0 and 1, or NaN; BadReturn names one that is neither."""
-    wrong = values[(values < 0) | (values > 1)]
-    if len(wrong):
-        raise BadReturn(
-            f"a preference must be within 0 (the second clip is better) and 1 (the first is), got {float(wrong[0]):g}"
-        )
-    return values
 
 
 def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float, ...]:
