@@ -37,6 +37,8 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
+    "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
+    "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
