@@ -87,8 +87,7 @@ def test_rewards_without_a_network_read_the_frames_that_they_name() -> None:
     judge = {"url": "http://localhost:1/v1", "model": "m", "dimensions": {"look": "how"}}
     check_frames_read(OcrReward(engine=engine, sample_fps=2.0, num_frames=3), [1, 4, 6], each=False)
     check_frames_read(Judged(**judge, frames={"sample_fps": 2.0, "num_frames": 3}), [1, 4, 6])
-    weighted = FunctionReward(level, per_frame=True, sample_fps=2.0, num_frames=3, frame_weights=[0.0, 1.0, 3.0])
-    check_frames_read(weighted, [4, 6])
+    check_frames_read(FunctionReward(level, per_frame=True, sample_fps=2.0, num_frames=3), [1, 4, 6])
 
 
 class Reads:

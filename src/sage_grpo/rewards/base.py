@@ -61,8 +61,7 @@ def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
         for part, value in outcome.values.items():
             values[part].append(value)
         count += len(next(iter(outcome.values.values())))
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    return Outcome({part: torch.cat(pieces) for part, pieces in values.items()}, failures, remarks, seconds)
+    return Outcome({part: torch.cat(pieces) for part, pieces in values.items()}, failures, remarks)
 
 
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
@@ -97,7 +96,6 @@ class CompositeReward:
         self.max_failed_fraction = max_failed_fraction
         self.device = torch.device(device)
         self.offload_between = offload_between
-        self.seconds: dict[str, float] = {}
         self._placed: set[str] = set()
         loaded = objects or {}
         self._members = [
@@ -230,7 +228,6 @@ class CompositeReward:
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
         for member, outcome in zip(self._members, outcomes):
-            self.seconds[member.spec.title] = outcome.seconds
             for part, value in outcome.values.items():
                 parts[self._public(member, part)] = value.to(videos.device)
                 if part in member.weights:

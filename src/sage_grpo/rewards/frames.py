@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -112,18 +112,3 @@ def normalise(pixels: Tensor, statistics: Statistics = CLIP_PIXELS) -> Tensor:
     """Normalise N x 3 x H x W in 0..1 for an encoder: minus the mean, over the std."""
     mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in statistics)
     return (pixels - mean) / std
-
-
-def stretch(curve: Sequence[float], count: int) -> list[float]:
-    """A curve of any number of points, read at `count` evenly spaced places: linear between points, constant beyond the ends.
-
-    Points and places are the centres of equal slices, so a curve of `count` points is returned as it is.
-    """
-    values = []
-    for k in range(count):
-        place = (k + 0.5) / count * len(curve) - 0.5
-        below = max(math.floor(place), 0)
-        above = min(below + 1, len(curve) - 1)
-        share = max(place - below, 0.0)
-        values.append((1 - share) * curve[below] + share * curve[above])
-    return values
