@@ -27,7 +27,7 @@ def test_sizes_of_built_in_rewards() -> None:
     """Millions of parameters and MB of files, from which plans and the doctor count; four bytes each, or two where they are bfloat16."""
     sizes = {
         "videoalign": (2200, 4400), "clip": (430, 1700), "pickscore": (990, 3900), "aesthetic": (430, 1700), "hpsv2": (990, 3900),
-        "hpsv3": (7700, 15500), "clap": (150, 600), "sight_and_sound": (580, 2300),
+        "hpsv3": (7700, 15500), "clap": (150, 600),
     }  # fmt: skip
     known = {name: facts for name in BUILT_IN if (facts := facts_of(name)) and facts.parameters}
     found = {name: (round(one.parameters / 1e6), round(one.gigabytes * 1e3)) for name, one in known.items()}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from authors_layouts import open_clip_state
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import (
     TEMPLATE,
@@ -32,18 +30,6 @@ def aesthetic(folder: Path, of: Make) -> RewardSpec:
     torch.manual_seed(1)
     save_file({"0.weight": torch.randn(8, 16), "1.weight": torch.randn(1, 8)}, folder / "head.safetensors")
     return of_clip("aesthetic", folder, of, head=str(folder / "head.safetensors"))
-
-
-def hpsv2(folder: Path, of: Make) -> RewardSpec:
-    """Its base has a configuration and a tokenizer. GELU as in ViT-H/14, not CLIP's quick one."""
-    save_file(open_clip_state(), folder / "hps.safetensors")
-    base = write_clip(folder / "base")
-    config = json.loads((base / "config.json").read_text())
-    for tower in ("text_config", "vision_config"):
-        config[tower]["hidden_act"] = "gelu"
-    (base / "config.json").write_text(json.dumps(config))
-    (base / "model.safetensors").unlink()
-    return RewardSpec(name="hpsv2", options={"checkpoint": str(folder / "hps.safetensors"), "base": str(base)})
 
 
 def videoalign(folder: Path, of: Make) -> RewardSpec:
@@ -72,7 +58,7 @@ NETWORKS: dict[str, tuple[Callable[[Path, Make], RewardSpec], tuple[int, int]]] 
     "clip": (clip, (30, 30)),
     "pickscore": (lambda folder, of: of_clip("pickscore", folder, of), (30, 30)),
     "aesthetic": (aesthetic, (30, 30)),
-    "hpsv2": (hpsv2, (30, 30)),
+    "hpsv2": (lambda folder, of: of_clip("hpsv2", folder, of), (30, 30)),
     "videoalign": (videoalign, (308, 336)),
     "hpsv3": (hpsv3, (112, 112)),
 }

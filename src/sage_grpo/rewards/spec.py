@@ -33,7 +33,6 @@ BUILT_IN: Mapping[str, str] = {
     "video_stats": "sage_grpo.rewards.built_in.video_stats:VideoStats",
     "sound_stats": "sage_grpo.rewards.built_in.sound:SoundStats",
     "clap": "sage_grpo.rewards.built_in.sound:Clap",
-    "sight_and_sound": "sage_grpo.rewards.built_in.sound:SightAndSound",
     "ocr": "sage_grpo.rewards.built_in.ocr:OcrReward",
     "remote": "sage_grpo.rewards.serving.remote:RemoteReward",
     "vlm_judge": "sage_grpo.rewards.built_in.vlm_judge:VlmJudge",
@@ -46,6 +45,7 @@ GONE: Mapping[str, str] = {
     "scenes_learned": "name it 'research.scenes.learned:LearnedReward', in the folder of the project's repository (research/README.md)",
     "imagereward": "hpsv2, hpsv3 and pickscore are models of human preference",
     "subject_consistency": "video_stats has motion, warp_error and midframe_error",
+    "sight_and_sound": "docs/rewards.md has one by a network for both (Perception Encoder AV), to copy",
     "background_consistency": "video_stats has motion, warp_error and midframe_error",
 }
 """Rewards that earlier versions knew by a name, and what to do."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,6 @@ from sage_grpo.utils.pretrained import (
     loading_fault,
     tokenizer_files_fault,
     vocabulary_fault,
-    weights_fault,
 )
 
 Layers = Sequence[tuple[Tensor, Tensor]]
@@ -91,29 +89,6 @@ def _again(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
 
 
-def numbered_layers(state: Mapping[str, Tensor], where: str) -> Layers:
-    """The layers of a head by their numbers, in float32; the numbers between them are activations and dropouts."""
-    numbers = sorted({int(name.split(".")[0]) for name in state if name.split(".")[0].isdigit()})
-    if not numbers or {f"{n}.{kind}" for n in numbers for kind in ("weight", "bias")} != state.keys():
-        raise RewardConfigError(f"{where} has no whole head (a weight and a bias for each layer): {sorted(state)[:6]}.")
-    return [(state[f"{n}.weight"].float(), state[f"{n}.bias"].float()) for n in numbers]
-
-
-def under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def check_head(layers: Layers, width: int, where: str) -> Layers:
-    """The layers of a head on `width` features, if each fits the one before and the last gives one score."""
-    for weight, _ in layers:
-        if weight.shape[1] != width:
-            raise RewardConfigError(f"The head in {where} does not fit: a layer takes {weight.shape[1]} of {width}.")
-        width = weight.shape[0]
-    if width != 1:
-        raise RewardConfigError(f"The head in {where} ends with {width} outputs, a score needs one.")
-    return layers
-
-
 def load_whole(
     kind: Any,
     name: str,
@@ -167,46 +142,8 @@ def load_tokenizer(name: str, rows: int) -> Any:
     return tokenizer
 
 
-def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
-    """The weights of a file in its authors' names; `convert` is the advice for converting the authors' file."""
-    from safetensors import SafetensorError
-
-    file = Path(path).expanduser()
-    if file.suffix != ".safetensors":
-        raise RewardConfigError(f"{file} is not read: only safetensors cannot run code. {convert}")
-    if not file.is_file():
-        raise RewardConfigError(f"{file} does not exist. {convert}")
-    try:
-        return read_weights(file)
-    except SafetensorError as error:
-        raise RewardConfigError(f"{file} is damaged ({error}): make it again. {convert}") from error
-
-
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, or of a pickle, which cannot run code when only weights are read."""
     from safetensors.torch import load_file
 
     return load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
-
-
-def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Weights under other names, by patterns and replacements in order; unknown names are kept, so that loading refuses them."""
-    result = {}
-    for name, value in state.items():
-        for pattern, replacement in rules:
-            name = re.sub(pattern, replacement, name)
-        result[name] = value
-    return result
-
-
-def fill(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
-    """Put weights into a model, all of them and in their shapes; RewardConfigError names the mismatches."""
-    expected = model.state_dict()
-    fault = weights_fault(
-        expected.keys() - state.keys(),
-        state.keys() - expected.keys(),
-        [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape],
-    )
-    if fault is not None:
-        raise RewardConfigError(f"{what} does not fit: it {fault}.")
-    model.load_state_dict(dict(state))
