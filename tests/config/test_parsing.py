@@ -14,6 +14,7 @@ import pytest
 from sage_grpo.config import parsing
 from sage_grpo.config.parsing import ConfigError, given, parse, read_yaml
 from sage_grpo.config.ranges import Count, Positive
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import TrainConfig, UpdateConfig
 
@@ -134,6 +135,18 @@ def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str],
     assert parse(TrainConfig, ["--config", str(file)], prog="test") == TrainConfig()
     with pytest.raises(ConfigError, match=r"There is no option 'kernel\.reuse'"):
         run("--kernel.reuse", "0")
+
+
+def test_rewards_of_earlier_runs_are_read_without_their_actors(file: Path) -> None:
+    def read(actors: int) -> TrainConfig:
+        file.write_text(
+            f"rewards: [{{name: a:b, actors: {actors}, actor_gpus: 0.0, actor_cpus: 1.0, batch_size: 2}}]\n"
+        )
+        return parse(TrainConfig, ["--config", str(file), "--seed", "3"], prog="test")
+
+    assert (read(0).rewards, read(0).seed) == ([RewardSpec(name="a:b", batch_size=2)], 3)
+    with pytest.raises(ConfigError, match=r"no option 'rewards\[\]\.actors' any more: leave it out"):
+        read(2)
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -446,18 +446,11 @@ class TrainConfig:
         """Source of the held-out prompts; None without one, or without a reward that would score their clips."""
         return self.data.held_out if self.rewards else None
 
-    @property
-    def actor_cpus(self) -> float:
-        workers = self.rollout.ray.workers * self.rollout.ray.cpus
-        return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
-
     def _check_workers(self) -> None:
         """Refuse runs whose rollouts cannot be sampled by workers, or not in advance."""
         rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
         reasons = {
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
-            "actors of rewards: they are processes on a Ray cluster; set rollout.on ray, or let a reward server have it": not ray
-            and any(spec.actors for spec in self.rewards),
             "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": ray
             and self.model.lora is None,
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
