@@ -19,7 +19,7 @@ UNREAD = {"transformer", "transformer_2", "scheduler", "guider", "audio_vae", "v
 """Components that no encoding of a prompt or a picture reads."""
 QUICK = ("wan_i2v",)
 SLOW = (
-    *("ltx2", "hunyuan15_i2v", "qwen_image_edit", "ltx", "hunyuan", "sana_video", "flux", "flux2"),
+    *("ltx2", "hunyuan15_i2v", "qwen_image_edit", "ltx", "flux", "flux2"),
     *("sd3", "z_image", "ltx2_3"),
 )
 PROMPT = 'a cat holds a sign "hi"'

@@ -185,10 +185,6 @@ class FamilyModel(ABC):
         """The network that runs a stock transformer: itself, with another attention perhaps, or a module around it."""
         return transformer
 
-    def _instruct(self, prompt: str) -> str:
-        """The text that is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
-        return prompt
-
     def batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
         return inputs

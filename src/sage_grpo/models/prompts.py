@@ -27,7 +27,7 @@ def condition(model: Any, prompt: str, image: Given) -> Conditioning:
     guided = model.guidance_scale != 1 or (model.spec.guidance_scale_2 or 1) != 1
     if guided and not model.guidance.embedded:
         negative = _inputs(model, model.spec.negative_prompt, image, key)
-    tensors = _inputs(model, model._instruct(prompt), image, key)
+    tensors = _inputs(model, prompt, image, key)
     return model.conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
 

@@ -24,8 +24,6 @@ FAMILIES = (
     "wan",
     "ltx",
     "ltx2",
-    "hunyuan",
-    "sana_video",
     "flux",
     "flux2",
     "sd3",
@@ -97,7 +95,7 @@ class ModelSpec:
     """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
     guidance_scale: Annotated[float, Range(1)] | None = None
     """Guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6). Classifier-free, or an input of the network where
-    it was distilled so (FLUX.1-dev, HunyuanVideo)."""
+    it was distilled so (FLUX.1-dev)."""
     guidance_scale_2: Annotated[float, Range(1)] | None = None
     """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
     negative_prompt: str = ""

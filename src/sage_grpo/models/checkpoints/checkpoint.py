@@ -54,8 +54,6 @@ PIPELINES: Mapping[str, str] = {
     "LTXConditionPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
     "LTX2ImageToVideoPipeline": "ltx2",
-    "HunyuanVideoPipeline": "hunyuan",
-    "SanaVideoPipeline": "sana_video",
     "FluxPipeline": "flux",
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
@@ -471,8 +469,6 @@ def _native(folder: Path) -> dict[str, float]:
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
         return {"height": 720, "width": 1280}
-    if pipeline.startswith("SanaVideo") and config.get("sample_size") == 22:  # as its pipeline distinguishes them
-        return {"height": 704, "width": 1280}
     return {}
 
 

@@ -31,9 +31,6 @@ class LatentGrid:
     """Pixels of a latent, along height and width."""
     patch: tuple[int, int, int] = (1, 1, 1)
     """Latents of a token along frames, height and width."""
-    sides: int = 1
-    """A multiple that the pipeline requires of height and width, where VAE and network need less."""
-
     beside: int = 0
     """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
 
@@ -49,7 +46,7 @@ class LatentGrid:
         """Refuse sizes that cannot be made, and name the nearest that can."""
         if self.temporal is None and video.frames != 1:
             raise ModelError(f"model.frames must be 1 for a model of images, got {video.frames}. Leave it out.")
-        temporal, multiple = self.temporal or 1, math.lcm(self.spatial * self.patch[-1], self.sides)
+        temporal, multiple = self.temporal or 1, self.spatial * self.patch[-1]
         if (video.frames - 1) % temporal:
             below = (video.frames - 1) // temporal * temporal + 1
             raise ModelError(
@@ -116,11 +113,11 @@ def first_given(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def grid_of_clips(pipe: Any, config: Any, channels: int, sides: int = 1) -> LatentGrid:
+def grid_of_clips(pipe: Any, config: Any, channels: int) -> LatentGrid:
     """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer's config the size of a token."""
     temporal, spatial, side = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial, config.patch_size
     patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
-    return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch, sides=sides)
+    return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch)
 
 
 def packed_grid(channels: int, spatial: int) -> LatentGrid:
