@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.data.formats import content_hash, fitted
+from sage_grpo.data.examples import content_hash, fitted
 from sage_grpo.health.statistics import frames_seen
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format, pixels_of
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of, pixels_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.scoring import no_clips
@@ -132,24 +132,23 @@ LATENTS = "latents"
 
 
 class Encoder:
-    """Latents of clip files, cached by content of the file, format and VAE."""
+    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
 
     def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
         """placed: context inside which the VAE is on the model's device."""
         self.model, self.placed = model, placed
         self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
 
-    def __call__(self, file: Path, video: VideoSpec | None = None) -> Tensor:
-        """Latents of one clip on the CPU; `video` is the format, by default the model's own."""
-        key = content_hash(file), str(video or self.model.video)
-        return self._cache.get(key, lambda: {"latents": self._encode(file, video)})["latents"]
+    def __call__(self, file: Path) -> Tensor:
+        """Latents of one clip on the CPU."""
+        key = content_hash(file), str(self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
 
-    def _encode(self, file: Path, video: VideoSpec | None) -> Tensor:
+    def _encode(self, file: Path) -> Tensor:
         clip, fps = read_video(file)
-        model = in_format(self.model, video)
-        encoder = encoder_of(model)
+        encoder = encoder_of(self.model)
         try:
-            clip = fitted(clip, fps, model.video)
+            clip = fitted(clip, fps, self.model.video)
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():
