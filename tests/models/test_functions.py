@@ -21,7 +21,7 @@ from sage_grpo.models.families import wan
 from sage_grpo.models.families.ltx2 import Ltx2
 from sage_grpo.models.guidance import Guidance, token_norm
 from sage_grpo.models.lora import EXPERT_KEY
-from sage_grpo.models.network.inputs import LatentGrid, after_frames, check_image, put_frames, seen_tokens
+from sage_grpo.models.network.inputs import LatentGrid, check_image, seen_tokens
 from sage_grpo.models.policy import Policy, integrate, started
 from sage_grpo.models.schedulers import scheduler_shift, start_of
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
@@ -159,15 +159,6 @@ def test_which_pictures_a_model_takes() -> None:
     ):
         with pytest.raises(ModelError, match=message):
             check_image(image, pictures)
-
-
-def test_velocities_point_at_the_frames_that_are_given() -> None:
-    x, frames = torch.arange(4.0).view(1, 1, 4, 1, 1), torch.tensor([10.0, 20.0]).view(1, 1, 2, 1, 1)
-    at = torch.tensor([[3, 1]])
-    assert put_frames(x, frames, at).flatten().tolist() == [0.0, 20.0, 2.0, 10.0]
-    for dtype in (torch.float32, torch.bfloat16):  # of a network
-        v = after_frames(x, frames, at, torch.tensor(0.5), torch.full_like(x, 7.0, dtype=dtype))
-        assert v.flatten().tolist() == [7.0, (1 - 20) / 0.5, 7.0, (3 - 10) / 0.5]
 
 
 def test_seen_tokens_are_the_valid_ones_or_all() -> None:

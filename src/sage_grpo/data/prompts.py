@@ -11,32 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sage_grpo.config.ranges import check_prompt
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
 from sage_grpo.utils.suggest import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video")
 """Columns with a meaning; `ref_image_path` is the image in the official code's prompt files. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
 """Other names of the column prompt in public lists; used where there is no column prompt."""
 SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 SETS = ("starter", "starter_eval")
 """Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
-
-
-Kind = Literal["image", "video"]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A conditioning picture or clip at a place of the generated clip."""
-
-    kind: Kind
-    file: Path
-    frame_index: int = 0
-    """Index of its first frame."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +43,18 @@ class Prompt:
     """Last frame, for models that go from one picture to another."""
     source_video: Path | None = None
     """The clip that rollouts start from, for video-to-video."""
-    conditions: tuple[Condition, ...] = ()
-    """Pictures and clips at places, for models that take them."""
 
     def __post_init__(self) -> None:
         check_prompt(self.text)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        files = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
-        return tuple(file for file in files if file is not None)
+        return tuple(file for file in (self.image, self.last_image, self.source_video) if file is not None)
 
     def columns(self, *, absolute: bool = False) -> dict[str, Any]:
         """The same as columns of a prompt file; `absolute` writes absolute paths."""
-
-        def path(file: Path) -> str:
-            return str(file.absolute() if absolute else file)
-
         files = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
-        columns: dict[str, Any] = {name: path(file) for name, file in files.items() if file is not None}
-        if self.conditions:
-            columns["conditions"] = [
-                {one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions
-            ]
-        return columns
+        return {name: str(file.absolute() if absolute else file) for name, file in files.items() if file is not None}
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
@@ -219,40 +194,11 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
             f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
             "leave the column out."
         )
-    given = _conditions_of(row.get("conditions"), where, folder)
-    if given and last is not None:
-        raise ValueError(f"{where}: beside conditions the last frame is one of them: leave last_image out.")
-    seen = MappingProxyType(metadata)
-    return Prompt(text, number_or_none, image, seen, last_image=last, source_video=source, conditions=given)
-
-
-def _conditions_of(value: Any, where: str, folder: Path) -> tuple[Condition, ...]:
-    """The column `conditions`: a list of objects, or the same as JSON where a column holds text."""
-    if isinstance(value, str) and value.strip():
-        value = parse_json(value, f"{where}: conditions")
-    if not value:
-        return ()
-    conditions = []
-    for number, one in enumerate(value if isinstance(value, list) else [value], 1):
-        here = f"{where}, condition {number}"
-        kinds = [kind for kind in get_args(Kind) if isinstance(one, dict) and one.get(kind)]
-        if len(kinds) != 1 or not one.keys() <= {kinds[0], "frame_index", "strength"}:
-            raise ValueError(
-                f'{here}: give an object with image or video (a file) and, if you like, frame_index, such as {{"image": "a.png", "frame_index": 80}}; '
-                f"got {shown(one)}."
-            )
-        place = one.get("frame_index", 0)
-        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
-            raise ValueError(f"{here}: frame_index is a whole number from 0 on, got {shown(place)}.")
-        if one.get("strength", 1) != 1:
-            raise ValueError(
-                f"{here}: strength {shown(one['strength'])}: what is given weakly keeps a noise level of its own until the clip comes down to it, and "
-                "a state that explores has one level. Only strength 1 is supported: leave it out."
-            )
-        file = _file_of(one, (kinds[0],), here, folder)
-        assert file is not None
-        conditions.append(Condition(kinds[0], file, place))
-    return tuple(conditions)
+    if row.get("conditions"):
+        raise ValueError(
+            f"{where}: pictures and clips at places of a clip (conditions) are not supported: a first frame is the column image, a last one last_image."
+        )
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, source_video=source)
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.samplers.solvers import Solver
-from sage_grpo.types import Conditioning, Keep, Placed, Sound, VideoSpec
+from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
 
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]
@@ -189,13 +189,8 @@ class GuidedPasses(Protocol):
 class ClipEncoder(Protocol):
     """Encodes clips into latents, as training on given clips needs."""
 
-    @property
-    def sound_rate(self) -> int | None:
-        """Samples per second of the sound that it takes beside a clip; None if it takes none."""
-
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """uint8 clips B x F x H x W x 3 of the model's format, each with its sound (None is silence), to latents: the inverse of `decode`, up to
-        the VAE's loss."""
+    def to_latents(self, clips: Tensor) -> Tensor:
+        """uint8 clips B x F x H x W x 3 of the model's format to latents: the inverse of `decode`, up to the VAE's loss."""
 
     def key(self) -> str:
         """A key, equal where equal clips give equal latents; cached latents are stored by it."""
@@ -238,8 +233,6 @@ class Abilities:
     """The encoder of clips."""
     start: ClipStart | None = None
     """The start from a clip; None starts from noise."""
-    encode_placed: Callable[[str, Sequence[Placed]], Conditioning] | None = None
-    """The conditioning of a prompt with pictures and clips at any place of the clip; it refuses those that it cannot use."""
     split_sequence: Callable[[SequenceSplit], None] | None = None
     """From now on run only this rank's part of every clip's tokens."""
 

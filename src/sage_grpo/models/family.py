@@ -39,7 +39,7 @@ from sage_grpo.models.schedulers import StockSchedule, check_scheduler, schedule
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.trained import blocks_of, prepare_training
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep, Placed
+from sage_grpo.types import Conditioning, Keep
 
 
 class FamilyModel(ABC):
@@ -244,9 +244,7 @@ class FamilyModel(ABC):
 
     # ---- conditioning
 
-    def encode(
-        self, prompts: Sequence[str], images: Sequence[Tensor | Sequence[Placed] | None] | None = None
-    ) -> list[Conditioning]:
+    def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
         """One conditioning per prompt; equal prompts with equal images share one object."""
         pictures = [None] * len(prompts) if images is None else list(images)
         if len(pictures) != len(prompts):

@@ -3,7 +3,6 @@ given clips to latents."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,8 +18,8 @@ from sage_grpo.models.base import VelocityModel, abilities, encoder_of, pixels_o
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.scoring import no_clips
-from sage_grpo.types import Sound, VideoSpec
-from sage_grpo.utils.video import read_sound, read_video, resampled
+from sage_grpo.types import VideoSpec
+from sage_grpo.utils.video import read_video
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
@@ -146,20 +145,9 @@ class Encoder:
 
     def _encode(self, file: Path) -> Tensor:
         clip, fps = read_video(file)
-        encoder = encoder_of(self.model)
         try:
             clip = fitted(clip, fps, self.model.video)
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():
-            sound = None if encoder.sound_rate is None else heard(file, encoder.sound_rate)
-            return encoder.to_latents(clip[None], sound)[0]
-
-
-def heard(file: Path, rate: int) -> Sound | None:
-    """The sound of a clip's file, as a batch of one; a file without sound is learned as silent, with a warning."""
-    found = read_sound(file)
-    if found is None:
-        warnings.warn(f"data.clips: {file} has no sound: its clip is learned as a silent one.", stacklevel=2)
-        return None
-    return Sound(resampled(found, rate).waves[None], rate)
+            return encoder_of(self.model).to_latents(clip[None])[0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, frames_at, load_examples, usable
+from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, load_examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
@@ -27,9 +27,9 @@ from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_g
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.scoring import compose, hire, metadata_of
-from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
+from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_image, read_pictures, read_video
+from sage_grpo.utils.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -246,7 +246,8 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
     """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
     check_sources(model, prompts)
-    found, start = _encoded(model, prompts), abilities(model).start
+    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    start = abilities(model).start
     if start is None:
         return found
 
@@ -259,41 +260,11 @@ def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Condi
     ]
 
 
-def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    encode_placed = abilities(model).encode_placed
-    if encode_placed is None or not any(prompt.conditions for prompt in prompts):
-        return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
-    return [
-        encode_placed(prompt.text, _placed(prompt, model.video))
-        if prompt.conditions
-        else model.encode([prompt.text], [pictures_of(prompt)])[0]
-        for prompt in prompts
-    ]
-
-
-def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
-    """A prompt's placed images and clips, clips at the run's frame rate; its image is the first frame."""
-    given = [] if prompt.image is None else [Placed(read_image(prompt.image)[None])]
-    for one in prompt.conditions:
-        if one.kind == "image":
-            given.append(Placed(read_image(one.file)[None], one.frame_index))
-            continue
-        clip, fps = read_video(one.file)
-        given.append(Placed(clip[[frame for frame in frames_at(fps, video) if frame < len(clip)]], one.frame_index))
-    return given
-
-
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not
-    take."""
-    able = abilities(model)
-    strength = None if able.start is None else able.start.strength
+    """Refuse source clips that are missing, too short or of no use to the model."""
+    start = abilities(model).start
+    strength = None if start is None else start.strength
     for prompt in prompts:
-        if prompt.conditions and able.encode_placed is None:
-            raise ModelError(
-                f"The prompt {prompt.text!r} has conditions, which an LTXConditionPipeline takes, and {type(model).__name__} does not: take the column "
-                "out. A first frame is the column image."
-            )
         if prompt.source_video is None and strength is not None and not prompt.clips:
             raise ModelError(
                 f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "

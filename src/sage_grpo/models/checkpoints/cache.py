@@ -8,7 +8,7 @@ import os
 import struct
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.types import Placed
 from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.safe_io import replacing
 
@@ -128,10 +127,8 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo" / "conditioning"
 
 
-def image_digest(image: Tensor | Sequence[Placed] | None) -> str:
-    """A hash of a picture's shape and bytes, or of several with their places; empty for none."""
+def image_digest(image: Tensor | None) -> str:
+    """A hash of a picture's shape and bytes; empty for none."""
     if image is None:
         return ""
-    if not isinstance(image, Tensor):
-        return digest(*(f"{one.at}/{image_digest(one.frames)}" for one in image))
     return hashlib.sha256(repr(tuple(image.shape)).encode() + image.cpu().contiguous().numpy().tobytes()).hexdigest()

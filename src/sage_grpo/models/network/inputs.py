@@ -90,17 +90,6 @@ def check_image(image: Tensor | None, pictures: Collection[int]) -> None:
         )
 
 
-def put_frames(x: Tensor, frames: Tensor, at: Tensor) -> Tensor:
-    """x with latent frames that are given, B x C x K x h x w, in their places, B x K."""
-    return x.scatter(2, at[:, None, :, None, None].expand_as(frames), frames)
-
-
-def after_frames(x: Tensor, frames: Tensor, at: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
-    """The velocity v of a clip some of whose latent frames are given: there it points at them, as in `after_first_frame`."""
-    current = x.gather(2, at[:, None, :, None, None].expand_as(frames))
-    return put_frames(v.to(x.dtype), (current - frames) / sigma.to(x), at)
-
-
 def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
     """The velocity v of a clip whose first latent frame is given: there it points at the image, without a gradient.
 
