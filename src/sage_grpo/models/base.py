@@ -129,15 +129,9 @@ class SequenceSplit(Protocol):
         """All tokens (batch x tokens x channels) from every rank's."""
 
     def attend(
-        self,
-        attention: Callable[[Tensor, Tensor, Tensor], Tensor],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        counts: list[int],
-        key_counts: list[int] | None = None,
+        self, attention: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, counts: list[int]
     ) -> Tensor:
-        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where the keys are other tokens than the queries."""
+        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `counts` are the tokens of every rank."""
 
 
 @dataclass(frozen=True)

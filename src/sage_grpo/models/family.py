@@ -33,7 +33,6 @@ from sage_grpo.models.network.attention import Shape, checked_backend, choose_ba
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
-from sage_grpo.models.network.sequence_split import split_network
 from sage_grpo.models.prompts import condition, open_cache
 from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift, steps_from_noise
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
@@ -205,7 +204,6 @@ class FamilyModel(ABC):
     @property
     def abilities(self) -> Abilities:
         """Everything that the model can do beyond the protocol; a family replaces some."""
-        plan = self.traits.split
         return Abilities(
             choices=self.choices,
             network_at=self.experts.at,
@@ -215,7 +213,6 @@ class FamilyModel(ABC):
             decode_frames=self.codec.decode,
             encoder=self.codec,
             start=None if self.strength is None else Start(self, self.strength),
-            split_sequence=None if plan is None else partial(split_network, self.network, self.blocks(), plan=plan),
         )
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.network.sequence_split import SplitPlan
 from sage_grpo.models.schedulers import StockSchedule
 from sage_grpo.types import VideoSpec
 
@@ -46,8 +45,6 @@ class Traits:
     """The use of its VAE."""
     schedule: type[StockSchedule] = StockSchedule
     """The use of its scheduler."""
-    split: SplitPlan | None = None
-    """The places where tokens are split for sequence parallelism, where the network needs nothing else for it."""
     read_here: tuple[str, ...] = ()
     """Components that the family reads itself."""
     decoders: tuple[str, ...] = ("vae",)

@@ -20,7 +20,6 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
-from sage_grpo.models.network.sequence_split import TOKENS, SplitPlan
 from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
@@ -90,7 +89,6 @@ class Ltx(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         codec=LtxCodec,
-        split=SplitPlan(inputs={TOKENS: 1, "timestep": 1}, positions=("rope",)),
         # As the pipeline's arguments; no noise scale is the timestep.
         options={
             "guidance_rescale": 0.0,

@@ -17,7 +17,6 @@ from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
-from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan
 from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
@@ -67,17 +66,6 @@ class Ltx2(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         codec=Ltx2Codec,
-        split=SplitPlan(
-            inputs={TOKENS: 1, SOUND: 1, "timestep": 1},
-            positions=("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope"),
-            rotary={
-                "video_rotary_emb": (TOKENS,),
-                "ca_video_rotary_emb": (TOKENS,),
-                "audio_rotary_emb": (SOUND,),
-                "ca_audio_rotary_emb": (SOUND,),
-            },
-            merged={"proj_out": TOKENS, "audio_proj_out": SOUND},
-        ),
         # As the pipelines' arguments. All but the last two are parts of guidance: a scale of 1 turns them off together.
         options={
             "audio_guidance_scale": 7.0,
