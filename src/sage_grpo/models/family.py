@@ -1,10 +1,11 @@
-"""The base class of all diffusers families. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
+"""The base class of all diffusers families, and the constants of one. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +28,7 @@ from sage_grpo.models.checkpoints.checkpoint import (
 )
 from sage_grpo.models.codec import Codec, Start
 from sage_grpo.models.devices import DTYPES, Home, autocast, choose_device, load_dtypes, master_weights
-from sage_grpo.models.experts import Experts, load_trained, save_trained, trained_components
+from sage_grpo.models.experts import Experts, prepare_training, trained_components
 from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, run_both, warn_if_distilled
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
@@ -36,9 +37,70 @@ from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_give
 from sage_grpo.models.prompts import condition, open_cache
 from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift, steps_from_noise
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
-from sage_grpo.models.trained import blocks_of, prepare_training
-from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep
+from sage_grpo.types import Conditioning, Keep, VideoSpec
+
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
+"""Default format of models of images."""
+JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""Attention of two streams that attend together: modules that a LoRA adapts."""
+CROSS_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Attention of the video to itself and then to the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The constants of a family."""
+
+    pipelines: tuple[str, ...]
+    """Classes of diffusers pipelines whose checkpoints the family runs."""
+    components: tuple[str, ...]
+    """Components that a checkpoint must have besides transformer, VAE and scheduler."""
+    video: VideoSpec
+    """Clip format where neither the spec nor the checkpoint names one."""
+    guidance_scale: float
+    """Guidance where neither the spec nor the checkpoint names one."""
+    blocks: Mapping[str, str]
+    """Names of the transformer's lists of repeated blocks, in order, each with the config's name for their number."""
+    lora_targets: tuple[str, ...]
+    """Modules that a LoRA adapts by default."""
+    encoders: tuple[str, ...]
+    """Components that only encoding needs; they load on demand."""
+    codec: type[Codec] = Codec
+    """The use of its VAE."""
+    schedule: type[StockSchedule] = StockSchedule
+    """The use of its scheduler."""
+    read_here: tuple[str, ...] = ()
+    """Components that the family reads itself."""
+    decoders: tuple[str, ...] = ("vae",)
+    """Components that make a clip of latents."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
+    They serve to find parameters that nothing reads; where it is empty, all are trained."""
+    text_tokens: int = 0
+    """Tokens of a prompt, for the cost of training: the padded length, or that of a long prompt."""
+    ragged: tuple[tuple[str, int], ...] = ()
+    """Inputs of a block (name, dimension) whose length differs between prompts."""
+    padded: bool = False
+    """The network attends to its text's padding, so that encodings hold it and all have one length."""
+    even_sigmas: bool = False
+    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
+    dynamic_shift: bool = False
+    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    embeds_guidance: bool = False
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none by default."""
+    options: Mapping[str, float | None] = field(default_factory=dict)
+    """Options of the family's own (model.options) and their defaults; None leaves it to the model."""
+    whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Options that are whole numbers, with the least and the most."""
+
+    def blocks_of(self, transformer: Any) -> list[nn.Module]:
+        return [block for name in self.blocks for block in getattr(transformer, name)]
 
 
 class FamilyModel(ABC):
@@ -140,15 +202,21 @@ class FamilyModel(ABC):
         """Parameters of `transformer` that nothing reads."""
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
-        _set_attention(self)
+        self._set_attention()
         warn_if_distilled(spec, folder, self.guidance, self.guidance_scale)
         if spec.compile:
-            compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
-            both = len(self.experts.components) > 1
+            ragged, both = self.traits.ragged, len(self.experts.components) > 1
+            compile_blocks(self.network, self.blocks(), train=spec.train, ragged=ragged)
             for other in self.others:
-                compile_blocks(
-                    other, blocks_of(other, self.traits), train=spec.train and both, ragged=self.traits.ragged
-                )
+                compile_blocks(other, self.traits.blocks_of(other), train=spec.train and both, ragged=ragged)
+
+    def _set_attention(self) -> None:
+        shape, fixed = Shape(self.tokens, *self.heads), self.spec.deterministic
+        asked = checked_backend(self.spec.attention, self.network)
+        backend, why = choose_backend(asked, self.device, self.dtype, shape, deterministic=fixed)
+        self.choices["attention"], self.attention = why, backend.value
+        for module in (self.network, *self.others):
+            set_backend(module, backend)
 
     # ---- hooks for a family
 
@@ -356,7 +424,7 @@ class FamilyModel(ABC):
     # ---- training and files
 
     def blocks(self) -> list[nn.Module]:
-        return blocks_of(self.transformer, self.traits)
+        return self.traits.blocks_of(self.transformer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by their names in the diffusers transformer; with both experts after the component's."""
@@ -364,7 +432,7 @@ class FamilyModel(ABC):
 
     def keep(self, levels: Sequence[Keep]) -> None:
         for transformer in self.experts.trained.values():
-            keep_activations(blocks_of(transformer, self.traits), levels)
+            keep_activations(self.traits.blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
         """Move a part; components that are not loaded yet will load there."""
@@ -381,9 +449,9 @@ class FamilyModel(ABC):
 
     def load_lora(self, folder: str | Path) -> None:
         """Add a saved LoRA to the network, frozen; to both experts where it has one for each."""
-        load_trained(self.experts, folder)
+        self.experts.load(folder)
         self.place("network", self.places["network"])
-        _set_attention(self)
+        self._set_attention()
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
         """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.
@@ -391,7 +459,7 @@ class FamilyModel(ABC):
         `weights` replaces parameters by name (an average, or gathered shards) without a second model.
         """
         folder, whole = Path(folder), merged or self.spec.lora is None
-        states, merge = save_trained(self.experts, folder, weights or {}, whole=whole)
+        states, merge = self.experts.save(folder, weights or {}, whole=whole)
         if whole:
             export.save_folder(self.folder, folder, states, self.dtype)
         if merge.update:
@@ -408,12 +476,3 @@ class FamilyModel(ABC):
                 f"Latents have shape {tuple(latents.shape)}, but {self.video.frames} frames of {self.video.height} x "
                 f"{self.video.width} need (batch, {', '.join(map(str, expected))}). Build them from latent_shape()."
             )
-
-
-def _set_attention(model: FamilyModel) -> None:
-    shape = Shape(model.tokens, *model.heads)
-    asked, fixed = checked_backend(model.spec.attention, model.network), model.spec.deterministic
-    backend, why = choose_backend(asked, model.device, model.dtype, shape, deterministic=fixed)
-    model.choices["attention"], model.attention = why, backend.value
-    for module in (model.network, *model.others):
-        set_backend(module, backend)

@@ -16,12 +16,11 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 LAYERS_TO_SKIP = 2

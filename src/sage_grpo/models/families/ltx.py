@@ -16,13 +16,12 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import SeededNoise
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"

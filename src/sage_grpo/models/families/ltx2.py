@@ -14,10 +14,9 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, StateParts
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)

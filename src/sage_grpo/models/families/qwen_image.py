@@ -12,11 +12,10 @@ from torch import Tensor
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
 """Tokens to which the pipeline cuts a prompt."""
