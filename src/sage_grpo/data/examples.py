@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_grpo.data.prompts import Prompt, prompt_of, read_rows, text_of
+from sage_grpo.data.prompts import Prompt, prompt_of, rows_in
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import shown
 from sage_grpo.utils.safe_io import replace_text
@@ -52,8 +52,7 @@ def load_examples(source: str | Path, *, pairs: bool) -> list[Prompt]:
     path = list_of(source)
     if not path.is_file():
         raise FileNotFoundError(f"data.clips: there is no file {path}.")
-    rows = read_rows(text_of(path), path)
-    examples = [_example(row, f"{path}, line {number}", path.parent, pairs) for number, row in rows]
+    examples = [_example(row, where, path.parent, pairs) for where, row in rows_in(path)]
     if not examples:
         raise ValueError(f"data.clips {path} has no row.")
     return examples

@@ -7,7 +7,7 @@ import csv
 import io
 import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -71,24 +71,17 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
             f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file, or one of {', '.join(names)}."
             + did_you_mean(str(source), names)
         )
-    text = text_of(path)
-    if path.suffix == ".txt":
-        lines = (line.strip() for line in text.split("\n"))
-        prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
-    elif path.suffix == ".json":
-        prompts = [prompt_of(row, where, path.parent) for where, row in _entries(text, path)]
-    elif path.suffix in (".csv", ".jsonl"):
-        prompts = [prompt_of(row, f"{path}, line {number}", path.parent) for number, row in read_rows(text, path)]
-    else:
+    if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv, .json or .jsonl.")
+    prompts = [prompt_of(row, where, path.parent) for where, row in rows_in(path)]
     if not prompts:
         raise ValueError(f"{path} holds no prompts.")
     warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
     return prompts
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, with \\n at the ends of its lines; a prompt may contain the other characters that `splitlines` splits at."""
+def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a prompt file, with their names in errors."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -102,23 +95,34 @@ def text_of(path: Path) -> str:
         raise ValueError(
             f"{path}, line {line} has a zero byte, which no prompt has: save the file as UTF-8 (not UTF-16)."
         )
-    return text
+    if path.suffix == ".csv":
+        yield from _csv_rows(text, path)
+    elif path.suffix == ".json":
+        yield from _json_rows(text, path)
+    else:
+        # A prompt may contain the other characters that `splitlines` splits at.
+        for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+            where = f"{path}, line {number}"
+            if path.suffix == ".jsonl" and line:
+                yield where, _row_of(parse_json(line, where), where)
+            elif line and not line.startswith("#"):
+                yield where, {"prompt": line}
 
 
-def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The rows of a JSON document (a list, or an object whose keys become `id`), with their names in errors."""
+def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a JSON document: a list, or an object whose keys become `id`."""
     try:
         document = parse_json(text, str(path))
     except DocumentError as error:
         raise ValueError(f"{error} One object a line is .jsonl.") from error
     if isinstance(document, dict):
-        pairs = [(f"{path}, {key!r}", {"id": key}, value) for key, value in document.items()]
+        for key, value in document.items():
+            yield f"{path}, {key!r}", {"id": key, **_row_of(value, f"{path}, {key!r}")}
     elif isinstance(document, list):
-        pairs = [(f"{path}, entry {number}", {}, value) for number, value in enumerate(document, 1)]
+        for number, value in enumerate(document, 1):
+            yield f"{path}, entry {number}", _row_of(value, f"{path}, entry {number}")
     else:
         raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
-    for where, row, value in pairs:
-        yield where, {**row, **_row_of(value, where)}
 
 
 def _row_of(value: Any, where: str) -> dict[str, Any]:
@@ -129,14 +133,7 @@ def _row_of(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The rows of the text of a .csv or .jsonl file, with their line numbers."""
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield number, _row_of(parse_json(line, where), where)
-        return
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     # strict: a quote that is never closed would take all rows after it into one prompt
     reader = csv.DictReader(io.StringIO(text, newline="\n"), skipinitialspace=True, strict=True)
     start = 1
@@ -147,12 +144,12 @@ def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         if twice:
             raise ValueError(f"{path}: two columns are called {twice[0]!r}; which one counts? Rename one of them.")
         for row in reader:
+            where = f"{path}, line {reader.line_num}"
             if None in row:
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: more values than columns ({', '.join(columns)}). "
-                    'Put a prompt with commas into "double quotes".'
+                    f'{where}: more values than columns ({", ".join(columns)}). Put a prompt with commas into "double quotes".'
                 )
-            yield reader.line_num, {name.strip(): value for name, value in row.items()}
+            yield where, {name.strip(): value for name, value in row.items()}
             start = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
