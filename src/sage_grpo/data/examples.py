@@ -30,7 +30,6 @@ NAMED = 3
 
 
 def list_of(source: str | Path) -> Path:
-    """The file that lists the examples of `data.clips`, which is that file or its folder."""
     place = Path(source).expanduser()
     if not place.is_dir():
         if place.suffix not in (".jsonl", ".csv"):
@@ -125,7 +124,6 @@ def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples
 
 
 def fault_of(file: Path, video: VideoSpec) -> str:
-    """The reason why a clip cannot be used in a format; empty if it can."""
     try:
         clip = video_format(file)
     except ValueError as error:

@@ -59,10 +59,8 @@ class Prompt:
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
     """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a
-    list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
-
-    Other columns become metadata for rewards. `names` are the known names that an error suggests.
-    """
+    list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval". Other columns become
+    metadata for rewards. `names` are the known names that an error suggests."""
     if not str(source).strip():
         raise ValueError(f"The name of the prompt file is empty: give a file, or one of {', '.join(names)}.")
     path = Path(__file__).parent / "prompt_sets" / f"{source}.csv" if str(source) in SETS else Path(source)
@@ -81,7 +79,6 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
 
 
 def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a prompt file, with their names in errors."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -220,7 +217,6 @@ def warn_of_near_misses(names: set[str], what: str) -> None:
 
 
 def too_few(asked: int, count: int, option: str = "evaluate.prompts") -> str:
-    """A warning for an evaluation of more prompts than there are; empty where there are enough."""
     if count >= asked:
         return ""
     return f"{option} asks for {asked} prompts to evaluate on, but there are only {count}: every evaluation uses those {count}."
@@ -245,7 +241,6 @@ class PromptStream:
         return taken
 
     def peek(self, count: int) -> list[Prompt]:
-        """The next prompts, without taking them."""
         return [self._at(self.position + offset) for offset in range(count)]
 
     def _at(self, position: int) -> Prompt:
@@ -259,10 +254,8 @@ class PromptStream:
 def look_ahead(
     batches: Iterable[Sequence[Prompt]], places: Sequence[Iterable[int]], limit: int
 ) -> list[Sequence[Prompt]]:
-    """As many of the next batches as leave every rank at most `limit` different prompts, and at least one.
-
-    `places` are the prompts of a batch that each rank samples. All ranks compute the same number, so that none waits for another one's encoding.
-    """
+    """As many of the next batches as leave every rank at most `limit` different prompts, and at least one. `places` are the prompts of a batch that
+    each rank samples. All ranks compute the same number, so that none waits for another one's encoding."""
     taken: list[Sequence[Prompt]] = []
     seen: list[set[Prompt]] = [set() for _ in places]
     for batch in batches:

@@ -34,10 +34,8 @@ class Settings(Protocol):
 
 @runtime_checkable
 class VelocityModel(Protocol):
-    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights.
-
-    Properties are only read, so attributes will do, also of a narrower type. No base class is needed.
-    """
+    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights. Properties are only read, so
+    attributes will do, also of a narrower type. No base class is needed."""
 
     @property
     def spec(self) -> Settings:
@@ -79,11 +77,8 @@ class VelocityModel(Protocol):
     def velocity(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
     ) -> Tensor:
-        """dx/dsigma at x, float32 in and out, for one sigma and one condition per sample.
-
-        `guidance` overrides `guidance_scale`. The same x, sigma and conditions in the same batch give the same bits,
-        with and without gradients: rollout and replay rely on it.
-        """
+        """dx/dsigma at x, float32 in and out, for one sigma and one condition per sample. `guidance` overrides `guidance_scale`. The same x, sigma
+        and conditions in the same batch give the same bits, with and without gradients: rollout and replay rely on it."""
 
     def trains(self, sigma: Tensor | float) -> bool:
         """True if the velocity at sigma depends on the trainable parameters."""
@@ -136,11 +131,9 @@ class SequenceSplit(Protocol):
 
 @dataclass(frozen=True)
 class StateParts:
-    """Shapes and places of the parts of a state, in order.
-
-    The parts of a clip are denoised together and on one grid, so elementwise operations (noise, kernels, solvers, storage) work on the
-    whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split it.
-    """
+    """Shapes and places of the parts of a state, in order. The parts of a clip are denoised together and on one grid, so elementwise operations
+    (noise, kernels, solvers, storage) work on the whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split
+    it."""
 
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of one sample's parts, by name."""
@@ -156,7 +149,6 @@ class StateParts:
         return places
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
-        """The parts of B x size, as views."""
         return {name: rows[:, place].unflatten(1, self.shapes[name]) for name, place in self.places().items()}
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:

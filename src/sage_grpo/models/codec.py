@@ -39,7 +39,6 @@ class Codec:
         return self.vae.encode(pixels).latent_dist.mode()
 
     def decode(self, latents: Tensor, frames: Sequence[int] | None = None, progress: Progress | None = None) -> Tensor:
-        """Latents to uint8 clips B x F x H x W x 3 on the CPU, or only some frames of them."""
         self.model.check_latents(latents)
         clips = []
         with torch.no_grad():
@@ -61,7 +60,6 @@ class Codec:
         return to_floats(self.chunks(z), 1 + stride * (z.shape[2] - 1), frames)
 
     def to_latents(self, clips: Tensor) -> Tensor:
-        """uint8 clips B x F x H x W x 3 to latents on the CPU."""
         video, latents = self.model.video, []
         expected = (video.frames, video.height, video.width, 3)
         if tuple(clips.shape[1:]) != expected:

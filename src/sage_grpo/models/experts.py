@@ -47,7 +47,6 @@ class Experts:
         return {name: getattr(self._pipe, name) for name in self.components}
 
     def noise(self, component: str) -> lora.Expert:
-        """The noise that a component is for; None for a model with one network."""
         return None if self.boundary is None else NOISE[component]
 
     def _prefix(self, component: str) -> str:
@@ -70,10 +69,8 @@ class Experts:
     def save(
         self, folder: Path, weights: Mapping[str, Tensor], *, whole: bool
     ) -> tuple[dict[str, dict[str, Tensor]], lora.Merge]:
-        """Write the LoRAs of the trained transformers, or, with `whole`, return their merged weights and the rounding of the merge.
-
-        `weights` replaces parameters by name.
-        """
+        """Write the LoRAs of the trained transformers, or, with `whole`, return their merged weights and the rounding of the merge. `weights`
+        replaces parameters by name."""
         unknown = weights.keys() - self.parameters().keys()
         if unknown:
             raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
@@ -97,10 +94,8 @@ def trained_components(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, 
 
 
 def unread_parameters(model: Any, transformer: Any) -> set[str]:
-    """Parameters of a transformer that never receive a gradient, read off a run of one sample; none where `Traits.inputs` is empty.
-
-    Those of optional inputs, such as quoted text, are not counted.
-    """
+    """Parameters of a transformer that never receive a gradient, read off a run of one sample; none where `Traits.inputs` is empty. Those of optional
+    inputs, such as quoted text, are not counted."""
     blocks = model.traits.blocks
     if not model.traits.inputs:
         return set()

@@ -104,11 +104,8 @@ class Traits:
 
 
 class FamilyModel(ABC):
-    """A VelocityModel around the components of a stock diffusers pipeline.
-
-    Subclasses implement `_grid`, `_encode` and `_forward`, and replace the hooks that differ. What a pipeline does with its VAE and its scheduler are
-    objects of their own, which `traits` names: `codec` and `schedule`.
-    """
+    """A VelocityModel around the components of a stock diffusers pipeline. Subclasses implement `_grid`, `_encode` and `_forward`, and replace the
+    hooks that differ. What a pipeline does with its VAE and its scheduler are objects of their own, which `traits` names: `codec` and `schedule`."""
 
     traits: Traits
 
@@ -230,10 +227,8 @@ class FamilyModel(ABC):
 
     @abstractmethod
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is the network's time input.
-
-        It is float32 here, and rounded only where the stock pipeline rounds it: bfloat16 makes 956 of 954.5.
-        """
+        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is the network's time input. It is float32 here, and
+        rounded only where the stock pipeline rounds it: bfloat16 makes 956 of 954.5."""
 
     @classmethod  # noqa: B027 - most families refuse nothing more
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
@@ -285,7 +280,6 @@ class FamilyModel(ABC):
 
     @property
     def codec(self) -> Codec:
-        """The VAE, with the pipeline's scaling."""
         return self.traits.codec(self)
 
     @property
@@ -293,24 +287,20 @@ class FamilyModel(ABC):
         return self.traits.schedule(self)
 
     def latent_shape(self) -> tuple[int, ...]:
-        """Channels, frames, height, width of one sample's latents."""
         return self.grid.latents(self.video)
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Attention heads of the network, and the width of one."""
         config = self.transformer.config
         return config.num_attention_heads, config.attention_head_dim
 
     @property
     def tokens(self) -> int:
-        """Video tokens of a clip."""
         return self.grid.tokens(self.video)
 
     # ---- conditioning
 
     def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
-        """One conditioning per prompt; equal prompts with equal images share one object."""
         pictures = [None] * len(prompts) if images is None else list(images)
         if len(pictures) != len(prompts):
             raise ModelError(f"{len(prompts)} prompts but {len(pictures)} images: give one image per prompt.")
@@ -324,7 +314,6 @@ class FamilyModel(ABC):
         return getattr(self.pipe, name)
 
     def unload_text(self) -> None:
-        """Drop the encoders; a prompt that is not cached loads them again."""
         for name in self.traits.encoders:
             if getattr(self.pipe, name, None) is not None:
                 self.pipe.register_modules(**{name: None})
@@ -378,8 +367,7 @@ class FamilyModel(ABC):
         negatives = [one.negative for one in conditions if one.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
-                f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
-                "Set model.guidance_scale."
+                f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. Set model.guidance_scale."
             )
         v, v_negative = run_both(run, x, inputs, negatives, self.tokens, gradient=self.spec.negative_gradient)
         return self._combine(x, sigma, v, v_negative, scale, partial(run, x, inputs)), v
@@ -410,7 +398,6 @@ class FamilyModel(ABC):
         return 1 if self.guidance.embedded or self._scale(sigma, guidance) == 1 else 2
 
     def trains(self, sigma: Tensor | float) -> bool:
-        """True if a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
         return self.experts.all[self.experts.at(sigma)] in self.experts.components
 
     @property
@@ -418,7 +405,6 @@ class FamilyModel(ABC):
         return torch.float32 if master_weights(self.spec) else self.dtype
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
-        """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
         return self.codec.decode(latents, progress=progress)
 
     # ---- training and files
@@ -435,7 +421,6 @@ class FamilyModel(ABC):
             keep_activations(self.traits.blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
-        """Move a part; components that are not loaded yet will load there."""
         self.places[part] = torch.device(device)
         move = self._home.move if part == "vae" else nn.Module.to
         for module in self.modules(part):
@@ -448,16 +433,13 @@ class FamilyModel(ABC):
         return [module for name in names if (module := getattr(self.pipe, name, None)) is not None]
 
     def load_lora(self, folder: str | Path) -> None:
-        """Add a saved LoRA to the network, frozen; to both experts where it has one for each."""
         self.experts.load(folder)
         self.place("network", self.places["network"])
         self._set_attention()
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
-        """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.
-
-        `weights` replaces parameters by name (an average, or gathered shards) without a second model.
-        """
+        """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set. `weights` replaces parameters by name (an
+        average, or gathered shards) without a second model."""
         folder, whole = Path(folder), merged or self.spec.lora is None
         states, merge = self.experts.save(folder, weights or {}, whole=whole)
         if whole:
@@ -467,7 +449,6 @@ class FamilyModel(ABC):
         export.write_card(folder, self, whole=whole)
 
     def check_latents(self, latents: Tensor, *, part: bool = False) -> None:
-        """Refuse latents of another shape; `part` accepts fewer frames."""
         expected = self.latent_shape()
         if part and len(expected) > 1 and latents.ndim == len(expected) + 1:
             expected = (expected[0], min(expected[1], latents.shape[2]), *expected[2:])

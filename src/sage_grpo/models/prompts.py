@@ -16,7 +16,6 @@ from sage_grpo.types import Conditioning
 
 
 def condition(model: Any, prompt: str, image: Tensor | None) -> Conditioning:
-    """The conditioning of a prompt; equal prompts with equal images share one object."""
     check_image(image, model.pictures)
     key, negative = image_digest(image), None
     guided = model.guidance_scale != 1 or (model.spec.guidance_scale_2 or 1) != 1

@@ -145,8 +145,7 @@ class ModelSpec:
     options: dict[str, Finite] = field(default_factory=dict)
     """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: Speed[str | None] = "auto"
-    """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
-    writes none."""
+    """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None writes none."""
 
     def __post_init__(self) -> None:
         check_prompt(self.negative_prompt, "model.negative_prompt")
@@ -191,10 +190,8 @@ class ModelSpec:
 
     @property
     def training_guidance(self) -> float | None:
-        """Guidance of the policy that rolls out and learns: None is the model's own scale, 1 is none.
-
-        Rollout and update share it, so that the first ratio is 1 either way.
-        """
+        """Guidance of the policy that rolls out and learns: None is the model's own scale, 1 is none. Rollout and update share it, so that the first
+        ratio is 1 either way."""
         return None if self.guidance_in_training else 1.0
 
     def budget(self, gib: float) -> float:
@@ -204,7 +201,6 @@ class ModelSpec:
         return min(gib, self.memory * gib if self.memory < 1 else self.memory)
 
     def check_budget(self, device: str) -> None:
-        """Refuse a budget of a device that has none."""
         if self.memory is not None and device == "cpu":
             raise ModelError(
                 f"model.memory {self.memory:g} is a budget of a GPU's memory, and a run on a CPU has none: blocks keep everything there. Leave "
@@ -212,7 +208,6 @@ class ModelSpec:
             )
 
     def family_options(self, known: Mapping[str, float | None]) -> dict[str, float | None]:
-        """The family's options with the values that were given; an unknown name is refused."""
         for name in self.options:
             if name not in known:
                 hint = did_you_mean(name, known) or f" It has {', '.join(known) or 'none'}."
@@ -220,15 +215,11 @@ class ModelSpec:
         return {**known, **self.options}
 
     def check_named(self) -> None:
-        """Refuse a model that was an object: no name can load it."""
         refuse_object(self.family, "its model", "Give another model (--model.path, --model.family)")
 
     def load(self, device: str | torch.device | None = None, *, sharded: bool = False) -> VelocityModel:
-        """Load the model; `device` overrides the field (a rank has its own).
-
-        `sharded` leaves the network in CPU memory, for a caller that shards it onto its devices block by block: none of them has
-        to hold all of it.
-        """
+        """Load the model; `device` overrides the field (a rank has its own). `sharded` leaves the network in CPU memory, for a caller that shards it
+        onto its devices block by block: none of them has to hold all of it."""
         family = self.family
         self.check_named()
         if family is None:
@@ -248,7 +239,6 @@ class ModelSpec:
         return model
 
     def _check_heard(self, model: VelocityModel) -> None:
-        """Refuse a family of the user's own that ignores a stated grid or an adapter."""
         steps = len(self.sigmas)
         heard = not steps or model.sigmas(steps).tolist() == explicit_sigmas(self.sigmas, steps).tolist()
         if not heard or (self.adapters and self.own_family):
@@ -273,7 +263,6 @@ def explicit_sigmas(levels: Sequence[float], num_steps: int, shift: float | None
 
 
 def find_family(family: str) -> ModuleType:
-    """The module of a family: one that ships with the package, or a user's, by its import path."""
     try:
         module = import_named(f"sage_grpo.models.families.{family}" if family in FAMILIES else family)
     except NoSuchModule as error:

@@ -38,10 +38,8 @@ class Encoded(dict[str, Tensor]):
 
 
 class EncodingCache:
-    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file with a checksum.
-
-    A damaged file is encoded again; a disk that is full or cannot be written costs one warning. `what` names the content in warnings.
-    """
+    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file with a checksum. A damaged file is
+    encoded again; a disk that is full or cannot be written costs one warning. `what` names the content in warnings."""
 
     def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
         self.folder, self.what = folder, what
@@ -93,8 +91,7 @@ class EncodingCache:
         except OSError as error:  # full, read-only, not ours, no folder
             self._writable = False
             warnings.warn(
-                f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache "
-                "to another folder.",
+                f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache to another folder.",
                 stacklevel=2,
             )
 
@@ -109,7 +106,6 @@ def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _stored_checksum(body: bytes) -> str | None:
-    """The checksum in the header; `load` has checked that the header is whole."""
     (length,) = struct.unpack("<Q", body[:8])
     return parse_json(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
 
@@ -128,7 +124,6 @@ def default_folder() -> Path:
 
 
 def image_digest(image: Tensor | None) -> str:
-    """A hash of a picture's shape and bytes; empty for none."""
     if image is None:
         return ""
     return hashlib.sha256(repr(tuple(image.shape)).encode() + image.cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -35,7 +35,6 @@ class LatentGrid:
     """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
 
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
-        """Channels, frames, height and width of a clip's latents."""
         frames = 1 if self.temporal is None else (video.frames - 1) // self.temporal + 1
         return (self.channels, frames, video.height // self.spatial, video.width // self.spatial)
 
@@ -61,7 +60,6 @@ class LatentGrid:
 
 
 def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: VideoSpec) -> VideoSpec:
-    """The spec's format, else the checkpoint's, else the family's, field by field."""
     fields = {name: getattr(family, name) for name in ("frames", "height", "width", "fps")}
     return VideoSpec(**{name: first_given(getattr(spec, name), checkpoint.get(name), fields[name]) for name in fields})
 
@@ -91,10 +89,8 @@ def check_image(image: Tensor | None, pictures: Collection[int]) -> None:
 
 
 def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
-    """The velocity v of a clip whose first latent frame is given: there it points at the image, without a gradient.
-
-    Pipelines ignore the network's output for that frame and keep the image there, or put it there at the end.
-    """
+    """The velocity v of a clip whose first latent frame is given: there it points at the image, without a gradient. Pipelines ignore the network's
+    output for that frame and keep the image there, or put it there at the end."""
     return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
 
 
@@ -121,7 +117,6 @@ def pack(x: Tensor, side: int = 1) -> Tensor:
 
 
 def unpack(tokens: Tensor, x: Tensor, side: int = 1) -> Tensor:
-    """The inverse; x has the shape of the result."""
     frames, height, width = x.shape[2], x.shape[3] // side, x.shape[4] // side
     squares = tokens.unflatten(2, (-1, side, side)).unflatten(1, (frames, height, width))  # B F h w C side side
     return squares.permute(0, 4, 1, 2, 5, 3, 6).flatten(5, 6).flatten(3, 4)
@@ -130,10 +125,8 @@ def unpack(tokens: Tensor, x: Tensor, side: int = 1) -> Tensor:
 def in_equal_batches(
     run: Callable[[Tensor, dict[str, Tensor]], Tensor], x: Tensor, inputs: Sequence[Inputs], device: torch.device
 ) -> Tensor:
-    """Apply `run(x, inputs)` to sub-batches of equal input shapes and put the results back in order.
-
-    The split depends on the shapes alone, hence replaying the same batch gives the same bits.
-    """
+    """Apply `run(x, inputs)` to sub-batches of equal input shapes and put the results back in order. The split depends on the shapes alone, hence
+    replaying the same batch gives the same bits."""
     rows_by_shape: dict[tuple[object, ...], list[int]] = {}
     for row, tensors in enumerate(inputs):
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
@@ -157,10 +150,7 @@ def stack(inputs: Sequence[Inputs], device: torch.device) -> dict[str, Tensor]:
 
 
 def seen_tokens(text: Tensor, mask: Tensor) -> Tensor:
-    """The tokens of one text (tokens x channels) that a network with this mask attends to.
-
-    Where the mask leaves none (an empty prompt), all of them: pipelines mask by adding one large negative number to scores, and a
-    number added to every score changes no softmax.
-    """
+    """The tokens of one text (tokens x channels) that a network with this mask attends to. Where the mask leaves none (an empty prompt), all of them:
+    pipelines mask by adding one large negative number to scores, and a number added to every score changes no softmax."""
     valid = mask.bool()
     return text[valid] if bool(valid.any()) else text
