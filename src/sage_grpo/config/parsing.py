@@ -39,6 +39,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.window.stride": (1, "sliding windows move by one step"),
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
+    "data.formats": ([], "given clips are learned in the model's own format"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""

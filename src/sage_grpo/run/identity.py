@@ -148,7 +148,6 @@ def _of_prompts(prompts: Sequence[Prompt]) -> str:
     sha = hashlib.sha256()
     for prompt in prompts:
         sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
-        sha.update("".join(f"@{one.frame_index}" for one in prompt.conditions).encode())
         for file in (*prompt.files, *prompt.clips):
             with file.open("rb") as stream:
                 sha.update(f"{file.stat().st_size}/".encode() + stream.read(1 << 16))
