@@ -150,7 +150,7 @@ def test_both_experts_of_a_model_object_count(checkpoint) -> None:
 
 
 FREE_TO_CHANGE = {
-    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
+    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "rollout.on", "rollout.ray", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic",
     "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.clips", "data.eval_prompts", "data.encode_ahead",

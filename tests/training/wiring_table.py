@@ -155,7 +155,7 @@ ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
     "run": "out resume allow_changes log.sinks data.encode_ahead evaluate.every evaluate.early keep.",
-    "callbacks": "log. profile evaluate.show",
+    "callbacks": "log. evaluate.show",
     "plan": "model.memory update.gradient_checkpointing",
     "workers": "rollout.on rollout.ray.",
     "training/test_iteration_formulas.py": "rollout.offload anchor.offload",

@@ -40,6 +40,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "data.formats": ([], "given clips are learned in the model's own format"),
+    "profile": (None, "torch.profiler around Trainer.step records the same"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""

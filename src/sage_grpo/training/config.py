@@ -368,16 +368,8 @@ class TrainConfig:
     """Logging."""
     sentinel: SentinelConfig = SentinelConfig()
     """Watches the run."""
-    profile: Start[Natural | None] = None
-    """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
-    first passes and a table of phases and kernels; see docs/speed.md."""
 
     def __post_init__(self) -> None:
-        if self.profile is not None and self.profile >= self.iterations:
-            raise ValueError(
-                f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
-                f"use at most {self.iterations - 1}."
-            )
         late = [number for number in self.evaluate.early if number > self.iterations]
         if late:
             raise ValueError(
