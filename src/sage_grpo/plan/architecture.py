@@ -59,12 +59,9 @@ class Architecture:
     """The properties of a model that a plan and its costs depend on."""
 
     family: str
-    source: str
-    """Source of the numbers, as text."""
-    model: FamilyModel
-    """The model without weights."""
-    folder: Path | None = None
-    """Folder of its files; None if they are not on this machine."""
+    source: str  # source of the numbers, as text
+    model: FamilyModel  # the model without weights
+    folder: Path | None = None  # folder of its files; None if they are not on this machine
 
     @cached_property
     def network(self) -> NetworkShape:

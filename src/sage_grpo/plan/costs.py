@@ -63,8 +63,7 @@ class Forecast(RunDescription):
     """The forecast of a run: its passes, memory and time on some hardware."""
 
     hardware: Hardware
-    held_out: int
-    """Prompts of an evaluation."""
+    held_out: int  # prompts of an evaluation
 
     @property
     def passes(self) -> list[dict[str, PassCount]]:

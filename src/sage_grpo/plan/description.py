@@ -30,8 +30,7 @@ class RunDescription:
     architecture: Architecture
     layout: Layout
     planner: Planner
-    plans: tuple[Plan, ...]
-    """Plans of the first iteration and of some later ones."""
+    plans: tuple[Plan, ...]  # plans of the first iteration and of some later ones
 
     @property
     def plan(self) -> Plan:
