@@ -23,10 +23,8 @@ Behaviour = Callable[[str, RolloutTask], str]
 class InProcess:
     """Workers that take turns; all are one object."""
 
-    def __init__(
-        self, config: TrainConfig, names: Sequence[str], outcome: Behaviour, ranks: int = 1, actors=None
-    ) -> None:
-        self.worker = Worker(config, ranks, torch.get_num_threads(), [], actors or {})
+    def __init__(self, config: TrainConfig, names: Sequence[str], outcome: Behaviour, ranks: int = 1) -> None:
+        self.worker = Worker(config, ranks, torch.get_num_threads(), [])
         self.names, self.outcome, self.turn = list(names), outcome, Lock()
         self.weights: list[bytes] = []
         self.done: list[tuple[str, RolloutTask]] = []
@@ -71,7 +69,7 @@ def with_workers(
     monkeypatch.setattr(
         ray_pool,
         "RayWorkerPool",
-        lambda config, engine, rank, ranks: InProcess(cpu, names, outcome, ranks, engine.reward.away),
+        lambda config, engine, rank, ranks: InProcess(cpu, names, outcome, ranks),
     )
     monkeypatch.setattr(ray_pool, "find_ray", lambda address: None)
     return assemble(config, build(config))

@@ -344,8 +344,7 @@ def every_family(world: World, checkpoints: dict[str, str]) -> dict[str, Any]:
 
     results = {}
     for kind, path in checkpoints.items():
-        small = {"picture_pixels": 4096} if kind in tiny.EDITS else {}
-        model = ModelSpec(path=path, cache=None, guidance_scale=1.0, options=small).load("cpu")
+        model = ModelSpec(path=path, cache=None, guidance_scale=1.0).load("cpu")
         engine = distribute(model, ParallelSpec(), world)
         seen: list[int] = []
         for network in (model.network, *model.others):

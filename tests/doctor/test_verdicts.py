@@ -74,6 +74,7 @@ def trainer_of(**gradients: list[float] | None) -> SimpleNamespace:
         ({"a": [1e-9, 0.0]}, "warn", 1e-9 / math.sqrt(2)),
         ({"a": [math.nan, 1.0]}, "fail", math.nan),
         ({"a": None}, "fail", 0.0),
+        ({}, "fail", None),
     ],
 )
 def test_gradients_by_module_and_size(gradients, status: str, number: float) -> None:
@@ -142,16 +143,6 @@ def test_scores_are_flat_by_their_size_but_not_by_less_than_one(size: float, spr
         groups=GROUPS, swapped=first[None], **dict.fromkeys(("first", "again", "reversed", "single", "path"), first)
     )
     assert reward.is_flat(scoring) == flat
-
-
-def test_what_is_trained_is_counted_by_modules() -> None:
-    """Both halves of an adapter belong to the layer that they adapt."""
-    params = {f"block.q.lora_{half}.weight": nn.Parameter(torch.zeros(2, 3)) for half in "AB"}
-    for lora, what in ((None, "all weights"), (object(), "a LoRA")):
-        found = learning.trainable(SimpleNamespace(trainable=lambda: params, spec=SimpleNamespace(lora=lora)))
-        assert (found.status, found.number) == ("pass", 12.0)
-        assert found.value == f"{what}: 12 parameters in 1 modules, float32"
-    assert learning.trainable(SimpleNamespace(trainable=dict, spec=SimpleNamespace(lora=None))).status == "fail"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
+from sage_grpo.cli import report
 from sage_grpo.tools.report.page import as_script, describe, gallery, leave_report, render
 from sage_grpo.tools.report.picture import write_pairs
 from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series
@@ -344,3 +345,18 @@ def test_linear_is_drawn_only_where_the_runs_grid_is_known(runs: list[Path]) -> 
     assert found["rows"][1]["std"] == pytest.approx(second * sigma * (sigma - after) ** 0.5, rel=1e-5)
     assert noise_picture(replace(run, config=linear, schedule={**run.schedule, "offset": 2})) is None
     assert noise_picture(replace(run, schedule={**run.schedule, "offset": 2})) is not None
+
+
+def test_a_watched_page_is_written_again_when_the_run_has_changed(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder, pages = fake_run(tmp_path / "going"), []
+    (folder / ".finished").unlink()
+
+    def sleep(seconds: float) -> None:
+        pages.append((folder / "report.html").stat().st_mtime_ns)
+        if len(pages) > 1:
+            (folder / ".finished").touch()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert report.run(report.Options(runs=[str(folder)], watch=True)) == 0
+    assert pages[0] == pages[1] < (folder / "report.html").stat().st_mtime_ns
+    assert "going" in capsys.readouterr().out

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sage_grpo.rewards.built_in.sound import Clap, SightAndSound, SoundStats
-from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.built_in.sound import Clap, SoundStats
 from sage_grpo.types import Sound
 from sage_grpo.utils.video import resampled
 
@@ -107,57 +106,8 @@ def test_clap_is_transformers_own(tiny_clap) -> None:
     prefixed = Clap(model=str(tiny_clap), prefix="this is ")(videos, prompts, FPS, sound=sound)["CLAP"]
     assert not torch.equal(found, prefixed)
     long = Sound(torch.cat([waves[:1], waves[1:]], -1)[..., : int(1.8 * RATE)], RATE)
-    windows = [reward._clap.sounds(Sound(long.waves[..., at], RATE)) for at in (slice(0, RATE), slice(RATE, None))]
-    together = reward._clap.sounds(long)  # of length 1, as each of its windows of a second
+    windows = [reward.sounds(Sound(long.waves[..., at], RATE)) for at in (slice(0, RATE), slice(RATE, None))]
+    together = reward.sounds(long)  # of length 1, as each of its windows of a second
     torch.testing.assert_close(together, F.normalize(sum(windows), dim=-1), rtol=0, atol=0.02)
     assert float(together.norm()) == pytest.approx(1, abs=1e-5)
     assert float((sum(windows) / 2).norm()) < 0.999
-
-
-@pytest.fixture(scope="module")
-def sight_and_sound(tiny_clap, clip_model):
-    return lambda **options: SightAndSound(model=clip_model, sound_model=str(tiny_clap), **options)
-
-
-def test_picture_and_sound_agree_where_both_networks_name_the_same_source(
-    sight_and_sound, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With embeddings that are known: sources lie on axes, a clip shows one of them and sounds like one of them."""
-    reward = sight_and_sound(sources=["a dog", "a train", "rain"])
-    axes = torch.eye(3)
-    shown, heard = axes[[0, 1, 2]], axes[[0, 1, 0]]
-    monkeypatch.setattr(reward._clip, "texts", lambda texts: axes if texts[0] == "a photo of a dog" else -axes)
-    monkeypatch.setattr(reward._clap, "texts", lambda texts: axes if texts[0] == "the sound of a dog" else -axes)
-    monkeypatch.setattr(reward._clip, "frames", lambda videos, indices: shown[:, None].expand(-1, len(indices), -1))
-    monkeypatch.setattr(reward._clap, "sounds", lambda sound: heard)
-    sound = Sound(torch.zeros(3, 1, 8), RATE)
-    found = reward(torch.zeros(3, 16, 8, 8, 3, dtype=torch.uint8), [""] * 3, FPS, sound=sound)["agreement"]
-
-    def guess(axis: int, scale: float) -> torch.Tensor:
-        return torch.softmax(scale * axes[axis], 0)
-
-    scales = [float(one.exp()) for one in (reward._clip.model.logit_scale, reward._clap.model.logit_scale_a)]
-    wanted = [float((guess(a, scales[0]) * guess(b, scales[1])).sqrt().sum()) for a, b in ((0, 0), (1, 1), (2, 0))]
-    assert found.tolist() == pytest.approx(wanted, rel=1e-5)
-    assert found[0] > 0.9 > 0.1 > found[2]
-
-
-def test_sight_and_sound_depends_on_both_and_reads_the_frames_it_says(sight_and_sound) -> None:
-    reward = sight_and_sound()
-    videos = torch.randint(256, (2, 16, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    waves = torch.stack([tone(0.9, 440), tone(0.9, 3000)])[:, None]
-
-    def score(clips, sounds):
-        return reward(clips, ["", ""], FPS, sound=Sound(sounds, RATE))["agreement"]
-
-    first = score(videos, waves)
-    assert ((first > 0) & (first <= 1)).all()
-    assert not torch.equal(score(videos.flip(0), waves), first)
-    assert not torch.equal(score(videos, waves.flip(0)), first)
-    read = reward.frames_read(16, FPS)
-    unread = videos.clone()
-    unread[:, [index for index in range(16) if index not in read]] = 0
-    assert 0 < len(read) < 16
-    torch.testing.assert_close(score(unread, waves), first)
-    with pytest.raises(RewardConfigError, match="at least two sources"):
-        sight_and_sound(sources=["a dog"])

@@ -159,10 +159,8 @@ ELSEWHERE = {
     "plan": "model.memory update.gradient_checkpointing",
     "workers": "rollout.on rollout.ray.",
     "training/test_iteration_formulas.py": "rollout.offload anchor.offload",
-    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
-        rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
+    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out""",
     "training/test_focus.py": "rewards[].judges rollout.explore",
-    "training/test_given_clips.py": "data.formats",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",
     "objectives": "kl.window objective.options",

@@ -235,6 +235,6 @@ def test_a_worker_on_the_same_card_takes_the_trainers_attention(card, taken, mak
     assert measured_attention(trainers) == ("cpu", "native")
     native = replace(config, model=replace(config.model, attention="native"))
     assert measured_attention(inputs.load_model(native, World())) is None
-    worker = Worker(config, 1, torch.get_num_threads(), [], {}, (card, "_native_math"))
+    worker = Worker(config, 1, torch.get_num_threads(), [], (card, "_native_math"))
     assert worker.engine.model.attention == taken
     assert {one._attention_backend.value for one in processors(worker.engine.model.network)} == {taken}

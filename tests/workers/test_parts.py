@@ -47,7 +47,7 @@ def test_a_worker_finds_the_code_of_the_user_and_has_the_trainers_threads(config
     here, threads = list(sys.path), []
     monkeypatch.setattr(sys, "path", list(here))
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    Worker(config, 1, 17, [here[0], "/there"], {})
+    Worker(config, 1, 17, [here[0], "/there"])
     assert sys.path == [*here, "/there"]
     assert threads[0] == 17
 

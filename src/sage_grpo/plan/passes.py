@@ -31,12 +31,9 @@ PHASES = {
 class PassCount:
     """Passes of one phase."""
 
-    velocities: int = 0
-    """Velocities of a micro-batch: steps of a sampler, or replays."""
-    forwards: int = 0
-    """Forward passes of the network for them: two per velocity if guidance runs its negative prompt."""
-    clips: int = 0
-    """Clips in all these forward passes together, to which time is proportional."""
+    velocities: int = 0  # velocities of a micro-batch: steps of a sampler, or replays
+    forwards: int = 0  # forward passes of the network for them: two per velocity if guidance runs its negative prompt
+    clips: int = 0  # clips in all these forward passes together, to which time is proportional
 
     def __add__(self, other: PassCount) -> PassCount:
         return PassCount(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
@@ -49,10 +46,8 @@ class PassCount:
 class Guiding:
     """Forward passes per velocity."""
 
-    branches: Callable[[float], int]
-    """By sigma: 2 if guidance runs the negative prompt too, else 1."""
-    together: int = 0
-    """Up to this many clips, both branches are one batch."""
+    branches: Callable[[float], int]  # by sigma: 2 if guidance runs the negative prompt too, else 1
+    together: int = 0  # up to this many clips, both branches are one batch
 
     def one(self, rows: int, sigma: float, guide: Guide = "exact") -> PassCount:
         """One velocity of `rows` clips; a cheap step may skip the negative prompt."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -147,7 +145,6 @@ class Outcome:
     """A failure for every clip that lacks a part."""
     remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
-    seconds: float = 0.0
 
     def is_silent(self, counting: Collection[str]) -> bool:
         """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
@@ -219,7 +216,7 @@ class RewardMember:
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:
         """Score all clips; exceptions of the reward become failures, errors of its configuration are raised."""
-        start, count = time.perf_counter(), len(clips.prompts)
+        count = len(clips.prompts)
         outcome = Outcome({part: torch.full((count,), torch.nan) for part in self.reward.names})
         size, at = self.batch(count), 0
         # a thread has its own current device
@@ -233,13 +230,16 @@ class RewardMember:
                     size = max(1, len(chunk) // 2)
                     torch.cuda.empty_cache()
                     continue
-                if self._isolates and _raised(result) and len(chunk) > 1:
-                    self._search(outcome, clips, chunk, result)
+                raised = isinstance(result, Exception) and not isinstance(result, BadReturn)
+                if (
+                    self._isolates and raised and len(chunk) > 1
+                ):  # one bad prompt does not cost its neighbours their scores
+                    for one in chunk:
+                        self._write(outcome, clips, [one], self.call(clips, range(one, one + 1)))
                 else:
                     self._write(outcome, clips, chunk, result)
                 at = chunk.stop
         outcome.failures.sort(key=lambda one: one.index)
-        outcome.seconds = time.perf_counter() - start
         return outcome
 
     def differentiable(
@@ -263,31 +263,12 @@ class RewardMember:
             total = total + weight * (parts[part].to(videos.device) - mean) / std
         return total
 
-    def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
-        """Halve failing calls, breadth first, so that one bad prompt does not cost its neighbours their scores.
-
-        At most 2 log2(n) further calls find a single bad clip among n; where many clips fail, the remaining pieces are masked as a whole.
-        """
-        waiting = deque([(chunk, error)])
-        calls = 2 * math.ceil(math.log2(len(chunk)))
-        while waiting:
-            piece, error = waiting.popleft()
-            if len(piece) == 1 or calls < 2:
-                self._write(outcome, clips, piece, error)
-                continue
-            calls -= 2
-            middle = piece.start + len(piece) // 2
-            for half in (range(piece.start, middle), range(middle, piece.stop)):
-                result = self.call(clips, half)
-                if _raised(result):
-                    waiting.append((half, result))
-                else:
-                    self._write(outcome, clips, half, result)
-
     def call(self, clips: ClipBatch, chunk: Sequence[int]) -> PartScores | Exception:
         """One call of the reward, on memory that no other reward reads."""
         try:
-            chosen = self._read(clips)
+            if self.reads_latents and clips.latents is None:
+                raise RewardConfigError(without_latents(self.spec))
+            chosen = clips.latents if self.reads_latents and clips.latents is not None else clips.videos
             # a range is a view, any other choice of clips a copy
             chosen = chosen[chunk.start : chunk.stop] if isinstance(chunk, range) else chosen[list(chunk)]
             inputs = chosen.to(self.device)
@@ -312,13 +293,6 @@ class RewardMember:
             raise
         except Exception as error:  # noqa: BLE001 - users' code may raise anything; it is masked and reported
             return error
-
-    def _read(self, clips: ClipBatch) -> Tensor:
-        if not self.reads_latents:
-            return clips.videos
-        if clips.latents is None:
-            raise RewardConfigError(without_latents(self.spec))
-        return clips.latents
 
     def _write(self, outcome: Outcome, clips: ClipBatch, chunk: Sequence[int], result: PartScores | Exception) -> None:
         """Store one call's scores, and a Failure for every clip that has none."""
@@ -358,10 +332,6 @@ def without_latents(spec: RewardSpec) -> str:
         f"Reward {spec.title!r} reads latents, which only a run has that samples clips: files and requests to a reward server have none. "
         "Leave it out here."
     )
-
-
-def _raised(result: PartScores | Exception) -> bool:
-    return isinstance(result, Exception) and not isinstance(result, BadReturn)
 
 
 def check_device(spec: RewardSpec) -> torch.device | None:

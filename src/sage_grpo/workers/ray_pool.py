@@ -57,11 +57,11 @@ class RayWorkerPool:
         spec, model = config.rollout.ray, engine.model
         self._open = ExitStack()
         versions = (config.rollout.staleness + 2) * sum(one.nbytes for one in model.trainable().values())
-        self._ray = self._open.enter_context(connected(spec.address, config.actor_cpus, versions))
+        self._ray = self._open.enter_context(connected(spec.address, spec.workers * spec.cpus, versions))
         gpus = float(model.device.type == "cuda") if spec.gpus is None else spec.gpus
         paths = [os.path.abspath(path) for path in sys.path]
         self._class = self._ray.remote(Worker).options(num_cpus=spec.cpus, num_gpus=gpus)
-        self._arguments = config, ranks, torch.get_num_threads(), paths, engine.reward.away, measured_attention(model)
+        self._arguments = config, ranks, torch.get_num_threads(), paths, measured_attention(model)
         self.names = [f"worker {number + 1}" for number in range(rank, spec.workers, ranks)]
         self._actors: dict[str, Any] = {}
         self._killed = False

@@ -1,4 +1,4 @@
-"""Rewards on sound: similarity to the prompt (CLAP) or to the picture (CLAP and CLIP), and statistics without a network."""
+"""Rewards on sound: similarity to the prompt (CLAP), and statistics without a network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.clip import CLIP_FOLDER, ClipEncoder
 from sage_grpo.rewards.built_in.pretrained import frozen, load_tokenizer, load_whole
-from sage_grpo.rewards.frames import sample_indices
-from sage_grpo.rewards.functions import RewardConfigError, check_known
+from sage_grpo.rewards.functions import check_known
 from sage_grpo.types import FileSource, PartScores, RewardFacts, Sound
 from sage_grpo.utils.pretrained import from_pretrained
 from sage_grpo.utils.video import resampled
@@ -96,38 +94,6 @@ CLAP_FOLDER = FileSource(
 )
 
 
-class ClapEncoder:
-    """Unit embeddings of sounds and of texts, from a CLAP model that transformers can load."""
-
-    def __init__(self, model: str) -> None:
-        from transformers import ClapFeatureExtractor, ClapModel
-
-        self.model = frozen(load_whole(ClapModel, model))
-        self._tokenizer = load_tokenizer(model, self.model.config.text_config.vocab_size)
-        self._features = from_pretrained(ClapFeatureExtractor, model)
-
-    def texts(self, texts: Sequence[str]) -> Tensor:
-        length = self.model.config.text_config.max_position_embeddings - 2
-        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
-        return self._unit(self.model.get_text_features(**tokens.to(self.model.device)))
-
-    def sounds(self, sound: Sound) -> Tensor:
-        """Unit embeddings of sounds, B x dim; of a sound longer than the model's window, the mean over windows."""
-        rate = self._features.sampling_rate
-        window = int(rate * self._features.max_length_s)
-        rows = []
-        for wave in sound.waves.mean(1, keepdim=True):
-            pieces = resampled(Sound(wave, sound.rate), rate).waves[0].split(window)
-            # Each no longer than the window: the processor would cut it at random.
-            inputs = self._features([piece.numpy() for piece in pieces], sampling_rate=rate, return_tensors="pt")
-            rows.append(self._unit(self.model.get_audio_features(**inputs.to(self.model.device))).mean(0))
-        return F.normalize(torch.stack(rows), dim=-1)
-
-    @staticmethod
-    def _unit(features: Any) -> Tensor:
-        return F.normalize(getattr(features, "pooler_output", features).float(), dim=-1)
-
-
 class Clap:
     """CLAP (Wu et al., 2023): cosine of the sound and the prompt."""
 
@@ -142,72 +108,36 @@ class Clap:
     names = ("CLAP",)
 
     def __init__(self, *, model: str, prefix: str = "") -> None:
-        self._clap, self._prefix = ClapEncoder(model), prefix
+        from transformers import ClapFeatureExtractor, ClapModel
+
+        self._model, self._prefix = frozen(load_whole(ClapModel, model)), prefix
+        self._tokenizer = load_tokenizer(model, self._model.config.text_config.vocab_size)
+        self._features = from_pretrained(ClapFeatureExtractor, model)
 
     def to(self, device: torch.device) -> Self:
-        self._clap.model.to(device)
+        self._model.to(device)
         return self
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Mapping[str, Tensor]:
-        text = self._clap.texts([self._prefix + prompt for prompt in prompts])
-        return {"CLAP": (self._clap.sounds(sound) * text).sum(-1)}
+        length = self._model.config.text_config.max_position_embeddings - 2
+        texts = [self._prefix + prompt for prompt in prompts]
+        tokens = self._tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        text = self._unit(self._model.get_text_features(**tokens.to(self._model.device)))
+        return {"CLAP": (self.sounds(sound) * text).sum(-1)}
 
+    def sounds(self, sound: Sound) -> Tensor:
+        """Unit embeddings of sounds, B x dim; of a sound longer than the model's window, the mean over windows."""
+        rate = self._features.sampling_rate
+        window = int(rate * self._features.max_length_s)
+        rows = []
+        for wave in sound.waves.mean(1, keepdim=True):
+            pieces = resampled(Sound(wave, sound.rate), rate).waves[0].split(window)
+            # Each no longer than the window: the processor would cut it at random.
+            inputs = self._features([piece.numpy() for piece in pieces], sampling_rate=rate, return_tensors="pt")
+            rows.append(self._unit(self._model.get_audio_features(**inputs.to(self._model.device))).mean(0))
+        return F.normalize(torch.stack(rows), dim=-1)
 
-SOURCES = (
-    "a dog", "a cat", "birds", "a horse", "cows", "insects", "a person speaking", "a person singing", "people laughing", "a crying baby",
-    "applause", "a cheering crowd", "footsteps", "a guitar", "a piano", "drums", "a violin", "a car", "a motorcycle", "a train", "an airplane",
-    "a helicopter", "a ship", "rain", "thunder", "wind", "waves on a shore", "a running tap", "a fire", "fireworks", "a clock", "a bell",
-    "typing on a keyboard", "cooking in a pan", "breaking glass", "a machine", "silence",
-)  # fmt: skip
-"""Default list of visible and audible sources, the words by which picture and sound are compared."""
-
-
-class SightAndSound:
-    """Agreement of picture and sound on the source: CLIP guesses it from the frames, CLAP from the sound.
-
-    The two networks share no space but that of words. Each gives a distribution over the same list of sources; the score is the sum over sources of
-    the square root of their product (Bhattacharyya's coefficient), 1 where both are equal. Sources that the list does not name are not distinguished.
-    """
-
-    facts = RewardFacts(
-        what="whether picture and sound have the same source, by CLIP and CLAP over a list of words",
-        parts="agreement",
-        files={"model": CLIP_FOLDER, "sound_model": CLAP_FOLDER},
-        parameters=0.58e9,
-        gigabytes=2.3,
-        licence="OpenAI's CLIP: MIT; laion/clap-htsat-unfused: Apache 2.0",
-    )
-    names = ("agreement",)
-
-    def __init__(
-        self,
-        *,
-        model: str,
-        sound_model: str,
-        sources: Sequence[str] = SOURCES,
-        sample_fps: float = 2.0,
-    ) -> None:
-        if len(set(sources)) < 2:
-            raise RewardConfigError(f"sight_and_sound compares at least two sources, got {list(sources)}.")
-        self._clip, self._clap, self._sample_fps = ClipEncoder(model, ""), ClapEncoder(sound_model), sample_fps
-        frozen(self._clip.model)
-        self._seen = [f"a photo of {source}" for source in sources]
-        self._heard = [f"the sound of {source}" for source in sources]
-
-    def to(self, device: torch.device) -> Self:
-        self._clip.model.to(device)
-        self._clap.model.to(device)
-        return self
-
-    def frames_read(self, count: int, fps: float) -> list[int]:
-        return sample_indices(count, fps, sample_fps=self._sample_fps)
-
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Mapping[str, Tensor]:
-        indices = self.frames_read(videos.shape[1], fps)
-        seen = F.normalize(self._clip.frames(videos, indices).mean(1), dim=-1) @ self._clip.texts(self._seen).T
-        heard = self._clap.sounds(sound) @ self._clap.texts(self._heard).T
-        seen = (self._clip.model.logit_scale.exp() * seen).softmax(-1)
-        heard = (self._clap.model.logit_scale_a.exp() * heard).softmax(-1)
-        return {"agreement": (seen * heard.to(seen.device)).sqrt().sum(-1)}
+    @staticmethod
+    def _unit(features: Any) -> Tensor:
+        return F.normalize(getattr(features, "pooler_output", features).float(), dim=-1)

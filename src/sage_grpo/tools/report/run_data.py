@@ -29,11 +29,9 @@ class ReportClip:
     """One held-out clip of one evaluation."""
 
     prompt: str
-    noise: str
-    """Equal text is equal initial noise."""
+    noise: str  # equal text is equal initial noise
     scores: Mapping[str, float | None]
-    file: Path | None
-    """Its video; None if it was not kept."""
+    file: Path | None  # its video; None if it was not kept
 
     @property
     def key(self) -> tuple[str, str]:
@@ -48,20 +46,15 @@ class RunData:
     folder: Path
     name: str
     config: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    """One per iteration."""
-    evaluations: Sequence[Mapping[str, Any]]
-    """One per evaluation."""
-    clips: Mapping[int, Sequence[ReportClip]]
-    """By iteration."""
+    rows: Sequence[Mapping[str, Any]]  # one per iteration
+    evaluations: Sequence[Mapping[str, Any]]  # one per evaluation
+    clips: Mapping[int, Sequence[ReportClip]]  # by iteration
     size: Mapping[str, float]
     """Of its clips: width, height, frames, fps, and sound if they have one; empty if unknown."""
     events: Sequence[Mapping[str, Any]]
-    schedule: Mapping[str, Any] | None
-    """Noise levels and exploring steps; None if the run did not write them."""
+    schedule: Mapping[str, Any] | None  # noise levels and exploring steps; None if the run did not write them
     finished: bool
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration, flat."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the configuration, flat
 
     def pairs(self, first: int, most: int) -> list[tuple[str, Path, Path]]:
         """(prompt, before, after) of clips of one prompt and noise that were kept at the evaluation `first` and at the last one."""
