@@ -87,9 +87,8 @@ def test_clips_come_back_in_order(config, make_trainer, monkeypatch) -> None:
     assert disorder, "tasks were the whole in order: nothing was tried"
 
 
-@pytest.mark.parametrize("scores", ["workers", "trainer"])
-def test_workers_make_the_same_run(config, alone, monkeypatch, scores) -> None:
-    trainer, ticks, settled = with_workers(monkeypatch, on_ray(config, scores=scores), "a", "b"), [], []
+def test_workers_make_the_same_run(config, alone, monkeypatch) -> None:
+    trainer, ticks, settled = with_workers(monkeypatch, on_ray(config), "a", "b"), [], []
     monkeypatch.setattr("sage_grpo.workers.worker.settle", settled.append)
     monkeypatch.setattr(trainer.engine.clock, "ticker", lambda total: lambda: ticks.append(total))
     assert_alike(run(trainer), alone)

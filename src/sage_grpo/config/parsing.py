@@ -37,6 +37,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
+    "rollout.ray.scores": ("workers", "workers score the clips that they sample"),
     "parallel.async_checkpoint": (ANY, "checkpoints are written at once"),
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from sage_grpo.config.metadata import Effect
 from sage_grpo.config.ranges import Count, NotNegative, Positive, Seconds, checked
@@ -50,9 +50,6 @@ class RaySpec:
     """GPUs of a worker; 0.25 lets four share one. None is 1 where the trainer computes on one, else 0."""
     cpus: Positive = 1.0
     """CPUs that Ray reserves for a worker."""
-    scores: Literal["workers", "trainer"] = "workers"
-    """Place where clips are decoded and scored: the worker that sampled them, which then sends only scores; or the trainer, to which it sends
-    latents."""
     limit: Positive = 0.25
     """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range ends the run (without a ratio:
     of the range that `surrogate.clip_scale` gives)."""

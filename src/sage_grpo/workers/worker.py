@@ -28,8 +28,7 @@ def device_name(device: torch.device) -> str:
 
 
 class Worker:
-    """Holds the model, and with `rollout.ray.scores workers` the rewards. Text encoders and the optimizer stay in the
-    trainer."""
+    """Holds the model and the rewards. Text encoders and the optimizer stay in the trainer."""
 
     def __init__(
         self,
@@ -52,30 +51,28 @@ class Worker:
         get_ready(wanted=config.model.deterministic)
         model = load_model(config, World())
         hold_to_budget(config.model, model.device)
-        self.scores, self.version = config.rollout.ray.scores == "workers", -1
-        reward = compose(config, model.device, scores=self.scores)
-        self.engine = RolloutEngine(config, model, reward, world=World(size=ranks))
+        self.version = -1
+        self.engine = RolloutEngine(config, model, compose(config, model.device), world=World(size=ranks))
 
     def ready(self) -> str:
         """Name of its device."""
         return device_name(self.engine.model.device)
 
     def run(self, task: RolloutTask, weights: bytes) -> TaskResult:
-        """Sample, and score where workers do."""
-        began, engine, clips = time.perf_counter(), self.engine, None
+        """Sample and score."""
+        began, engine = time.perf_counter(), self.engine
         if task.version != self.version:
             unpack(weights, engine.model.trainable())
             self.version = task.version
         plan = engine.planner.plan(task.iteration, task.prompts).tasks(task.rank)[task.part]
         rollout = engine.sampler(plan, moved(task.conditions, engine.model.device)).run()
-        if self.scores:
-            clips = engine.judge(rollout, plan, whole=task.whole)
-            # Clips are sent only if an observer needs them.
-            videos = clips.videos.to(CPU) if task.whole else no_clips(engine.model.video)
-            clips = replace(clips, videos=videos, sound=clips.sound if task.whole else None)
+        clips = engine.judge(rollout, plan, whole=task.whole)
+        # Clips are sent only if an observer needs them.
+        videos = clips.videos.to(CPU) if task.whole else no_clips(engine.model.video)
+        clips = replace(clips, videos=videos, sound=clips.sound if task.whole else None)
         replay = checked(plan, rollout.records)
         record = rollout.records[replay]
-        sends_latents = not self.scores or engine.config.build_objective().differentiates
+        sends_latents = engine.config.build_objective().differentiates
         result = TaskResult(
             records={replay: SavedRecord.of(record) for replay, record in rollout.records.items()},
             log_prob=log_prob(record, replay.step).to(CPU) if record.log_prob_old is None else None,
