@@ -60,7 +60,7 @@ def draw_run(out: Path, file: Path, *, clips: int = 4, frames: int = 5) -> Path:
     letters = lettering([run.name, *(prompt for prompt, _, _ in pairs)])
     if letters.remark:
         warnings.warn(f"{file}: {letters.remark}", stacklevel=2)
-    with plt.rc_context({**STYLE, "font.family": list(letters.families)}):
+    with plt.rc_context({**STYLE, "font.family": letters.family}):
         lines = (len(pairs) + 1) // 2
         figure = plt.figure(figsize=(14, 4.7 + 3.1 * lines), dpi=100, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.03)
@@ -192,7 +192,7 @@ def lettered(width: int, height: int, words: Mapping[str, float]) -> Tensor:
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
-    face = ImageFont.truetype(str(lettering(words).file), round(0.7 * height))
+    face = ImageFont.truetype(lettering(words).file, round(0.7 * height))
     band = Image.new("RGB", (width, height), "white")
     for word, middle in words.items():
         ImageDraw.Draw(band).text((middle, height / 2), word, fill="#1d1f23", font=face, anchor="mm")
