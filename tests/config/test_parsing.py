@@ -140,12 +140,12 @@ def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str],
 def test_rewards_of_earlier_runs_are_read_without_their_actors(file: Path) -> None:
     def read(actors: int) -> TrainConfig:
         file.write_text(
-            f"rewards: [{{name: a:b, actors: {actors}, actor_gpus: 0.0, actor_cpus: 1.0, batch_size: 2}}]\n"
+            f"rewards: [{{name: a:b, actors: {actors}, actor_gpus: 0.0, actor_cpus: 1.0, standardize: {{}}, batch_size: 2}}]\n"
         )
         return parse(TrainConfig, ["--config", str(file), "--seed", "3"], prog="test")
 
     assert (read(0).rewards, read(0).seed) == ([RewardSpec(name="a:b", batch_size=2)], 3)
-    with pytest.raises(ConfigError, match=r"no option 'rewards\[\]\.actors' any more: leave it out"):
+    with pytest.raises(ConfigError, match=r"no option 'rewards\[\]\.actors' any more .*serve-reward.*: leave it out"):
         read(2)
 
 

@@ -102,20 +102,6 @@ def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metri
     assert reason in failure.reason
 
 
-def test_standardized_parts_are_what_is_told_and_what_is_learned_from():
-    spec = toy("two_levels", weights={"level": 2.0, "half": 1.0}, standardize={"level": [10.0, 4.0]})
-    composite = CompositeReward([dataclasses.replace(spec, options={"differentiable": True})])
-    scores = composite.score(clips(), PROMPTS, FPS)[0]
-    torch.testing.assert_close(scores.parts["level"], (LEVELS - 10) / 4)
-    torch.testing.assert_close(scores.parts["half"], LEVELS / 2)
-    torch.testing.assert_close(scores.total, 2 * (LEVELS - 10) / 4 + LEVELS / 2)
-    floats = clips().float()
-    gradient = composite.gradient(floats, lambda one: one, "one", FPS)
-    torch.testing.assert_close(gradient, torch.full_like(floats, (2 / 4 + 1 / 2) / floats[0].numel()))
-    with pytest.raises(RewardConfigError, match="std"):
-        CompositeReward([toy("mean_level", standardize={"mean_level": [0.0, 0.0]})])
-
-
 def test_a_clip_whose_total_or_gradient_is_not_finite_moves_nothing():
     """A root at 0 is a finite score with an infinite slope; times the 0 of a black clip that is NaN."""
     composite = CompositeReward([toy("root_of_level", options={"differentiable": True})])

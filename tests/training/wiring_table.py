@@ -52,7 +52,6 @@ RUN = {
     "rewards[].name": Row("trainer_toys:other_parts", "reward", evaluation=True),
     "rewards[].weights": Row({"level": 1.0, "texture": -2.0}, "reward", evaluation=True),
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
-    "rewards[].standardize": Row({"level": [0.5, 0.1]}, "reward", evaluation=True),
     "rewards[].options": Row({"offset": 1.0}, "reward", evaluation=True),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.clips": Row("EXAMPLES", "rollout", base=DPO),

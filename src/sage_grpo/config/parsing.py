@@ -46,8 +46,16 @@ GONE: dict[str, tuple[Any, str]] = {
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
-GONE_OF_PARTS: dict[str, dict[str, Any]] = {"rewards": {"actors": 0, "actor_gpus": 0.0, "actor_cpus": 1.0}}
-"""The same for the parts of a list: a reward of another process is `sage-grpo serve-reward` and a remote reward."""
+_ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
+GONE_OF_PARTS: dict[str, dict[str, tuple[Any, str]]] = {
+    "rewards": {
+        "actors": (0, _ELSEWHERE),
+        "actor_gpus": (0.0, _ELSEWHERE),
+        "actor_cpus": (1.0, _ELSEWHERE),
+        "standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
+    }
+}
+"""The same for the parts of a list."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
 
@@ -165,11 +173,9 @@ def _without_gone(file: str, lists: Sequence[str]) -> str:
         for part in parts if isinstance(parts, list) else ():
             for name in gone.keys() & (part.keys() if isinstance(part, dict) else set()):
                 found = True
-                if part.pop(name) != gone[name]:
-                    raise ConfigError(
-                        f"There is no option '{key}[].{name}' any more: leave it out. A reward elsewhere is a server (sage-grpo serve-reward, "
-                        "docs/rewards.md)."
-                    )
+                off, why = gone[name]
+                if part.pop(name) != off:
+                    raise ConfigError(f"There is no option '{key}[].{name}' any more ({why}): leave it out.")
     return json.dumps(content, default=str) if found else ""
 
 

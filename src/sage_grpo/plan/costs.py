@@ -28,7 +28,6 @@ from sage_grpo.plan.passes import (
     PassKind,
     count,
     evaluation,
-    evaluations,
     kinds,
     references,
 )
@@ -284,7 +283,10 @@ class Forecast(RunDescription):
 
     @property
     def gpu_hours(self) -> float:
-        seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
+        seconds = (
+            self.config.iterations * self.iteration_seconds
+            + len(self.config.evaluate.points(self.config.iterations)) * self.evaluation_seconds
+        )
         return seconds * self.layout.processes / 3600
 
     @property

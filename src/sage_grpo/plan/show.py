@@ -15,7 +15,7 @@ from sage_grpo.plan.costs import Forecast, worker_costs
 from sage_grpo.plan.costs import forecast as make_forecast
 from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
-from sage_grpo.plan.passes import PHASES, PassCount, evaluations
+from sage_grpo.plan.passes import PHASES, PassCount
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.memory import kept
 from sage_grpo.training.plan import Plan
@@ -36,7 +36,11 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
     trained = " + ".join(str(len(steps)) for steps in plan.groups[0].trained)
     held_out = forecast.held_out
-    judged = f"{evaluations(config)} evaluations of {held_out} prompts" if held_out else "no evaluation"
+    judged = (
+        f"{len(config.evaluate.points(config.iterations))} evaluations of {held_out} prompts"
+        if held_out
+        else "no evaluation"
+    )
     rows = {
         "clips": f"{batch.prompts} prompts{branches} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",

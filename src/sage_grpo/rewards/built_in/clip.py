@@ -151,7 +151,7 @@ class Hpsv2(ClipScore):
 class PickScore(NetworkReward):
     """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
 
-    About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that. Pictures are prepared as transformers' processor
+    About 20 on real pictures; some toolkits divide by 26. Pictures are prepared as transformers' processor
     does it, which its authors use: half a pixel of the centre crop is dropped (the other CLIP scores go by torchvision's crop).
     """
 
@@ -171,21 +171,17 @@ class PickScore(NetworkReward):
         *,
         model: str,
         tokenizer: str = "",
-        divide_by: float = 1.0,
         sample_fps: float = 2.0,
         num_frames: int = 16,
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        if divide_by <= 0:
-            raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
         self._encoder = ClipEncoder(model, tokenizer, fit, halves="down")
         super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
-        self._divide_by = divide_by
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
-        scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
+        scale = self._encoder.model.logit_scale.float().exp()
         return {"PickScore": scale * cosine.mean(dim=1)}
 
 
