@@ -102,12 +102,14 @@ def test_a_process_takes_the_gpu_of_its_place_on_the_machine(device: str, gpu: b
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(world, "end_with_parent", lambda: None)
     monkeypatch.setattr(world, "rendezvous", lambda place, timeout: iter([(dist.HashStore(), 0, 0)]))
-    monkeypatch.setattr(world, "join", lambda layout, place, timeout: (layout.replicate * layout.shard, place, timeout))
+    monkeypatch.setattr(dist, "new_group", lambda *members, **named: None)
+    monkeypatch.setattr(world.Heartbeat, "start", lambda *ranks, **named: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **named: groups.append((backend, named["rank"])))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     place = torch.device("cuda", 1) if taken else torch.device("cpu")
-    assert start(ParallelSpec(timeout=30.0), device) == (8, place, 30.0)
+    made = start(ParallelSpec(timeout=30.0), device)
+    assert (made.number, made.processes, made.device, made.timeout) == (5, 8, place, 30.0)
     assert chosen == [place] * taken
     assert groups == [("cpu:gloo,cuda:nccl" if taken else "gloo", 5)]
 

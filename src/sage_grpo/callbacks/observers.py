@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sage_grpo.callbacks import journal
-from sage_grpo.callbacks.metrics import Metrics, ShownClips
+from sage_grpo.callbacks.metrics import Metrics, ShownClips, attempt
 from sage_grpo.callbacks.terminal import Terminal
 from sage_grpo.distributed import checkpoint
 from sage_grpo.training.events import (
@@ -32,7 +32,6 @@ from sage_grpo.training.events import (
 from sage_grpo.training.loop import Evaluated, Observer, Saver
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Sound
-from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import write_mp4
 

@@ -128,7 +128,7 @@ class World:
 
 
 def start(spec: ParallelSpec, device: str = "auto") -> World:
-    """Join the processes that torchrun started; one process where nothing did."""
+    """Join the processes that torchrun started, and form the groups of the layout; one process where nothing did."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     layout = lay_out(spec, processes)
     if "RANK" not in os.environ:
@@ -145,13 +145,6 @@ def start(spec: ParallelSpec, device: str = "auto") -> World:
     page = dist.PrefixStore(f"sage_grpo/try/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, timeout=limit, store=page, rank=number, world_size=processes)
-    return join(layout, place, spec.timeout)
-
-
-def join(layout: Layout, device: torch.device, timeout: float) -> World:
-    """Form the groups of a layout, in an existing process group."""
-    number = dist.get_rank()
-    limit = timedelta(seconds=timeout)
     control = dist.new_group(backend="gloo", timeout=limit)
     sequence_group = None
     if layout.sequence > 1:
@@ -160,8 +153,8 @@ def join(layout: Layout, device: torch.device, timeout: float) -> World:
             group = dist.new_group(members, timeout=limit)
             sequence_group = group if number in members else sequence_group
     rank, sequence_rank = divmod(number, layout.sequence)
-    heartbeat = Heartbeat.start(number, layout.processes, patience=min(5.0, timeout))
-    return World(rank, layout.data, sequence_rank, layout, device, control, sequence_group, heartbeat, timeout)
+    heartbeat = Heartbeat.start(number, layout.processes, patience=min(5.0, spec.timeout))
+    return World(rank, layout.data, sequence_rank, layout, place, control, sequence_group, heartbeat, spec.timeout)
 
 
 def _is_connection(error: RuntimeError) -> bool:

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,9 @@ from torch import Tensor
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils.safe_io import replacing
 
-Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
-OPTIONS: dict[Codec, dict[str, str]] = {
-    "libx264": {"qp": "{quality}", "preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"},
-    "libvpx-vp9": {"crf": "{quality}", "b": "0", "deadline": "good", "cpu-used": "5"},
-}
-"""Codecs that browsers play, the best first, with options that make the bytes depend on the clip alone. x264's lookahead reads uninitialised memory,
-so every user of it is off: CRF with its macroblock tree, B-frames, weights and scene cuts. VP9's "realtime" reads the clock."""
+OPTIONS = {"preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"}
+"""Options of x264 that make the bytes depend on the clip alone. Its lookahead reads uninitialised memory, so every user of it is off: CRF with its
+macroblock tree, B-frames, weights and scene cuts."""
 LARGEST = 4 << 30
 """Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
 GUTTER, CAPTION = 3, 24
@@ -40,23 +36,19 @@ LAYOUTS = {1: "mono", 2: "stereo"}
 
 
 def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
-    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; the same clip gives the same bytes.
-
-    `quality` is x264's quantiser (VP9's CRF): lower is better, 0 is lossless. The sound becomes AAC.
-    """
+    """Write a clip as H.264; the same clip gives the same bytes. `quality` is x264's quantiser: lower is better, 0 is lossless. The sound becomes AAC."""
     import av
 
     path = Path(path)
     check_clip(clip)
     _, height, width, _ = clip.shape
-    codec: Codec = next((name for name in OPTIONS if name in av.codecs_available), "mpeg4")
     # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
     with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:
-        stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height = width, height
-        stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
-        stream.options = {key: value.format(quality=quality) for key, value in OPTIONS.get(codec, {}).items()}
+        stream.pix_fmt = "yuv420p" if even else "yuv444p"
+        stream.options = {"qp": str(quality), **OPTIONS}
         # The number of threads depends on the machine, and x264's bytes on their number.
         stream.codec_context.thread_count = 1
         if sound is not None:  # before the first frame is written
