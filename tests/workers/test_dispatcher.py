@@ -25,8 +25,7 @@ from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
 from sage_grpo.utils.video import write_mp4
 from sage_grpo.workers.messages import WorkerError, moved
-from sage_grpo.workers.ray_pool import measured_attention
-from sage_grpo.workers.worker import Worker
+from sage_grpo.workers.ray_pool import Worker, measured_attention
 from trainer_helpers import resume, same, weights_of
 
 ITERATIONS = 2
@@ -89,7 +88,7 @@ def test_clips_come_back_in_order(config, make_trainer, monkeypatch) -> None:
 
 def test_workers_make_the_same_run(config, alone, monkeypatch) -> None:
     trainer, ticks, settled = with_workers(monkeypatch, on_ray(config), "a", "b"), [], []
-    monkeypatch.setattr("sage_grpo.workers.worker.settle", settled.append)
+    monkeypatch.setattr("sage_grpo.workers.ray_pool.settle", settled.append)
     monkeypatch.setattr(trainer.engine.clock, "ticker", lambda total: lambda: ticks.append(total))
     assert_alike(run(trainer), alone)
     assert ticks.count(3) >= 3 * ITERATIONS, "a tick for every part"

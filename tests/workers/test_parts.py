@@ -25,7 +25,7 @@ from sage_grpo.utils.clock import Clock
 from sage_grpo.workers import dispatcher, ray_pool
 from sage_grpo.workers.dispatcher import SUMMED, Job, PendingIteration
 from sage_grpo.workers.messages import TaskResult, WorkerError, WorkerLost, packed, unpack
-from sage_grpo.workers.worker import Worker
+from sage_grpo.workers.ray_pool import Worker
 
 
 @pytest.fixture
