@@ -71,8 +71,7 @@ class NetworkReward(ABC):
 
 
 def frozen(model: Any) -> Any:
-    """A network for scoring: no dropout, no gradient of weights, and activation checkpointing of its repeated blocks for a backward pass to the
-    pixels."""
+    """A network for scoring: no dropout, no gradient of weights, activation checkpointing of its repeated blocks for a backward pass to the pixels."""
     for block in _blocks(model):
         vars(block)["forward"] = partial(_again, block.forward)
     return model.eval().requires_grad_(False)
