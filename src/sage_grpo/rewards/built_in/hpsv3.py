@@ -83,9 +83,9 @@ class Hpsv3(NetworkReward):
         # the authors cut the embeddings down to the tokens that there are
         config.get_text_config().vocab_size = len(self._chat.tokenizer)
         weights_dtype = getattr(torch, dtype)
-        self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
+        model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
         # loaded as it computes; its rope stays float32
-        super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
+        super().__init__(model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         chosen = self.frames_read(videos.shape[1], fps)

@@ -73,7 +73,6 @@ class Scene:
     motion: str
     """Direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)."""
     speed: str
-    """Share of the path that one clip covers."""
     size: str
     background: str
 
@@ -149,7 +148,7 @@ def random_scenes(n: int, generator: torch.Generator | None = None, split: Split
 
 @cache
 def scenes_of(split: Split) -> tuple[Scene, ...]:
-    """The combinations of a split: those of `train`, about nine in ten, may be captions and prompts; `heldout` ones are for evaluation."""
+    """The combinations of a split: `train`, about nine in ten, for captions and prompts, and `heldout` for evaluation."""
     every = (Scene(**dict(zip(ATTRIBUTES, row))) for row in itertools.product(*ATTRIBUTES.values()))
     return tuple(scene for scene in every if split == "all" or scene.heldout == (split == "heldout"))
 
