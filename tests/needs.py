@@ -21,7 +21,6 @@ HOW = {
     "shtab": "pip install -e '.[dev]'",
     "playwright": "pip install -e '.[dev]'",
     "wandb": "pip install -e '.[wandb]'",
-    "trackio": "pip install -e '.[trackio]'",
     "ray": "pip install -e '.[ray]'",
     "git": "install git, and test a clone of the repository",
     "bash": "install bash",

@@ -31,7 +31,7 @@ from sage_grpo.callbacks.observers import (
     VideoFolder,
     VideoSaver,
 )
-from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output
+from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, outliving_output
 from sage_grpo.distributed import checkpoint
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import TrainConfig
@@ -198,10 +198,15 @@ def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
     assert len(line) <= 80
     assert "1000 workers 25% idle  queue 2  30.0 s" in line
-    assert lines_of(["x" * 39, "y" * 39, "z"]) == [f"{'x' * 39}  {'y' * 39}", "    z"]
-    parts = [f"reward_{number} 0.123" for number in range(20)]
-    assert max(map(len, lines_of(["held-out", *parts]))) <= 80
-    assert " ".join(lines_of(["held-out", *parts])).split() == ["held-out", *" ".join(parts).split()]
+
+
+def test_held_out_scores_are_as_few_lines_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {f"eval/reward_{number}": 0.123 for number in range(20)}
+    Terminal(enabled=True, progress=False, total=1).evaluation(3, scores | {"eval/total": 1.0, "eval/failed": 0.0})
+    shown = capsys.readouterr().out
+    assert 60 < max(map(len, shown.splitlines())) <= 80
+    words = ["held-out", "after", "3", "total", "1.000"]
+    assert shown.split() == [*words, *(word for number in range(20) for word in (f"reward_{number}", "0.123"))]
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be written any more")

@@ -37,6 +37,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
+    "log.trackio": (None, "a class in log.sinks logs wherever you like, docs/extending.md"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
