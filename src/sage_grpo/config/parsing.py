@@ -76,11 +76,11 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
 
 
 _PARSERS: dict[tuple[type, str, bool, str], Any] = {}
-"""Parsers by all of their inputs: building one takes a tenth of a second, and a comparison parses the settings of every run."""
+"""By all inputs: building a parser takes a tenth of a second, and a comparison parses the settings of every run."""
 
 
 def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
-    """A parser of the options with these defaults, made once, with `--config` and, where a command has recipes, `--recipe`."""
+    """A parser of the options with these defaults, made once."""
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
         from jsonargparse import ArgumentParser, set_parsing_settings
@@ -91,10 +91,9 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
         if recipes:
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
+        known = groups(options)
         for gone in GONE:
-            if (gone.rpartition(".")[0] or "update") in groups(
-                options
-            ):  # without a group it is of a whole configuration
+            if (gone.rpartition(".")[0] or "update") in known:  # without a group it is of a whole configuration
                 parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser
@@ -146,7 +145,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
 
 
 def _parts_in_file(file: Path, key: str) -> str:
-    """The list in a YAML or JSON file that holds nothing else, alone or under its name (`rewards: [...]`), as a word of the command line."""
+    """The list in a YAML or JSON file, alone or under its name (`rewards: [...]`), as a word of the command line."""
     if not file.is_file():
         raise ConfigError(f"--{key} {file}: there is no such file.")
     content = read_json(file) if file.suffix == ".json" else read_yaml(file, lists=True)
@@ -177,7 +176,7 @@ def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
 
 
 def given(argv: Sequence[str], key: str) -> str | None:
-    """The value in the words, or in a YAML file among them, of an option that gives others their defaults; the last one counts."""
+    """The last value of an option in the words, or in a YAML file among them."""
     last = None
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
@@ -190,8 +189,8 @@ def given(argv: Sequence[str], key: str) -> str | None:
 
 
 def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
-    """Refuse unsafe YAML in a value or in the files that it names, which the parser opens, and an empty path, as from an unset shell variable: it
-    would be the current folder."""
+    """Refuse unsafe YAML in a value or in the files that it names, which the parser opens, and an empty path, as from an
+    unset shell variable: it would be the current folder."""
     if not value and kind in (Path, Path | None):
         raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
     is_part = any(isinstance(one, type) and dataclasses.is_dataclass(one) for one in (kind, *get_args(kind)))
@@ -239,8 +238,8 @@ def _lookup(file: str, key: str) -> object:
 
 
 def read_yaml(file: Path, *, lists: bool = False) -> Any:
-    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is not YAML of options with values, or has more
-    than any configuration, which is checked before anything is built. OSError if it cannot be read."""
+    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is something else, or
+    larger than any configuration, which is checked before anything is built; OSError if it cannot be read."""
     size = regular(file).stat().st_size
     fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
     if size <= MAX_YAML_BYTES:
@@ -276,7 +275,7 @@ def _built(text: str) -> tuple[str, Any]:
 
 
 def _fault_of_keys(node: Any, prefix: str = "") -> str:
-    """A key that is there twice, of which YAML silently takes the last, or one that YAML takes for true or false; empty without."""
+    """A key that is there twice, of which YAML silently takes the last, or one that YAML takes for true or false."""
     if isinstance(node, yaml.SequenceNode):
         return next(filter(None, (_fault_of_keys(item, prefix) for item in node.value)), "")
     lines: dict[str, int] = {}
