@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol, runtime_checkable
@@ -48,18 +48,15 @@ CONTENT = {
 """Content with a fingerprint: its name in `allow_changes` and its description."""
 OUTSIDE = ("cli", "recipes", "tools", "api.py", "__init__.py", "__main__.py")
 """Parts of the package that a run does not compute with."""
-SAMPLE = 1024
-"""Numbers of a frozen tensor that its fingerprint includes."""
-LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")
-"""Classes from here are not user code; versions of the package have a fingerprint of their own."""
+SAMPLE = 1024  # numbers of a frozen tensor that its fingerprint includes
+LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")  # not user code
 FINISHED = ".finished"
 """File with the iteration of the weights in final/; written last, so that a run that was killed before does not count
 as finished."""
 
 
 def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, str]:
-    """Fingerprints of all content that the configuration only names, or of the objects that a program passes
-    instead."""
+    """Fingerprints of all content that the configuration only names, or of a program's objects."""
     given = given or Overrides()
     prompts, held_out = load_sources(config, given)
     return {
@@ -73,10 +70,11 @@ def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, s
 
 def unsure(given: Overrides) -> list[str]:
     names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not isinstance(one, Fingerprinted)]
-    return [
+    text = (
         f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
         "cannot be told. A method fingerprint() would tell."
-    ] * bool(names)
+    )
+    return [text] if names else []
 
 
 def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
@@ -115,15 +113,12 @@ def check_names(allow_changes: Iterable[str]) -> None:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys of different values. A key that is missing on one side belongs to another version of the code, which
-    has its own fingerprint."""
+    """Dotted keys of different values; a key that one side lacks belongs to another version of the code."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return {
-            key: pair
-            for name in old
-            if name in new
-            for key, pair in differences(old[name], new[name], f"{prefix}{name}.").items()
-        }
+        found: dict[str, tuple[Any, Any]] = {}
+        for name in (one for one in old if one in new):
+            found |= differences(old[name], new[name], f"{prefix}{name}.")
+        return found
     key = prefix.rstrip(".")
     if key == "rewards":
         old, new = _without_free(old), _without_free(new)
@@ -198,7 +193,7 @@ def _of_plugins(config: TrainConfig, given: Overrides) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module; None if there is none: the loader has the better error."""
+    """The file of a module, if there is one: the loader has the better error."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -212,14 +207,10 @@ class Fingerprinted(Protocol):
 
     def fingerprint(self) -> str:
         """Equal for equal objects, in any process."""
-        ...
 
 
 def of_object(thing: object) -> str:
-    """An object's own fingerprint, or that of its code, independent of its place.
-
-    The latter does not include globals, closures and attributes.
-    """
+    """An object's own fingerprint, or that of its code wherever it is, without globals, closures and attributes."""
     if isinstance(thing, Fingerprinted):
         return thing.fingerprint()
     target = thing.function if isinstance(thing, FunctionReward) else thing
@@ -230,10 +221,7 @@ def of_object(thing: object) -> str:
 
 
 def of_weights(model: VelocityModel) -> str:
-    """Fingerprint of a model's weights: all names and shapes, and samples of frozen tensors.
-
-    Trained weights are excluded, because the checkpoint replaces them.
-    """
+    """Fingerprint of a model's weights: names and shapes, and samples of frozen tensors (a checkpoint has the others)."""
     sha = hashlib.sha256()
     trained = {id(parameter) for parameter in model.trainable().values()}
     for module in (model.network, *model.others):
@@ -280,8 +268,7 @@ def _code(target: Any) -> Iterator[str]:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Methods and constants of the class; its docstring and line number are left out, because they do not change
-    results."""
+    """Methods and constants of the class, without its docstring and line number."""
     for name, member in sorted(vars(kind).items()):
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
@@ -301,7 +288,6 @@ class FoundRun:
     checkpoint: str
     """Name of the checkpoint to resume from; empty for none."""
     identity: dict[str, str]
-    """Fingerprints of its content."""
     changed: list[str]
     """Harmless or allowed changes since then."""
     notes: list[str]
@@ -328,13 +314,11 @@ def find_run(config: TrainConfig, given: Overrides, out: Path) -> FoundRun:
     if mode == "must" and folder is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
     prints = identify(config, given)
-    found = FoundRun("", prints, [], notes, None)
-    if folder is not None:
-        meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
-        changed = check(config, prints, meta, out)
-        notes += unsure(given)
-        done, marker = int(meta["iteration"]), out / FINISHED
-        exported = (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(done)
-        finished = done if done >= config.iterations and exported else None
-        found = replace(found, checkpoint=folder.name, changed=changed, finished=finished)
-    return found
+    if folder is None:
+        return FoundRun("", prints, [], notes, None)
+    meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
+    changed = check(config, prints, meta, out)
+    done, marker = int(meta["iteration"]), out / FINISHED
+    exported = (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(done)
+    finished = done if done >= config.iterations and exported else None
+    return FoundRun(folder.name, prints, changed, notes + unsure(given), finished)
