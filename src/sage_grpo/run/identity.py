@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -210,14 +209,11 @@ class Fingerprinted(Protocol):
 
 
 def of_object(thing: object) -> str:
-    """An object's own fingerprint, or that of its code wherever it is, without globals, closures and attributes."""
+    """An object's own fingerprint, or that of its source, without globals, closures and attributes."""
     if isinstance(thing, Fingerprinted):
         return thing.fingerprint()
     target = thing.function if isinstance(thing, FunctionReward) else thing
-    sha = hashlib.sha256()
-    for text in _code(target):
-        sha.update(text.encode())
-    return sha.hexdigest()
+    return hashlib.sha256("\n".join(_source_of(target)).encode()).hexdigest()
 
 
 def of_weights(model: VelocityModel) -> str:
@@ -247,38 +243,22 @@ def stable(value: Any) -> str:
     return f"<{type(value).__qualname__}>"
 
 
-def _code(target: Any) -> Iterator[str]:
-    if isinstance(target, CodeType):
-        yield f"{target.co_code.hex()} {target.co_names} {target.co_varnames}"
-        for constant in target.co_consts:
-            yield from _code(constant) if isinstance(constant, CodeType) else (stable(constant),)
-    elif inspect.isfunction(target) or inspect.ismethod(target):
-        yield from _code(inspect.unwrap(target).__code__)
-        function = target.__func__ if inspect.ismethod(target) else target
-        yield stable([function.__defaults__, function.__kwdefaults__])
-    elif inspect.isclass(target):
-        for kind in target.__mro__:
-            if kind.__module__.partition(".")[0] not in LIBRARIES:
-                yield from _members(kind)
-    elif isinstance(target, functools.partial):
-        yield from _code(target.func)
+def _source_of(target: Any) -> Iterator[str]:
+    if isinstance(target, functools.partial):
+        yield from _source_of(target.func)
         yield stable([target.args, target.keywords])
-    elif not inspect.isroutine(target):
-        yield from _code(type(target))
+    elif inspect.isclass(target):
+        parents = [kind for kind in target.__mro__ if kind.__module__.partition(".")[0] not in LIBRARIES]
+        yield from map(_text, parents)
+    else:
+        yield from [_text(inspect.unwrap(target))] if inspect.isroutine(target) else _source_of(type(target))
 
 
-def _members(kind: type) -> Iterator[str]:
-    """Methods and constants of the class, without its docstring and line number."""
-    for name, member in sorted(vars(kind).items()):
-        if isinstance(member, (staticmethod, classmethod)):
-            member = member.__func__
-        functions = [member.fget, member.fset] if isinstance(member, property) else [member]
-        for function in functions:
-            if inspect.isfunction(function):
-                yield name
-                yield from _code(function)
-        if not name.startswith("__") and isinstance(member, (int, float, str, bytes, tuple, list, dict)):
-            yield f"{name} {stable(member)}"
+def _text(code: Any) -> str:
+    try:
+        return inspect.cleandoc(inspect.getsource(code))
+    except (OSError, TypeError):  # typed into an interpreter, or not Python
+        return str(getattr(code, "__qualname__", code))
 
 
 @dataclass(frozen=True)
