@@ -10,9 +10,9 @@ from dataclasses import replace
 from sage_grpo.objectives.advantage import Scale
 from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.trust_region import Mode, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.targets import using
-from sage_grpo.samplers.kernels import KernelName, KernelSpec
+from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainConfig
 
@@ -81,7 +81,8 @@ def dance_grpo(config: TrainConfig) -> TrainConfig:
 
 def cps(config: TrainConfig) -> TrainConfig:
     """Coefficient-preserving sampling with FlowGRPO's loss."""
-    return _baseline(config, "cps", region="fixed")
+    constant = {"surrogate.equalize": False, "trust_region.mode": "fixed", "kl.kind": "constant"}
+    return using(config, {"kernel.name": "cps", **constant})
 
 
 def mix_grpo(config: TrainConfig) -> TrainConfig:
@@ -90,12 +91,6 @@ def mix_grpo(config: TrainConfig) -> TrainConfig:
     steps = config.rollout.steps
     window = Window(kind="sliding", length=_part(4 / 25, steps), every=25, stop=max(1, steps - 1))
     return using(config, {"rollout.window": window, "rollout.same_noise": True})
-
-
-def mix_grpo_flash(config: TrainConfig) -> TrainConfig:
-    """MixGRPO-Flash as released: MixGRPO with a second-order solver and 0.4 of the steps after the window, which moves a little faster."""
-    rollout = {"rollout.window.every": 20, "rollout.solver": "ab2", "rollout.after_fraction": 0.4}
-    return using(mix_grpo(config), rollout)
 
 
 def flow_dppo(config: TrainConfig) -> TrainConfig:
@@ -115,22 +110,11 @@ def grpo_guard(config: TrainConfig) -> TrainConfig:
     return using(config, {"surrogate.equalize": True, "surrogate.centred": "scaled"})
 
 
-def precise(config: TrainConfig) -> TrainConfig:
-    """Precise (arXiv 2605.23522): the kernel that this package calls sage_exact, at that paper's eta, with FlowGRPO's loss."""
-    return using(_baseline(config, "sage_exact", region="fixed"), {"kernel.eta": 1.5})
-
-
 def flash_grpo(config: TrainConfig) -> TrainConfig:
     """Flash-GRPO as released (arXiv 2605.15980): one exploring step per prompt, drawn from the first half, its gradient's scale divided out."""
     config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_480P, scale="global")
     window = Window(kind="drawn", at=list(range(max(1, config.rollout.steps // 2))))
     return using(config, {"rollout.window": window, "surrogate.equalize": True})
-
-
-def tempflow_grpo(config: TrainConfig) -> TrainConfig:
-    """TempFlow-GRPO (arXiv 2508.04324): trajectories that branch at one step from a shared start, weighted by the step's noise."""
-    rollout = {"rollout.window": Window(kind="drawn"), "rollout.same_noise": True, **ONE_UPDATE}
-    return using(_baseline(config, "flow", region="none"), {"surrogate.equalize": True, **rollout})
 
 
 def branch(config: TrainConfig) -> TrainConfig:
@@ -278,15 +262,10 @@ def _part(share: float, steps: int) -> int:
     return max(1, round(share * steps))
 
 
-def _baseline(config: TrainConfig, kernel: KernelName, *, region: Mode) -> TrainConfig:
-    options = {"surrogate.equalize": False, "trust_region.mode": region, "kl.kind": "constant"}
-    return using(config, {"kernel.name": kernel, **options})
-
-
 METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     method.__name__: method
     for method in (
-        sage, sage_paper, branch, branch_long, sage_exact, precise, flow_grpo, dance_grpo, cps, mix_grpo, mix_grpo_flash, flash_grpo,
-        tempflow_grpo, grpo_guard, flow_dppo, nft, awm, dpo, rft, refl, draft, adjoint,
+        sage, sage_paper, branch, branch_long, sage_exact, flow_grpo, dance_grpo, cps, mix_grpo, flash_grpo, grpo_guard,
+        flow_dppo, nft, awm, dpo, rft, refl, draft, adjoint,
     )
 }  # fmt: skip
