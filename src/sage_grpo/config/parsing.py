@@ -22,9 +22,7 @@ from sage_grpo.utils.safe_io import CONTROL, regular
 
 T = TypeVar("T")
 
-MAX_YAML_BYTES = 1_000_000
-MAX_YAML_DEPTH = 50
-"""Limits far above any configuration."""
+MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50  # far above any configuration
 ANY = object()
 _UNMEASURED = "no measurement showed its gain"
 GONE: dict[str, tuple[Any, str]] = {
@@ -41,8 +39,8 @@ GONE: dict[str, tuple[Any, str]] = {
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
+# PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist.
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
 
 
 class ConfigError(ValueError):
@@ -52,8 +50,8 @@ class ConfigError(ValueError):
 def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | None = None, recipes: bool = False) -> T:
     """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
 
-    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes` the words and files
-    may name a recipe, which the caller has applied to `defaults`.
+    YAML wins over `defaults` (a recipe), the command line over YAML, left to right. With `recipes` the words and files may
+    name a recipe, which the caller has applied to `defaults`.
     """
     plain = lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = new_parser(options, prog, recipes, plain)
@@ -113,8 +111,8 @@ def lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
     """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`.
 
-    A list of dataclasses (rewards) replaces the one before: the parser would merge equally long lists, item by item, and a
-    new reward would inherit the options of the recipe's. An empty list between the two prevents that.
+    The parser would merge equally long lists of dataclasses (rewards), item by item, so that a new reward would inherit
+    the options of the recipe's: an empty list between the two prevents that.
     """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
     lists = [key for key, kind in kinds.items() if lists_parts(kind)]
@@ -160,15 +158,11 @@ def _parts_in_file(file: Path, key: str) -> str:
 
 
 def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
-    """The words that belong to no option as the values of one: `a --watch b --port 1` means `--runs a b --watch --port 1`.
-
-    A word belongs to the option before it, unless that is a switch and the word neither true nor false.
-    """
+    """The words that belong to no option as the values of one: `a --watch b --port 1` means `--runs a b --watch --port 1`."""
     if any(word.partition("=")[0] == f"--{key}" for word in argv):
         return list(argv)
     switches = [f"--{name}" for name, kind in leaves(options) if kind is bool]
-    loose: list[str] = []
-    rest: list[str] = []
+    loose, rest = list[str](), list[str]()
     for before, word in zip(["", *argv], argv):
         takes = before.startswith("--") and "=" not in before and (before not in switches or word in ("true", "false"))
         (rest if word.startswith("--") or takes else loose).append(word)
@@ -216,24 +210,18 @@ def _check_files(file: Path, parts: Sequence[str]) -> None:
             _check_files(file.parent / value, inner)
 
 
-_NOTHING = object()
-
-
 def in_file(file: str, key: str) -> bool:
     """True if a YAML file sets a dotted key."""
-    return _lookup(file, key) is not _NOTHING
+    return _lookup(file, key) is not None
 
 
 def _lookup(file: str, key: str) -> object:
-    """The value of a dotted key in a YAML file, or _NOTHING; the parser reports a missing file."""
-    try:
-        value: object = read_yaml(Path(file))
-    except OSError:
-        return _NOTHING
+    """The value of a dotted key in a YAML file, or None; the parser reports a missing file."""
+    value: object = None
+    with suppress(OSError):
+        value = read_yaml(Path(file))
     for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return _NOTHING
-        value = value[part]
+        value = value.get(part) if isinstance(value, dict) else None
     return value
 
 
