@@ -5,7 +5,6 @@ These are views of the journal: a failure is a warning, and the run continues.
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import secrets
@@ -21,7 +20,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from sage_grpo.callbacks.journal import Journal
@@ -62,11 +60,8 @@ class Sink(Protocol):
 
 
 class TensorBoard(Sink):
-    """Scalars, and clips as animated pictures (its own video summary needs another package).
-
-    Written synchronously, not by torch's SummaryWriter: when the disk is full its thread fails later and elsewhere, or
-    `flush` waits forever for it.
-    """
+    """Scalars. Written synchronously, not by torch's SummaryWriter: when the disk is full its thread fails later and
+    elsewhere, or `flush` waits forever for it."""
 
     def __init__(self, folder: Path, *, purge_from: int | None) -> None:
         self.folder = folder
@@ -74,26 +69,14 @@ class TensorBoard(Sink):
         self._stream: IO[bytes] | None = None
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._put(step=iteration, summary=Summary(value=values))
-
-    def show(self, iteration: int, clips: ShownClips) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        strip = torch.cat(list(clips.pixels), dim=2)
-        picture = Summary.Image(
-            height=strip.shape[1], width=strip.shape[2], colorspace=3, encoded_image_string=animation(strip, clips.fps)
-        )
-        self._put(step=iteration, summary=Summary(value=[Summary.Value(tag=clips.name, image=picture)]))
-
-    def _put(self, **content: Any) -> None:
         """Append an event. After a failure the next one starts another file: readers stop at a half-written event."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        events, stream = [content], self._stream
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        events: list[dict[str, Any]] = [{"step": iteration, "summary": Summary(value=values)}]
+        stream, self._stream = self._stream, None
         if stream is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             moment = f"{time.time():017.6f}"  # readers take files in the order of their names
@@ -102,7 +85,6 @@ class TensorBoard(Sink):
             if self._purge is not None:  # hides events of another process from this step on
                 events.insert(0, {"step": self._purge, "session_log": SessionLog(status=SessionLog.START)})
             events.insert(0, {"file_version": "brain.Event:2"})
-        self._stream = None
         try:
             record = RecordWriter(stream)
             for event in events:
@@ -113,6 +95,9 @@ class TensorBoard(Sink):
                 stream.close()
             raise
         self._stream, self._purge = stream, None
+
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Videos stay in the run's folder."""
 
     def close(self) -> None:
         if self._stream is not None:
@@ -232,19 +217,6 @@ def run_id(out: Path, *, resumed: bool) -> str:
     if not identity.isprintable() or not 0 < len(identity) <= LONGEST_ID:
         raise ValueError(f"{file} does not hold the id of a run: delete it, and W&B begins a new run.")
     return identity
-
-
-def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
-    """A uint8 clip F x H x W x 3 as an animated GIF, small clips enlarged."""
-    from PIL import Image
-
-    scale = max(1, width // clip.shape[2])
-    frames = [
-        Image.fromarray(frame.numpy()).resize((clip.shape[2] * scale, clip.shape[1] * scale), 0) for frame in clip
-    ]
-    stream = io.BytesIO()
-    frames[0].save(stream, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
-    return stream.getvalue()
 
 
 def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:

@@ -302,7 +302,7 @@ class LogConfig:
 
     affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
-    """Scalars and videos for TensorBoard."""
+    """Scalars for TensorBoard."""
     wandb: str | None = None
     """Weights & Biases project; needs the extra sage-grpo[wandb]."""
     name: str | None = None
