@@ -46,14 +46,6 @@ class Sound:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Given frames of a clip, uint8 F x H x W x 3 of any size (a picture is one frame), from index `at` on."""
-
-    frames: Tensor
-    at: int = 0
-
-
-@dataclass(frozen=True)
 class Conditioning:
     """The inputs of a model for ONE sample besides x and sigma.
 

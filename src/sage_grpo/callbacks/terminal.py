@@ -160,8 +160,7 @@ def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: 
     must = [f"{number}/{total}", f"{_reward(metrics)}{spread}"]
     may = []
     if "crew/workers" in metrics:
-        idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
-        may = [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle", f"queue {metrics['crew/queue']:.0f}"]
+        may = [f"{metrics['crew/workers']:.0f} workers", f"waited {fixed(metrics['crew/waited_s'], 1)} s"]
     if metrics.get("crew/staleness"):
         may.append(f"{metrics['crew/staleness']:.0f} old")
     if "kl/total" not in metrics:

@@ -215,7 +215,6 @@ class Trainer:
     def close(self) -> None:
         if self.workers is not None:
             self.workers.close()
-        self.inputs.opened.close()
 
     def export(self, folder: Path) -> None:
         """Write weights that load into diffusers: the EMA's if there is one. Called by all ranks."""
