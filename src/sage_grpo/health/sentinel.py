@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, MetricHistory, Row, values
+from sage_grpo.health.checks import LEAST_PAST, SIGNS, MetricHistory, Row, values
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
@@ -39,7 +39,7 @@ WATCHED = (
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """Metrics of a row that are stored."""
-EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoupled", "hacking", "witness_fell")
+EVALUATED = ("held_out_fell", "held_out_part_fell", "decoupled", "hacking", "witness_fell")
 """Findings at evaluations; the others are checked in every row."""
 AT_ONCE = ("not_finite",)  # need not be confirmed by a second row
 WARN_ONLY = ("decoupled", "rate_at_floor")
@@ -164,10 +164,8 @@ class Sentinel:
         series |= {title: weighted(scores, weights) for title, weights in self.witnesses.items()}
         series = {title: by_prompt(column, per_prompt) for title, column in series.items()}
         total = series["total"]
-        exploded = self._exploded(total)
-        fallen = "" if exploded else self.parts.evaluated(scores, per_prompt)
+        fallen = self.parts.evaluated(scores, per_prompt)
         texts = {
-            "held_out_exploded": exploded,
             "held_out_fell": self._fell(total),
             "held_out_part_fell": fallen
             and (
@@ -185,12 +183,6 @@ class Sentinel:
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
         )
-        if not exploded:  # a broken total could never be exceeded again
-            self._remember(series)
-        return self._count(iteration, texts)
-
-    def _remember(self, series: Mapping[str, Column]) -> None:
-        total = series["total"]
         for title, now in series.items():
             known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
             if change(known["best"], now).by > 0:
@@ -201,20 +193,7 @@ class Sentinel:
             self.remembered.append(PastEvaluation(series, dict(self.agreement)))
             if len(self.remembered) > MOST_REMEMBERED:
                 self.remembered = self.remembered[::2]
-
-    def _exploded(self, now: Column) -> str:
-        """The spread of held-out scores is far above the base's; rows show it one iteration later."""
-        first, last = finite(self.held_out.get("total", {}).get("first", [])), finite(now)
-        prompts = min(len(first), len(last))
-        if prompts < 2 or stdev(first) <= TINY:
-            return ""
-        # Standard deviations of two or three prompts scatter more: this factor is as rare as 20 is for five.
-        if stdev(last) < stdev(first) * EXPLODED ** max(1.0, 4 / (prompts - 1)):
-            return ""
-        return (
-            f"The totals of held-out prompts are {stdev(last):.3g} apart (standard deviation), at first {stdev(first):.3g}: such scores are of broken "
-            "clips, or of a broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
-        )
+        return self._count(iteration, texts)
 
     def _fell(self, now: Column) -> str:
         known = self.held_out.get("total")
