@@ -139,7 +139,7 @@ def _wrong_value(message: str, place: str) -> str:
         return f"{place} must be {' or '.join(dict.fromkeys(kinds))}, got {value!r}."
     load = re.search(r"Unable to load config ['\"](.+?)['\"]", message)
     if load:
-        return f"{place} is a group of options: --{place}.NAME value, {{NAME: value}} or a YAML file; got {load.group(1)!r}."
+        return f"{place} is a group of options: --{place}.NAME value or {{NAME: value}}; got {load.group(1)!r}."
     return ""
 
 

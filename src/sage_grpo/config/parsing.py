@@ -216,31 +216,25 @@ def given(argv: Sequence[str], key: str) -> str | None:
 
 
 def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
-    """Refuse unsafe YAML in a value or in the files that it names, which the parser opens, and an empty path, as from an
-    unset shell variable: it would be the current folder."""
+    """Refuse unsafe YAML, an empty path, as from an unset shell variable (it would be the current folder), and groups of
+    options in files of their own, which the parser would open."""
+    name = option.removeprefix("--")
     if not value and kind in (Path, Path | None):
-        raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
+        raise ConfigError(f"{name} is empty: give a path, or leave it out.")
     is_part = any(isinstance(one, type) and dataclasses.is_dataclass(one) for one in (kind, *get_args(kind)))
-    if option == "--config" or (is_part and os.path.exists(value)):
-        prefix = "" if option == "--config" else f"{option.removeprefix('--')}."
-        _check_files(Path(value), [part.removeprefix(prefix) for part in groups(options) if part.startswith(prefix)])
+    if option == "--config":
+        for group in groups(options):
+            inner = _lookup(value, group)
+            if not isinstance(inner, dict | None):
+                raise ConfigError(f"{value}: {group} must be a group of options, got {str(inner)[:100]!r}.")
+    elif is_part and os.path.exists(value):
+        raise ConfigError(f"{name} is a group of options: --{name}.NAME value or {{NAME: value}}; got {value!r}.")
     elif value.startswith(("{", "[")):
         fault = ""
         with suppress(yaml.YAMLError, *MISBUILT):  # the parser reports invalid YAML
             fault, _ = _built(value)
         if fault:
             raise ConfigError(f"{option} {fault}.")
-
-
-def _check_files(file: Path, parts: Sequence[str]) -> None:
-    """Refuse files that `read_yaml` refuses: this one, and those that its groups of options name."""
-    with suppress(OSError):  # the parser reports a missing one
-        read_yaml(file)
-    for part in parts:
-        value = _lookup(str(file), part)
-        if isinstance(value, str) and os.path.exists(file.parent / value):
-            inner = [one.removeprefix(f"{part}.") for one in parts if one.startswith(f"{part}.")]
-            _check_files(file.parent / value, inner)
 
 
 def in_file(file: str, key: str) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.config.errors import groups
-from sage_grpo.config.parsing import ConfigError, parse, read_yaml
+from sage_grpo.config.parsing import parse
 from sage_grpo.config.ranges import Natural
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.rewards.spec import BUILT_IN
@@ -28,13 +27,6 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
         raise FileNotFoundError(
             f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
         )
-    content = read_yaml(file)
-    for section in groups(TrainConfig):  # a run writes its whole configuration, but the parser would open other files
-        value: Any = content
-        for part in section.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if not isinstance(value, dict | None):
-            raise ConfigError(f"{file}: {section} must be a group of options, got {str(value)[:100]!r}.")
     config = parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
     foreign = [] if trust else _foreign(config, rewards=rewards)
     if foreign:
