@@ -35,7 +35,6 @@ def run(options: Options) -> int:
     from sage_grpo.recipes import recipe
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
-    from sage_grpo.tools.report.picture import draw_run
     from sage_grpo.tools.report.run_data import read_run
     from sage_grpo.training.inputs import prompts_from
 
@@ -49,9 +48,8 @@ def run(options: Options) -> int:
     data = read_run(out)
     if len(data.evaluations) < 2 or data.evaluations[-1]["iteration"] < config.iterations:
         return 0
-    picture = draw_run(out, out / "picture.png")
     print(summary(data))
-    print(f"\n{report}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
+    print(f"\n{report}    ({time.perf_counter() - start:.0f} s)")
     print(NEXT.format(out=out, prompt=prompts_from(config.data.prompts, split="train")[0].text))
     return 0
 
@@ -75,5 +73,5 @@ Next (in the environment: source .venv/bin/activate):
   sage-grpo demo --recipe shapes/branch --out runs/branch      one exploring step and one replay per group: as good in about half the time
   sage-grpo generate --run {out} --prompts "{prompt}"
   sage-grpo report {out} runs/branch                          both on one page
-  sage-grpo inspect --steps 20 --shift 5                       what the samplers do, as a table and a figure
+  sage-grpo inspect --steps 20 --shift 5                       what the samplers do
   sage-grpo train --recipe hunyuan15_lora --print_config       the same job on HunyuanVideo-1.5 with VideoAlign"""

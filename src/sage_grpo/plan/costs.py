@@ -283,10 +283,8 @@ class Forecast(RunDescription):
 
     @property
     def gpu_hours(self) -> float:
-        seconds = (
-            self.config.iterations * self.iteration_seconds
-            + len(self.config.evaluate.points(self.config.iterations)) * self.evaluation_seconds
-        )
+        evaluations = len(self.config.evaluate.points(self.config.iterations))
+        seconds = self.config.iterations * self.iteration_seconds + evaluations * self.evaluation_seconds
         return seconds * self.layout.processes / 3600
 
     @property

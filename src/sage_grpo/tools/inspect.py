@@ -7,11 +7,9 @@ manifold (variance left there is noise in the video), c = 1 a direction along it
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,10 +60,6 @@ class KernelReport:
     sensitivity_span: float | None
     """Largest over smallest sensitivity of the trained steps; None without trained steps."""
     warnings: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON (no infinities, no tuples)."""
-        return {**dataclasses.asdict(self), "rows": [dataclasses.asdict(row) for row in self.rows]}
 
 
 def kernel_name(kernel: Kernel) -> str:

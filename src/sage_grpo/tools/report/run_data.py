@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -170,7 +171,7 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
             return None  # custom code, which a report does not execute
         if "second" in type_hints(find_kernel(spec.name)) and run.schedule.get("offset"):
             return None  # a law that needs the second sigma of the run's own grid, which a group with another start does not have
-        found = inspect_kernel(spec.build(schedule), schedule).to_dict()
+        found = dataclasses.asdict(inspect_kernel(spec.build(schedule), schedule))
     except (KeyError, TypeError, ValueError):  # another version's run, or an edited file
         return None
     window = run.settings.get("rollout.window.kind", "all")
