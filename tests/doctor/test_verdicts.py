@@ -154,10 +154,10 @@ def test_clips_without_a_score(scores: list[float], allowed: float, status: str)
 
 
 @pytest.mark.parametrize(
-    ("gaps", "refused", "status"),
-    [({"a": 0.1, "b": 0.2}, 0, "pass"), ({"a": 0.1}, 0, "warn"), ({"a": 0.3, "b": 0.1}, 0, "fail"), ({"a": 0.1, "b": 0.1}, 1, "fail"), ({"a": math.nan, "b": 0.1}, 0, "fail")],
+    ("gaps", "status"),
+    [({"a": 0.1, "b": 0.2}, "pass"), ({"a": 0.1}, "warn"), ({"a": 0.3, "b": 0.1}, "fail"), ({"a": math.nan, "b": 0.1}, "fail")],
 )  # fmt: skip
-def test_workers_are_honest_where_none_is_further_off_than_is_allowed(gaps, refused: float, status: str) -> None:
-    found = honest(gaps, 0.2, 2, refused=refused)
+def test_workers_are_honest_where_none_is_further_off_than_is_allowed(gaps, status: str) -> None:
+    found = honest(gaps, 0.2, 2)
     assert found.status == status
     assert f"{max(gaps, key=lambda one: gaps[one])} differs by" in found.value

@@ -260,9 +260,9 @@ class Forecast(RunDescription):
 
     @property
     def _reward_bytes(self) -> float:
-        """Bytes of rewards on the run's own device; those on another device or in actors take none here."""
+        """Bytes of rewards on the run's own device; those on another device take none here."""
         here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
-        return 1.15 * COMPUTE * _parameters(one for one in self.config.rewards if one.device in here and not one.actors)
+        return 1.15 * COMPUTE * _parameters(one for one in self.config.rewards if one.device in here)
 
     @property
     def _reward_seconds(self) -> float:

@@ -25,6 +25,7 @@ from sage_grpo.training.inputs import build, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers.dispatcher import Dispatcher
+from sage_grpo.workers.messages import WorkerError
 
 Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
@@ -215,9 +216,12 @@ def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
             dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
             if len(dispatcher.gaps) >= asked:
                 break
-        yield machine.honest(dispatcher.gaps, dispatcher.limit, asked, refused=dispatcher.row["crew/refused"])
+    except WorkerError:  # a wrong worker, which the check names
+        if not dispatcher.gaps:
+            raise
     finally:
         trainer.close()
+    yield machine.honest(dispatcher.gaps, dispatcher.limit, asked)
 
 
 def of_learning(sample: Sample) -> Checks:

@@ -110,9 +110,9 @@ def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None)
     return Check("stability", "warn" if faults else "pass", text, report.on_manifold_variance)
 
 
-def honest(gaps: Mapping[str, float], limit: float, asked: int, *, refused: float) -> Check:
+def honest(gaps: Mapping[str, float], limit: float, asked: int) -> Check:
     """Workers store the log-probabilities of the trainer's replay; `gaps` has the largest difference of each."""
     worst = max(gaps, key=lambda worker: gaps[worker])
     value = f"{len(gaps)} of {asked} workers; {worst} differs by {gaps[worst]:.2g} at most, {limit:.2g} is allowed"
-    status: Status = "fail" if refused or not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
-    return Check("workers", status, f"{value}, and {refused:.0f} were refused" if refused else value)
+    status: Status = "fail" if not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
+    return Check("workers", status, value)
