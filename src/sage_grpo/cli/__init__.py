@@ -66,9 +66,7 @@ GROUPS = {
         ),
     },
     "publish": {
-        "export": Command(
-            "export", "a checkpoint as LoRA, merged or full weights", positional="source", slow=True
-        ),
+        "export": Command("export", "a checkpoint as LoRA, merged or full weights", positional="source", slow=True),
         "download": Command("download", "fetch and check all files of a recipe, with sizes first", recipes=True),
     },
     "serve": {

@@ -31,7 +31,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Train, draw, and print the scores before and after and the next commands."""
     from sage_grpo.recipes import recipe
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
@@ -55,7 +54,6 @@ def run(options: Options) -> int:
 
 
 def summary(run: RunData) -> str:
-    """A table of held-out scores before and after, the meaning of its rows, and the verdict in sentences."""
     from sage_grpo.tools.report.summary import MEANINGS, verdict
 
     before, after = run.evaluations[0], run.evaluations[-1]

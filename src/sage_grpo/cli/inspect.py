@@ -56,7 +56,6 @@ EVEN_SHIFT = 5.0
 
 
 def grid_for(options: Options) -> tuple[Schedule, float]:
-    """The grid, and its shift: a checkpoint's own, or an even one."""
     if options.model is None:
         shift = options.shift or EVEN_SHIFT
         return Schedule.shifted(options.steps, shift), shift
@@ -76,7 +75,6 @@ def report_on(kernel: Kernel, grid: Schedule, options: Options) -> KernelReport:
 
 
 def build_kernels(options: Options, grid: Schedule) -> list[Kernel]:
-    """The kernels in the order they were named."""
     if not options.kernels:
         raise ValueError(f"kernels is empty: name one or more of {', '.join(KERNELS)}.")
     for name in options.kernels:

@@ -57,7 +57,6 @@ def side_by_side(left: Tensor, right: Tensor, short: int = SHORT) -> Tensor:
 
 
 def lettered(width: int, height: int, words: Mapping[str, float]) -> Tensor:
-    """A white band with words, each around its place from the left."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
@@ -69,7 +68,6 @@ def lettered(width: int, height: int, words: Mapping[str, float]) -> Tensor:
 
 
 def slug(prompt: str, *, most: int = 48) -> str:
-    """A prompt as part of a file name, in any script."""
     words = re.sub(r"[^\w]+", "-", unicodedata.normalize("NFKC", prompt)).strip("-_").lower()
     while len(words.encode()) > 2 * most:  # a file system counts bytes
         words = words[:-1]

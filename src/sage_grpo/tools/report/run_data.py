@@ -36,7 +36,6 @@ class ReportClip:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Clips with equal keys are comparable."""
         return self.prompt, self.noise
 
 
@@ -67,7 +66,6 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run; an unfinished one is read as far as it is."""
     from sage_grpo.config.parsing import read_yaml
 
     if not folder.is_dir():
@@ -185,7 +183,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Iterations in which clips had no reward and were left out."""
     found = []
     for row in rows:
         for name in ("reward/failed", "eval/failed"):
