@@ -85,8 +85,6 @@ class FlashAttention(TorchFunctionMode):
 
 
 class _Pass:
-    """Operations and kept bytes of the blocks in one pass."""
-
     def __init__(self, times: Mapping[nn.Module, int]) -> None:
         self.attention = self.products = self.saved = 0.0
         self._times = times
@@ -126,7 +124,6 @@ _known: dict[Hashable, Any] = {}
 
 
 def count_blocks(model: FamilyModel) -> Blocks:
-    """Count a network's blocks at the model's own size, with texts of three lengths."""
     key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
     if key in _known:
         return _known[key]
@@ -171,7 +168,6 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
 
 
 def _kind(block: nn.Module) -> Hashable:
-    """Key that is equal for blocks with the same work."""
     return type(block), tuple((name, parameter.shape) for name, parameter in block.named_parameters())
 
 

@@ -26,7 +26,6 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
-    """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
     batch, window, schedule = config.batch, config.rollout.window, plan.groups[0].schedule
     branches = f" x {window.branches} branches" if window.branches > 1 else ""
@@ -55,7 +54,6 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
 
 
 def _given(spec: CheapSpec) -> str:
-    """Text on the approximations of steps that do not explore."""
     words = []
     if spec.guidance is not None:
         words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
@@ -88,7 +86,6 @@ def _idle(forecast: Forecast) -> str:
 
 
 def passes_table(forecast: Forecast) -> Table:
-    """Passes of the first iteration by phase: on the busiest rank, and on all."""
     heads = ("phase", "velocities", "network", "clips", "all ranks", "")
     table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
     for phase, meaning in PHASES.items():
@@ -106,7 +103,6 @@ def _most(rows: Sequence[PassCount]) -> list[str]:
 
 
 def phases_table(forecast: Forecast) -> Table:
-    """Seconds and memory of a mean iteration."""
     kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
     heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
     title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
@@ -122,7 +118,6 @@ def phases_table(forecast: Forecast) -> Table:
 
 
 def memory_table(rows: Sequence[Forecast]) -> Table:
-    """Seconds over memory: kept activations, peak and iteration time in each budget."""
     table = narrow_table(
         "seconds over memory (model.memory)", "GiB", "peak", "s / it.", "blocks keep", left=("blocks keep",)
     )
@@ -133,7 +128,6 @@ def memory_table(rows: Sequence[Forecast]) -> Table:
 
 
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
-    """Effect of every change."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     heads = ("change", "GiB", "fits", "s / it.", f"{_kind(now)}-h", "run")
     table = narrow_table(title, *heads, left=("change",))
@@ -147,7 +141,6 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
 def show(
     forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console, workers: Forecast
 ) -> None:
-    """Print everything on a terminal; `workers` is the forecast on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
@@ -171,7 +164,6 @@ def show(
 
 
 def model_rows(forecast: Forecast) -> dict[str, str]:
-    """Rows on the model, its trained parameters and its tokens."""
     network, job, video = forecast.network, forecast.job, forecast.architecture.model.video
     advice = forecast.advice()
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
@@ -191,7 +183,6 @@ def _kind(forecast: Forecast) -> str:
 
 
 def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
-    """Lines on time, GPU-hours, and memory."""
     seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
@@ -213,7 +204,6 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
-    """A few lines for the start of a run."""
     lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
@@ -235,7 +225,6 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
 
 
 def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast) -> dict[str, Any]:
-    """The forecast as a JSON document."""
     crew = worker_costs(forecast, workers)
     return {
         "model": model_rows(forecast),
@@ -261,7 +250,6 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change],
 
 
 def costs(forecast: Forecast) -> dict[str, Any]:
-    """The numbers by which changes are compared."""
     return {
         "fits": forecast.fits,
         "peak_gib": forecast.peak / GIB,
