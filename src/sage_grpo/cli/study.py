@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from sage_grpo.config.ranges import Count, Range, Seed, Share, checked
 from sage_grpo.tools.study.app import StudyLimits
-from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, StudyPlan, invite, make, open_study
+from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, StudyPlan, invite, make, open_study
 from sage_grpo.tools.study.store import StudyError
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.safe_io import printable, replace_text
@@ -37,16 +37,12 @@ class Options:
     prompts: Path | None = None
     """create: .txt, .csv or .jsonl file of the prompts. A column `file` names the clip in each folder; without it the clip of the k-th
     prompt begins with its number from 0000, as `sage-grpo generate` writes them."""
-    preset: Literal["paper"] | None = None
-    """create: "paper" is the user study of the paper: 32 prompts, three dimensions, the first method against each other one."""
     title: str = "Which video is better?"
     """create: the title that raters read."""
     dimensions: dict[str, str] = field(default_factory=lambda: dict(DIMENSIONS))
     """create: name and question of every dimension."""
     against: str | None = None
     """create: compare this method with each of the others; None compares every two methods."""
-    per_rater: Count | None = None
-    """create: comparisons that each rater gets, those least often given so far; None gives all."""
     checks: Annotated[float, Range(0, 0.5)] = 0.1
     """create: attention checks (a clip with itself, or with a spoilt copy) as a share of a rater's comparisons; 0 is none."""
     max_failed: Share = 0.25
@@ -89,21 +85,13 @@ def _create(options: Options) -> None:
 
     if options.prompts is None or not options.methods:
         raise StudyError("study create needs --methods '{name: folder, ...}' and --prompts FILE.")
-    prompts, against = load_prompts(options.prompts), options.against
-    if options.preset == "paper":
-        if len(prompts) != PAPER_PROMPTS or options.dimensions != DIMENSIONS or options.per_rater is not None:
-            raise StudyError(
-                f"preset paper has {PAPER_PROMPTS} prompts, its three dimensions and all comparisons for each rater; "
-                f"{options.prompts} has {len(prompts)} prompts. Leave --preset out, or the other options."
-            )
-        against = against or next(iter(options.methods))
+    prompts = load_prompts(options.prompts)
     plan = StudyPlan(
         title=options.title,
         methods={name: Path(folder) for name, folder in options.methods.items()},
         prompts=prompts,
         dimensions=options.dimensions,
-        against=against,
-        per_rater=options.per_rater,
+        against=options.against,
         checks=options.checks,
         max_failed=options.max_failed,
         seed=options.seed,
@@ -202,7 +190,7 @@ def _export(options: Options) -> None:
 
 
 def _export_pairs(options: Options) -> None:
-    from sage_grpo.tools.study.preferences import preferences
+    from sage_grpo.tools.study.results import preferences
 
     out = options.out or options.study / "pairs.jsonl"
     with contextlib.closing(open_study(options.study)) as store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -71,23 +71,15 @@ def spoilt_pool(checks: int, prompts: int, methods: int, rng: random.Random) -> 
 def deal(
     wanted: Collection[Comparison],
     *,
-    seen: Mapping[Comparison, int],
-    count: int | None,
     checks: int,
     methods: int,
     pool: Sequence[tuple[int, int]],
     rng: random.Random,
 ) -> list[Task]:
-    """The tasks of one rater in their order.
-
-    All comparisons, or the `count` that were dealt least often so far (`seen`). Each two methods swap sides in half of their
-    comparisons. Attention checks are spread over the whole: the k-th falls at random into the k-th part.
-    """
+    """The tasks of one rater in their order. Each two methods swap sides in half of their comparisons. Attention checks are spread over the whole: the
+    k-th falls at random into the k-th part."""
     chosen = sorted(wanted)
     rng.shuffle(chosen)
-    if count is not None:
-        chosen = sorted(chosen, key=lambda one: seen.get(one, 0))[:count]  # stable: equals stay shuffled
-        rng.shuffle(chosen)
     tasks = _sided(chosen, rng)
     inserted = _checks(checks, sorted({one.prompt for one in wanted}), methods, pool, rng)
     for number, check in reversed(list(enumerate(inserted))):

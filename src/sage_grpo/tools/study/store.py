@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.tools.study.pairs import Comparison, Shown, Task
+from sage_grpo.tools.study.pairs import Shown, Task
 from sage_grpo.utils.json_schema import DocumentError, demand, misfit, parse_json, shown
 
 VERSION = 1
@@ -81,8 +81,6 @@ class Study:
     """Name -> question."""
     against: int | None
     """The one method that is compared with each of the others; None compares all."""
-    per_rater: int | None
-    """Comparisons that a rater gets; None is all of them."""
     checks: int
     """Attention checks that a rater gets."""
     max_failed: float
@@ -278,19 +276,6 @@ class Store:
     def files(self) -> list[str]:
         return [file for (file,) in self._read("SELECT file FROM clips ORDER BY file")]
 
-    def dealt(self) -> dict[Comparison, int]:
-        """Number of raters of each comparison."""
-        rows = self._read(
-            "SELECT prompt, left_method, right_method, COUNT(*) FROM tasks WHERE left_method != right_method "
-            "GROUP BY prompt, MIN(left_method, right_method), MAX(left_method, right_method)"
-        )
-        against = self.study.against
-        found = {}
-        for prompt, left, right, count in rows:
-            first, second = sorted((left, right), key=lambda method: (method != against, method))
-            found[Comparison(prompt, first, second)] = count
-        return found
-
     def votes(self) -> list[Vote]:
         """Every vote, by rater and order."""
         rows = self._read(
@@ -357,6 +342,8 @@ def _study(db: sqlite3.Connection, file: Path) -> Study:
     if version != VERSION or more:
         raise StudyError(f"{file} is of version {shown(version)}; this program reads version {VERSION}.")
     content = parse_json(settings, "its settings")
+    if isinstance(content, dict):
+        content.pop("per_rater", None)  # studies of earlier versions had a number of comparisons for each rater
     fault = misfit(content, Study, "settings")
     if fault:
         raise _strange(file, fault)
