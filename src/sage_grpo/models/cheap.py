@@ -34,7 +34,6 @@ class CheapSpec:
 
     @property
     def on(self) -> bool:
-        """True if the negative branch is left out anywhere."""
         return self.guidance is not None or self.negative_every > 1
 
     def guides(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,12 +11,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import format_of, load_examples
-from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
+from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, load_examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -28,10 +25,10 @@ from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
-from sage_grpo.training.scoring import compose, hire, metadata_of
-from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
+from sage_grpo.training.scoring import compose, metadata_of
+from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_image, read_pictures, read_video
+from sage_grpo.utils.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -63,8 +60,6 @@ class Inputs:
     """Held-out prompts; without any there is no evaluation."""
     examples: Examples | None = None
     """Clips to learn from, where prompts come with them."""
-    opened: ExitStack = field(default_factory=ExitStack)
-    """Rewards with processes of their own, which end when it is closed."""
 
 
 def adopt(
@@ -121,45 +116,20 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
     if given.model is None:
         compiles(config, device)  # refuses bad options before anything is loaded
     prompts, held_out = load_sources(config, given)
-    with ExitStack() as opened:
-        reward = load_rewards(config, prompts, world, given, opened)
-        model = load_model(config, world) if given.model is None else given.model
-        if given.model is not None and world.device is not None and model.device != world.device:
-            raise ConfigError(
-                f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
-                f"ModelSpec(...).load({str(world.device)!r})."
-            )
-        check_sources(model, [*prompts, *held_out])
-        examples = None
-        if config.data.clips is not None:
-            encoder_of(model)
-            examples = usable(config.data.clips, prompts, [model.video, *_formats(config, model, prompts)])
-            prompts = list(examples.prompts)
-        return Inputs(
-            model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
+    reward = load_rewards(config, prompts, world, given)
+    model = load_model(config, world) if given.model is None else given.model
+    if given.model is not None and world.device is not None and model.device != world.device:
+        raise ConfigError(
+            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+            f"ModelSpec(...).load({str(world.device)!r})."
         )
-
-
-def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt]) -> list[VideoSpec]:
-    """The further formats of given clips; refuses those that the model cannot make or whose memory is not planned."""
-    found = [format_of(text, model.video.fps) for text in config.data.formats]
-    reasons = {
-        f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
-        "a row with a picture: it is encoded at the model's own size": any(prompt.files for prompt in prompts),
-    }
-    for text, video in zip(config.data.formats, found):
-        try:
-            size = math.prod(in_format(model, video).latent_shape())
-        except ModelError as error:
-            raise ConfigError(f"data.formats {text}: {error}") from error
-        own = math.prod(model.latent_shape())
-        reasons[
-            f"{text}, whose clips have {size} latents and the model's own {own}: memory is planned for those, make the largest format the model's own"
-        ] = size > own
-    wrong = [reason for reason, is_so in reasons.items() if is_so]
-    if wrong and found:
-        raise ConfigError("data.formats does not go with " + "; nor with ".join(wrong) + ".")
-    return found
+    check_sources(model, [*prompts, *held_out])
+    examples = None
+    if config.data.clips is not None:
+        encoder_of(model)
+        examples = usable(config.data.clips, prompts, model.video)
+        prompts = list(examples.prompts)
+    return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples)
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
@@ -195,16 +165,13 @@ def load_rewards(
     prompts: Sequence[Prompt],
     world: World,
     given: Overrides | None = None,
-    opened: ExitStack | None = None,
 ) -> CompositeReward:
-    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy. `opened` gets
-    their actors; without it there are none."""
+    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
     given = given or Overrides()
     differentiates = config.build_objective().differentiates
     if differentiates:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    away = {} if opened is None else hire(config, opened)
-    reward = compose(config, _device(config, world, given), given.rewards, away)
+    reward = compose(config, _device(config, world, given), given.rewards)
     try_rewards(reward, prompts, config.model, world, gradient=differentiates)
     return reward
 
@@ -270,7 +237,8 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
     """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
     check_sources(model, prompts)
-    found, start = _encoded(model, prompts), abilities(model).start
+    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    start = abilities(model).start
     if start is None:
         return found
 
@@ -283,41 +251,11 @@ def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Condi
     ]
 
 
-def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    encode_placed = abilities(model).encode_placed
-    if encode_placed is None or not any(prompt.conditions for prompt in prompts):
-        return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
-    return [
-        encode_placed(prompt.text, _placed(prompt, model.video))
-        if prompt.conditions
-        else model.encode([prompt.text], [pictures_of(prompt)])[0]
-        for prompt in prompts
-    ]
-
-
-def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
-    """A prompt's placed images and clips, clips at the run's frame rate; its image is the first frame."""
-    given = [] if prompt.image is None else [Placed(read_image(prompt.image)[None])]
-    for one in prompt.conditions:
-        if one.kind == "image":
-            given.append(Placed(read_image(one.file)[None], one.frame_index))
-            continue
-        clip, fps = read_video(one.file)
-        given.append(Placed(clip[[frame for frame in frames_at(fps, video) if frame < len(clip)]], one.frame_index))
-    return given
-
-
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not
-    take."""
-    able = abilities(model)
-    strength = None if able.start is None else able.start.strength
+    """Refuse source clips that are missing, too short or of no use to the model."""
+    start = abilities(model).start
+    strength = None if start is None else start.strength
     for prompt in prompts:
-        if prompt.conditions and able.encode_placed is None:
-            raise ModelError(
-                f"The prompt {prompt.text!r} has conditions, which an LTXConditionPipeline takes, and {type(model).__name__} does not: take the column "
-                "out. A first frame is the column image."
-            )
         if prompt.source_video is None and strength is not None and not prompt.clips:
             raise ModelError(
                 f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "
