@@ -50,7 +50,7 @@ class ProbeSpec:
     etas: list[Positive] | None = None
     """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
     out: Folder = "probe"
-    """Folder for probe.json, probe.png and snippet.yaml."""
+    """Folder for probe.json and snippet.yaml."""
     json: bool = False
     """Print JSON only."""
 
@@ -83,7 +83,6 @@ class ProbeKeys(NoiseKeys):
     """Number of the prompt."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
-        """Start noise of a group, the same for all its members."""
         own = group.prompt.seed
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
         return keyed_noise(shape, "start", *key, group.number)
@@ -119,7 +118,6 @@ class Prober:
 
     @property
     def grid(self) -> Schedule:
-        """The run's own grid."""
         return Schedule(self.model.sigmas(self.config.rollout.steps, self.config.rollout.shift))
 
     def steps(self) -> list[int]:
@@ -208,7 +206,6 @@ class Prober:
 
 
 def passes(plans: Sequence[Plan]) -> int:
-    """Network evaluations of plans."""
     return sum(plan.rollout_passes(0).total() for plan in plans)
 
 
@@ -319,7 +316,6 @@ def snippet(finding: ProbeResult, config: TrainConfig) -> str | None:
 
 
 def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
-    """Content of probe.json."""
     spec, grid, kernel = prober.spec, prober.grid, prober.config.kernel.build(prober.grid)
     steps = [
         {
