@@ -60,7 +60,7 @@ class Options:
     port: Annotated[int, Range(0, 65535)] = PORT
     """serve: port to listen on."""
     limits: StudyLimits = field(default_factory=StudyLimits)
-    """serve: sizes and rates."""
+    """serve: requests a second."""
     exclude_flagged: bool = False
     """results, export for training: leave out the votes of raters who failed the attention checks."""
     json: bool = False
@@ -74,7 +74,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Carry out the action; return the exit status."""
     actions = {"create": _create, "links": _links, "serve": _serve, "results": _results, "export": _export}
     actions[options.action](options)
     return 0
@@ -126,7 +125,6 @@ def _links(options: Options) -> None:
 
 
 def _say_who_reaches(options: Options) -> None:
-    """Print a remark where links have a loopback address, which opens on this machine only."""
     if is_loopback(urlsplit(options.url).hostname or ""):
         print(
             f"These links open on this machine only. A colleague with a login here opens them through `ssh -L {PORT}:127.0.0.1:{PORT} NAME`. For "
@@ -154,8 +152,8 @@ def _serve(options: Options) -> None:
     with contextlib.closing(store):
         started = serve(
             app,
-            header_timeout=options.limits.header_timeout_s,
-            max_connections=options.limits.max_connections,
+            header_timeout=30.0,
+            max_connections=1024,
             host=options.host,
             port=options.port,
             log_level="warning",

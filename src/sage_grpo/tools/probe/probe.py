@@ -88,7 +88,6 @@ class ProbeKeys(NoiseKeys):
         return keyed_noise(shape, "start", *key, group.number)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
-        """Exploration noise of a step: e, -e, f, -f."""
         rows = []
         for member in members:
             quadruple, place = divmod(member.index, QUADRUPLE)
@@ -126,7 +125,6 @@ class Prober:
         return self.planner(window, self.config.kernel.eta).candidates()
 
     def still(self) -> list[Plan]:
-        """Plans, one per prompt, of deterministic clips from every start noise."""
         schedule = self.grid.exploring([False] * self.config.rollout.steps)
         members = [Member(start, 0) for start in range(self.spec.starts)]
         shares = share_out(members, self.config.batch.micro_batch)
@@ -150,7 +148,6 @@ class Prober:
         return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
 
     def planner(self, window: Window, eta: float) -> Planner:
-        """The planner of a run whose prompts are start noises."""
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
@@ -171,7 +168,6 @@ class Prober:
         return Planner(config=config, grid=self.grid, kernel=law, trains=trains, network=network_of(self.model))
 
     def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
-        """Sample, decode and score, prompt by prompt."""
         rows = [self._clips(plan, eta) for plan in plans]
         drifts = [drift for _, drift in rows if drift is not None]
         return ProbeScores(torch.stack([reward for reward, _ in rows]), torch.stack(drifts) if drifts else None)

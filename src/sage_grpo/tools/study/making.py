@@ -75,7 +75,6 @@ def make(folder: Path, plan: StudyPlan) -> tuple[str, list[str]]:
 
 
 def _check(plan: StudyPlan) -> None:
-    """Refuse faults before videos open."""
     if len(plan.methods) < 2:
         raise StudyError(f"A study compares two methods or more, got {', '.join(plan.methods) or 'none'}.")
     places: dict[Path, str] = {}
@@ -139,7 +138,6 @@ def _copy(
 
 
 def open_study(folder: Path) -> Store:
-    """The store of a study; the error names missing videos."""
     for name in (DATABASE, *(f"{DATABASE}-{end}" for end in ("wal", "shm", "journal")), CLIPS):
         inside(folder, name)  # the folder may be another user's, and all of these are written or served
     store = Store(folder / DATABASE)
@@ -151,7 +149,6 @@ def open_study(folder: Path) -> Store:
 
 
 def invite(store: Store) -> tuple[int, str]:
-    """A new rater with tasks of their own: number and token."""
     study = store.study
     wanted = comparisons(len(study.prompts), len(study.methods), study.against)
     tasks = deal(

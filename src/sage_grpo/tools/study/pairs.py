@@ -49,7 +49,6 @@ class Task:
 
 
 def comparisons(prompts: int, methods: int, against: int | None = None) -> list[Comparison]:
-    """Every two methods on every prompt, or one method with each of the others."""
     if against is None:
         pairs = list(combinations(range(methods), 2))
     else:
@@ -89,7 +88,6 @@ def deal(
 
 
 def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
-    """Each pair of methods: half of its comparisons one way round, half the other, at random."""
     flips: dict[tuple[int, int], list[bool]] = {}
     for one in chosen:
         flips.setdefault((one.first, one.second), []).append(False)
@@ -108,7 +106,6 @@ def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
 def _checks(
     count: int, prompts: Sequence[int], methods: int, pool: Sequence[tuple[int, int]], rng: random.Random
 ) -> list[Task]:
-    """Spoilt copies and clips with themselves, half and half, none of them twice."""
     spoilt = rng.sample(list(pool), min((count + 1) // 2, len(pool)))
     clips = [(prompt, method) for prompt in prompts for method in range(methods)]
     same = rng.sample(clips, min(count - len(spoilt), len(clips)))

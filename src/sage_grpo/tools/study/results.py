@@ -28,7 +28,6 @@ COLUMNS = (
 
 
 def raters(store: Store, votes: Sequence[Vote]) -> list[dict[str, Any]]:
-    """The record of each rater: progress, attention checks, speed, and the share of votes for the left side."""
     own: dict[int, list[Vote]] = defaultdict(list)
     for vote in votes:
         own[vote.rater].append(vote)
@@ -81,13 +80,11 @@ def results(store: Store, *, exclude_flagged: bool = False) -> dict[str, Any]:
 
 
 def preferred(vote: Vote, dimension: str) -> int | None:
-    """The method that a vote prefers; None is a tie."""
     answer = vote.answers[dimension]
     return {"left": vote.task.left.method, "right": vote.task.right.method, "tie": None}[answer]
 
 
 def _dimension(study: Study, votes: Sequence[Vote], name: str) -> dict[str, Any]:
-    """Win rates of every two methods, and agreement, in one dimension."""
     counts = Counter[tuple[int, int, int | None]]()  # by first method, second method and winner
     units: dict[str, list[int | None]] = defaultdict(list)
     for vote in votes:

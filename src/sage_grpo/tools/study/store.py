@@ -143,7 +143,6 @@ class Store:
 
     @classmethod
     def create(cls, file: Path, study: Study, clips: Mapping[tuple[int, Shown], str]) -> tuple[Store, str]:
-        """A new database with no raters, and the token of its results; `clips` maps prompt and clip to a file name."""
         token = new_token()
         rows = [(prompt, shown.method, shown.degraded, name) for (prompt, shown), name in clips.items()]
         db = _connect(file, new=True)
@@ -162,7 +161,6 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, one writer at a time."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -212,7 +210,6 @@ class Store:
         return token
 
     def progress(self) -> dict[int, tuple[int, int]]:
-        """Rater -> votes given, tasks in all."""
         rows = self._read(
             "SELECT raters.id, COUNT(votes.task), COUNT(tasks.id) FROM raters "
             "LEFT JOIN tasks ON tasks.rater = raters.id LEFT JOIN votes ON votes.task = tasks.id GROUP BY raters.id"
@@ -277,7 +274,6 @@ class Store:
         return [file for (file,) in self._read("SELECT file FROM clips ORDER BY file")]
 
     def votes(self) -> list[Vote]:
-        """Every vote, by rater and order."""
         rows = self._read(
             f"SELECT rater, place, answers, shown, voted, {TASK} FROM votes JOIN tasks ON tasks.id = votes.task "
             "ORDER BY rater, place"
@@ -337,7 +333,6 @@ def _expected() -> list[tuple[Any, ...]]:
 
 
 def _study(db: sqlite3.Connection, file: Path) -> Study:
-    """The settings of a database; StudyError names the first row that this program would not have written."""
     ((version, settings), *more) = db.execute("SELECT version, settings FROM study").fetchall() or [(None, None)]
     if version != VERSION or more:
         raise StudyError(f"{file} is of version {shown(version)}; this program reads version {VERSION}.")
