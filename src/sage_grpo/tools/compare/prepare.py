@@ -65,7 +65,6 @@ class CompareJob:
 
     @property
     def file(self) -> str:
-        """Name of the file with the arm's configuration."""
         return f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', self.arm)}-{self.key[:8]}.yaml"
 
 
