@@ -64,7 +64,7 @@ def test_published_settings_are_what_they_were() -> None:
     assert hashlib.sha256(repr(PUBLISHED).encode()).hexdigest()[:16] == "e99aaeacbfab7cea"
 
 
-SLOW_KINDS = [pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("wan22_5b_t2v", "ltx2", "qwen_image_edit")]
+SLOW_KINDS = [pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("wan22_5b_t2v", "ltx2")]
 
 
 @pytest.mark.parametrize(("kind", "rank"), [("hunyuan15_t2v", None), ("wan_t2v", 4), *SLOW_KINDS])

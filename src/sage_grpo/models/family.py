@@ -75,8 +75,6 @@ class Traits:
     """The use of its VAE."""
     schedule: type[StockSchedule] = StockSchedule
     """The use of its scheduler."""
-    read_here: tuple[str, ...] = ()
-    """Components that the family reads itself."""
     decoders: tuple[str, ...] = ("vae",)
     """Components that make a clip of latents."""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -136,8 +134,7 @@ class FamilyModel(ABC):
         encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        skip = [*encoders, *traits.read_here]
-        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=skip, dtypes=dtypes)
+        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)

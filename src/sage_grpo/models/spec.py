@@ -28,7 +28,6 @@ FAMILIES = (
     "flux2",
     "sd3",
     "qwen_image",
-    "qwen_image_edit",
     "z_image",
 )
 """Families that ship with the package; each is the module of this name beside this file."""

@@ -95,8 +95,6 @@ class NetworkShape:
     """Parameters of another expert, which runs but is not trained."""
     trained_networks: int = 1
     """2 if both experts are trained; a pass runs one of them."""
-    given_tokens: int = 0
-    """Tokens besides a clip's own that run through the blocks."""
     video_products: float = 12.0
     """Multiplications of a video token with weights of a block, in widths squared."""
     text_products: float = 12.0
@@ -221,10 +219,8 @@ class Memory:
 
 
 def tokens(network: NetworkShape, job: RunShape) -> int:
-    """Tokens in a clip's blocks: of the video and of given ones."""
     frames, height, width = network.patch
-    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
-    return own + network.given_tokens
+    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
 
 
 def trainable(network: NetworkShape, job: RunShape) -> int:

@@ -17,7 +17,6 @@ COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "flux2": ("Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2"),
     "sd3": ("StableDiffusion3Pipeline", "SD3Transformer2DModel", "AutoencoderKL"),
     "qwen_image": ("QwenImagePipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
-    "qwen_image_edit": ("QwenImageEditPipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
     "z_image": ("ZImagePipeline", "ZImageTransformer2DModel", "AutoencoderKL"),
 }
 """Pipeline, transformer and VAE of checkpoints whose files are not here."""
@@ -126,7 +125,6 @@ PUBLISHED: Mapping[str, Configs] = {
     "FLUX.2-klein-base-4B": Configs(family="flux2", transformer=KLEIN_4B, scheduler=FLUX_GRID),
     "stable-diffusion-3.5-large": Configs(family="sd3", transformer=SD35_LARGE, vae=IMAGE_VAE, scheduler=_euler(3.0)),
     "Qwen-Image": Configs(family="qwen_image", scheduler=QWEN_GRID),
-    "Qwen-Image-Edit": Configs(family="qwen_image_edit", scheduler=QWEN_GRID),
     "Z-Image-Turbo": Configs(family="z_image", vae=IMAGE_VAE, scheduler=_euler(3.0)),
 }
 """Checkpoints by the last part of their hub names."""

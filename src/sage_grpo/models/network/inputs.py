@@ -31,8 +31,6 @@ class LatentGrid:
     """Pixels of a latent, along height and width."""
     patch: tuple[int, int, int] = (1, 1, 1)
     """Latents of a token along frames, height and width."""
-    beside: int = 0
-    """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
 
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
         frames = 1 if self.temporal is None else (video.frames - 1) // self.temporal + 1
