@@ -150,7 +150,7 @@ def test_both_experts_of_a_model_object_count(checkpoint) -> None:
 
 
 FREE_TO_CHANGE = {
-    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
+    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "rollout.on", "rollout.ray", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic",
     "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.clips", "data.eval_prompts", "data.encode_ahead",
@@ -208,7 +208,7 @@ def test_the_code_of_a_model_object_counts_and_the_order_of_its_methods_does_not
 
 
 def test_of_a_reward_only_where_and_how_fast_is_free() -> None:
-    free = {"batch_size", "device", "overlap", "isolate_failures", "try_out", "actors", "actor_gpus", "actor_cpus"}
+    free = {"batch_size", "device", "overlap", "isolate_failures", "try_out"}
     old = identity.plain(dataclasses.asdict(RewardSpec(name="trainer_toys:bright")))
     changed = {name: {"rewards": [{**old, name: "something else"}]} for name in old}
     assert {name for name, new in changed.items() if not identity.differences({"rewards": [old]}, new)} == free

@@ -68,7 +68,7 @@ class Said:
 def trainer(tmp_path: Path) -> Any:
     sentinel = SimpleNamespace(doubts=[])
     return SimpleNamespace(
-        config=replace(recipe("shapes/sage"), out=str(tmp_path), profile=None), export=lambda folder: folder.mkdir(),
+        config=replace(recipe("shapes/sage"), out=str(tmp_path)), export=lambda folder: folder.mkdir(),
         state=SimpleNamespace(iteration=4, best={}, sentinel=sentinel, size=9, load=lambda *words: None),
         world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None),
     )  # fmt: skip

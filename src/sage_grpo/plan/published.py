@@ -32,12 +32,9 @@ class Configs:
     )
     transformer: Mapping[str, Any] = field(default_factory=dict)
     vae: Mapping[str, Any] = field(default_factory=dict)
-    guidance: float | None = None
-    """Scale of its guider, where it has one."""
-    boundary: float | None = None
-    """Wan 2.2 with two experts: the noise level at which the second takes over."""
-    expand_timesteps: bool = False
-    """Wan 2.2 5B: every token has a timestep."""
+    guidance: float | None = None  # scale of its guider, where it has one
+    boundary: float | None = None  # Wan 2.2 with two experts: the noise level at which the second takes over
+    expand_timesteps: bool = False  # Wan 2.2 5B: every token has a timestep
 
     def write(self, folder: Path) -> None:
         """Write the config files as a checkpoint has them, without weights."""

@@ -140,7 +140,8 @@ def plain(value: Any) -> Any:
 def _without_free(rewards: Any) -> Any:
     if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
         return rewards  # no run writes this, so it counts as a difference
-    return [{key: value for key, value in one.items() if affects(RewardSpec, key) in MEANING} for one in rewards]
+    known = [field.name for field in dataclasses.fields(RewardSpec) if affects(RewardSpec, field.name) in MEANING]
+    return [{name: one[name] for name in known if name in one} for one in rewards]
 
 
 def _of_prompts(prompts: Sequence[Prompt]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
-from sage_grpo.training.scoring import compose, hire, metadata_of
+from sage_grpo.training.scoring import compose, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
 from sage_grpo.utils.video import read_pictures, read_video
@@ -61,8 +60,6 @@ class Inputs:
     """Held-out prompts; without any there is no evaluation."""
     examples: Examples | None = None
     """Clips to learn from, where prompts come with them."""
-    opened: ExitStack = field(default_factory=ExitStack)
-    """Rewards with processes of their own, which end when it is closed."""
 
 
 def adopt(
@@ -119,23 +116,20 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
     if given.model is None:
         compiles(config, device)  # refuses bad options before anything is loaded
     prompts, held_out = load_sources(config, given)
-    with ExitStack() as opened:
-        reward = load_rewards(config, prompts, world, given, opened)
-        model = load_model(config, world) if given.model is None else given.model
-        if given.model is not None and world.device is not None and model.device != world.device:
-            raise ConfigError(
-                f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
-                f"ModelSpec(...).load({str(world.device)!r})."
-            )
-        check_sources(model, [*prompts, *held_out])
-        examples = None
-        if config.data.clips is not None:
-            encoder_of(model)
-            examples = usable(config.data.clips, prompts, model.video)
-            prompts = list(examples.prompts)
-        return Inputs(
-            model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
+    reward = load_rewards(config, prompts, world, given)
+    model = load_model(config, world) if given.model is None else given.model
+    if given.model is not None and world.device is not None and model.device != world.device:
+        raise ConfigError(
+            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+            f"ModelSpec(...).load({str(world.device)!r})."
         )
+    check_sources(model, [*prompts, *held_out])
+    examples = None
+    if config.data.clips is not None:
+        encoder_of(model)
+        examples = usable(config.data.clips, prompts, model.video)
+        prompts = list(examples.prompts)
+    return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples)
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
@@ -171,16 +165,13 @@ def load_rewards(
     prompts: Sequence[Prompt],
     world: World,
     given: Overrides | None = None,
-    opened: ExitStack | None = None,
 ) -> CompositeReward:
-    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy. `opened` gets
-    their actors; without it there are none."""
+    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
     given = given or Overrides()
     differentiates = config.build_objective().differentiates
     if differentiates:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    away = {} if opened is None else hire(config, opened)
-    reward = compose(config, _device(config, world, given), given.rewards, away)
+    reward = compose(config, _device(config, world, given), given.rewards)
     try_rewards(reward, prompts, config.model, world, gradient=differentiates)
     return reward
 

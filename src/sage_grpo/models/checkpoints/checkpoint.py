@@ -422,13 +422,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     return module.eval().requires_grad_(False)
 
 
-VIDEO: Mapping[str, type | tuple[type, ...]] = {
-    "frames": int,
-    "height": int,
-    "width": int,
-    "fps": (int, float),
-    "shift": (int, float),
-}
+VIDEO: Mapping[str, type] = {"frames": int, "height": int, "width": int, "fps": float, "shift": float}
 """Entries of video.json."""
 
 
