@@ -21,10 +21,7 @@ from sage_grpo.samplers.kernels import Ode, Sage
 from sage_grpo.samplers.schedule import Schedule
 
 SHORT = ["a cat", "a dog runs"]
-LEARN = (
-    *("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"),
-    *("wan_i2v", "hunyuan15_t2v", "ltx2_3"),
-)
+LEARN = (*("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"), *("wan_i2v", "hunyuan15_t2v", "ltx2_3"))
 
 
 def conditions_of(ours, count: int) -> list:

@@ -24,8 +24,7 @@ from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
-MIXED = 0
-"""Seed of the noise that decoding mixes into latents (decode_noise_scale)."""
+MIXED = 0  # seed of the noise that decoding mixes into latents (decode_noise_scale)
 
 
 class LtxCodec(Codec):

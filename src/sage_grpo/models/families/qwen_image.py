@@ -16,8 +16,7 @@ from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 
-TEXT_TOKENS = 512
-"""Tokens to which the pipeline cuts a prompt."""
+TEXT_TOKENS = 512  # tokens to which the pipeline cuts a prompt
 
 
 class QwenCodec(Codec):

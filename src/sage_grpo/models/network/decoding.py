@@ -23,8 +23,7 @@ from sage_grpo.models import no_numbers
 
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
-GRAPH_PIXELS = 2 * 2**20
-"""The same where a gradient is wanted: 4 frames of 480 x 848, one latent frame."""
+GRAPH_PIXELS = 2 * 2**20  # the same where a gradient is wanted: 4 frames of 480 x 848, one latent frame
 
 
 def to_uint8(
