@@ -81,7 +81,11 @@ class PartScores(dict[str, Tensor]):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores clips. Higher is better; NaN marks a clip that could not be scored."""
+    """Scores clips. Higher is better; NaN marks a clip that could not be scored.
+
+    With an attribute `reads = "latents"` it gets float32 in the shape and the scale of the model's samples, and nothing is
+    decoded for it. With `compares = True` every call has all clips of one group (in any order), and no others.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,23 +108,6 @@ class DifferentiableReward(Protocol):
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """As a call, for float clips B x F x H x W x 3 in [0, 255] (or latents, where it reads these), with a graph from the scores to them."""
-
-
-@runtime_checkable
-class Reads(Protocol):
-    """A reward that declares its input. Latents are float32, in the shape and the scale of the model's samples; nothing is decoded for them."""
-
-    @property
-    def reads(self) -> Literal["clips", "latents"]: ...
-
-
-@runtime_checkable
-class ComparesClips(Protocol):
-    """A reward whose score of a clip depends on the other clips of its group: a ranking, or wins over the others."""
-
-    @property
-    def compares(self) -> bool:
-        """True if every call needs all clips of one group, and no others; their order must not matter."""
 
 
 @runtime_checkable

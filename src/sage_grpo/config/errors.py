@@ -61,9 +61,7 @@ def nearest_key(given: str, keys: Sequence[str]) -> str:
 
 
 def recipe_hint(name: str, targets: Collection[str]) -> str:
-    """Advice for the moved recipes scenes/METHOD, and for a model family in place of one of a recipe's `targets`, or ""."""
-    if name.split("/")[0] == "scenes":
-        return " The second world is a file of the project's repository now: sage-grpo train research/scenes/branch.yaml (research/README.md)."
+    """Advice for a model family in place of one of a recipe's `targets`, or ""."""
     families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]
     family = nearest(name.split("/")[0], [*families, *targets], 0.8)
     if not family or family in targets:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -68,7 +68,7 @@ def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, s
 
 
 def unsure(given: Overrides) -> list[str]:
-    names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not isinstance(one, Fingerprinted)]
+    names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not hasattr(one, "fingerprint")]
     text = (
         f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
         "cannot be told. A method fingerprint() would tell."
@@ -200,18 +200,11 @@ def _source(module: str) -> Path | None:
     return None if spec is None or spec.origin is None or not Path(spec.origin).is_file() else Path(spec.origin)
 
 
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """A reward or a model with its own fingerprint: of weights, settings, versions."""
-
-    def fingerprint(self) -> str:
-        """Equal for equal objects, in any process."""
-
-
 def of_object(thing: object) -> str:
-    """An object's own fingerprint, or that of its source, without globals, closures and attributes."""
-    if isinstance(thing, Fingerprinted):
-        return thing.fingerprint()
+    """What the object's method `fingerprint()` returns, the same for equal objects in any process, or a digest of its
+    source, without globals, closures and attributes."""
+    if hasattr(thing, "fingerprint"):
+        return str(thing.fingerprint())
     target = thing.function if isinstance(thing, FunctionReward) else thing
     return hashlib.sha256("\n".join(_source_of(target)).encode()).hexdigest()
 
