@@ -20,9 +20,7 @@ Halves = Literal["even", "down"]
 def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
     """Raise ValueError unless `videos` is uint8 B x F x H x W x 3, with a prompt a clip and fps > 0."""
     if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
-        raise ValueError(
-            f"Rewards take uint8 clips B x F x H x W x 3, got {videos.dtype} of shape {tuple(videos.shape)}."
-        )
+        raise ValueError(f"Rewards take uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}.")
     if isinstance(prompts, str) or len(prompts) != videos.shape[0]:  # type: ignore[arg-type]
         count = "one string" if isinstance(prompts, str) else f"{len(prompts)} prompts"  # type: ignore[arg-type]
         raise ValueError(f"One prompt a clip is needed: got {count} for {videos.shape[0]} clips.")

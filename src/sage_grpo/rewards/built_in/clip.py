@@ -57,14 +57,14 @@ class ClipReward(NetworkReward):
     """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
 
     def __init__(
-        self, model: str, tokenizer: str | None, fit: Fit = "crop", halves: Halves = "even", **reading: Any
+        self, model: str, tokenizer: str | None, fit: Fit = "crop", halves: Halves = "even", **more: Any
     ) -> None:
-        """tokenizer: a folder or hub name, "" the model's own, None for frames only. halves: as in `clip_pixels`. reading: of a NetworkReward."""
+        """tokenizer: a folder or hub name, "" the model's own, None for frames only. halves: as in `clip_pixels`. more: of a NetworkReward."""
         from transformers import CLIPModel
 
         if fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-        super().__init__(load_whole(CLIPModel, model), **reading)
+        super().__init__(load_whole(CLIPModel, model), **more)
         text, self._size = self.model.config.text_config, self.model.config.vision_config.image_size
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, text.vocab_size)
         self._length, self._fit, self._halves = text.max_position_embeddings, fit, halves
@@ -128,7 +128,7 @@ class Hpsv2(ClipScore):
         parts="HPSv2",
         files={
             "model": FileSource(
-                text="HPSv2 in transformers' format, a folder or a hub name (adams-story/HPSv2-hf)", hub="config.json"
+                text="HPSv2 in transformers' format, a folder or adams-story/HPSv2-hf", hub="config.json"
             ),
             "tokenizer": CLIP_FOLDER,
         },
@@ -154,9 +154,7 @@ class PickScore(ClipReward):
     facts = RewardFacts(
         what="PickScore of frames and prompt",
         parts="PickScore",
-        files={
-            "model": FileSource(text="a hub name (yuvalkirstain/PickScore_v1) or a folder with it", hub="config.json")
-        },
+        files={"model": FileSource(text="hub name yuvalkirstain/PickScore_v1, or a folder with it", hub="config.json")},
         parameters=0.99e9,
         gigabytes=3.9,
         licence="PickScore_v1: see its page",
@@ -228,10 +226,8 @@ def _read_linears(path: Path) -> Layers:
         raise RewardConfigError(f"The aesthetic head {path} does not exist.")
     state = read_weights(path)
     numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
-    layers_by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
-    names = [layers_by_number[index] for index in sorted(layers_by_number)] or [
-        name for name in state if name.endswith("weight")
-    ]
+    by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
+    names = [by_number[n] for n in sorted(by_number)] or [name for name in state if name.endswith("weight")]
     layers = []
     for name in names:
         bias = state.get(f"{name.removesuffix('weight')}bias", torch.zeros(state[name].shape[0]))

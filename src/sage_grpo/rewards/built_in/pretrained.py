@@ -112,9 +112,7 @@ def load_whole(
         logging.set_verbosity(verbosity)
     fault = loading_fault(info)
     if fault is not None:
-        raise RewardConfigError(
-            f'The weights in "{name}" do not fit a {kind.__name__}: it {fault}. Download it again in full.'
-        )
+        raise RewardConfigError(f'The weights in "{name}" do not fit a {kind.__name__}: it {fault}. Download it again.')
     return model
 
 

@@ -80,9 +80,7 @@ def read_template(path: Path, strings: Sequence[str], tokens: Sequence[str], sou
     source: the file to copy if `path` does not exist.
     """
     if not path.is_file():
-        raise RewardConfigError(
-            f"The prompt template {path} does not exist. Copy {source}; docs/rewards.md says where it is."
-        )
+        raise RewardConfigError(f"The prompt template {path} does not exist. Copy {source} (docs/rewards.md).")
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         constants = {

@@ -175,9 +175,8 @@ def _best_shift(before: Tensor, after: Tensor, reach: int) -> tuple[Tensor, Tens
         cost = error + 1e-3 * (y * y + x * x) ** 0.5
         better = cost < best
         best, residual = torch.where(better, cost, best), torch.where(better, error, residual)
-        shift = torch.where(
-            better, torch.tensor([y, x], device=shift.device, dtype=shift.dtype).view(1, 2, 1, 1), shift
-        )
+        step = torch.tensor([y, x], device=shift.device, dtype=shift.dtype).view(1, 2, 1, 1)
+        shift = torch.where(better, step, shift)
     return shift, residual
 
 
@@ -235,9 +234,7 @@ SMOOTH = frozenset({"brightness", "saturation", "sharpness", "flicker"})
 class VideoStats:
     """Chosen statistics as one reward; all of them by default."""
 
-    facts = RewardFacts(
-        what="measurements without weights, and guards against reward hacking", parts=", ".join(STATISTICS)
-    )
+    facts = RewardFacts(what="measurements without weights, guards against reward hacking", parts=", ".join(STATISTICS))
 
     def __init__(self, *, parts: Sequence[str] = ()) -> None:
         check_known(parts, STATISTICS, "video_stats has no part")
@@ -258,7 +255,7 @@ class VideoStats:
         rough = [part for part in self.names if part not in SMOOTH]
         if rough:
             raise RewardConfigError(
-                f"video_stats: {', '.join(rough)} has no gradient; choose parts among {', '.join(sorted(SMOOTH))}."
+                f"video_stats: {', '.join(rough)} has no gradient; choose among {', '.join(sorted(SMOOTH))}."
             )
         clip = StatisticsBatch(videos, fps)
         return {part: STATISTICS[part](clip) for part in self.names}

@@ -129,7 +129,7 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
     if not (adapter.is_file() and rest.is_file()):
         raise RewardConfigError(
-            f"{checkpoint} needs model.pth, or adapter_model.safetensors and non_lora_state_dict.pth."
+            f"{checkpoint} needs model.pth, or adapter_model.safetensors + non_lora_state_dict.pth."
         )
     return transformers_names(read_weights(rest) | read_weights(adapter)), False
 
@@ -170,9 +170,7 @@ class VideoAlign:
                 hub="model_config.json",
                 repo="KwaiVGI/VideoReward",
             ),
-            "base": FileSource(
-                text="Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name", hub="config.json"
-            ),
+            "base": FileSource(text="hf download Qwen/Qwen2-VL-2B-Instruct, or this hub name", hub="config.json"),
             "template": FileSource(text="prompt_template.py of https://github.com/KwaiVGI/VideoAlign"),
         },
         parameters=2.2e9,
@@ -216,17 +214,14 @@ class VideoAlign:
         self._head = state.pop("rm_head.weight").float()
         # a layer without its adapter would act as the base's, and change the scores a little
         adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
-        wanted = {
-            f"language_model.layers.{layer}.{name}" for layer in range(text.num_hidden_layers) for name in adapted
-        }
+        wanted = {f"language_model.layers.{n}.{name}" for n in range(text.num_hidden_layers) for name in adapted}
         fault = weights_fault(missing=wanted - state.keys())
         if fault is not None and self.config.lora_everywhere:
             raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
         self.model = _load_model(base, len(self._chat.tokenizer), state, whole, self.config.lora_scale)
-        if self._head.shape[0] != self.config.output_dim:
-            raise RewardConfigError(
-                f"rm_head has {self._head.shape[0]} outputs, model_config.json says {self.config.output_dim}."
-            )
+        outputs, declared = self._head.shape[0], self.config.output_dim
+        if outputs != declared:
+            raise RewardConfigError(f"rm_head has {outputs} outputs, model_config.json says {declared}.")
         self.to(torch.device(device))
 
     def to(self, device: torch.device) -> VideoAlign:
@@ -281,7 +276,7 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
     rows = model.get_input_embeddings().weight
     if tokens > rows.shape[0] and "language_model.embed_tokens.weight" not in state:
         raise RewardConfigError(
-            f"{base} has {rows.shape[0]} embeddings for {tokens} tokens, and the checkpoint brings none."
+            f"{base} has {rows.shape[0]} embeddings for {tokens} tokens, the checkpoint brings none."
         )
     embedding = nn.Embedding(tokens, rows.shape[1])
     embedding.weight.data[: min(tokens, rows.shape[0])] = rows.data[:tokens]
