@@ -228,7 +228,6 @@ def plan_table(
     clips = len(plan.groups) * plan.group_size
     group = plan.groups[0]
     trained = " + ".join(str(len(steps)) for steps in group.trained)
-    branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
     chosen = described(config)
@@ -240,7 +239,7 @@ def plan_table(
         **(choices or {}),
         "given clips"
         if plan.examples
-        else "rollouts": f"{batch.prompts} prompts{branches} x {plan.group_size} = {clips} clips per iteration"
+        else "rollouts": f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration"
         f"{chosen and f'; {chosen}'}",
         "micro-batches": f"{clips} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
         "steps": f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, trained {trained}{shared}",

@@ -32,11 +32,14 @@ GONE: dict[str, tuple[Any, str]] = {
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
+    "rollout.cheap.guidance": (None, _UNMEASURED),
+    "rollout.cheap.negative_every": (1, _UNMEASURED),
     "rollout.cheap.cache": (None, _UNMEASURED),
     "rollout.cheap.cache_threshold": (0.08, _UNMEASURED),
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
+    "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
@@ -91,9 +94,7 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
         for gone in GONE:
-            if (gone.rpartition(".")[0] or "update") in groups(
-                options
-            ):  # without a group it is of a whole configuration
+            if gone.partition(".")[0] in groups(options):
                 parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser

@@ -16,7 +16,6 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, abilities, network_of
-from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.plan import formulas
@@ -358,7 +357,6 @@ def forecast(
             raise ValueError(
                 f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
             )
-    check_negative(config.rollout.cheap, lambda sigma: model.branches(sigma, config.model.training_guidance))
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
     return Forecast(
         config=config,
@@ -390,7 +388,7 @@ def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Pl
     moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
     most = LOOKED_AT
     if window.kind == "drawn":
-        most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
+        most = max(1, min(LOOKED_AT, DRAWS // config.batch.prompts))
     looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
     return tuple(foresee(config, planner.plan(iteration, prompts)) for iteration in looked)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch, share_out
-from sage_grpo.models.cheap import Guide
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
 from sage_grpo.training.lockstep import Lockstep
@@ -54,9 +53,9 @@ class Guiding:
     together: int = 0
     """Up to this many clips, both branches are one batch."""
 
-    def one(self, rows: int, sigma: float, guide: Guide = "exact") -> PassCount:
-        """One velocity of `rows` clips; a cheap step may skip the negative prompt."""
-        branches = self.branches(sigma) if guide in ("exact", "whole") else 1
+    def one(self, rows: int, sigma: float) -> PassCount:
+        """One velocity of `rows` clips."""
+        branches = self.branches(sigma)
         return PassCount(1, 1 if rows <= self.together else branches, rows * branches)
 
 
@@ -137,7 +136,7 @@ def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
     """A rank's own passes, one by one."""
     work: defaultdict[Hashable, PassCount] = defaultdict(PassCount)
     for one in plan.sampled(rank):
-        passes = guiding.one(one.rows, one.sigma, one.guide)
+        passes = guiding.one(one.rows, one.sigma)
         work["shared" if one.shared else "sampling"] += passes
         work["rollout", plan.network(one.sigma)] += passes
     for replay in plan.kl_replays(rank):
@@ -225,18 +224,13 @@ def _updates(plan: Plan, member: Member) -> tuple[bool, ...]:
 
 def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
     """Groups and micro-batches with independent passes: a micro-batch, or, for groups with a shared prefix, those that
-    are batched or branch from one prefix."""
+    are batched."""
     own = plan.batches(rank)
     if not plan.groups[0].shared:
         for batch in own:
             yield [plan.groups[index] for index in dict.fromkeys(member.group for member in batch.members)], [batch]
         return
-    together: dict[int, list[Group]] = {}
-    if plan.prefix_batch > 1:
-        together = dict(enumerate(map(list, plan.prefixes(rank))))
-    else:
-        for index in plan.members(rank):
-            together.setdefault(plan.groups[index].number, []).append(plan.groups[index])
+    together = dict(enumerate(map(list, plan.prefixes(rank))))
     part = {group.index: number for number, groups in together.items() for group in groups}
     batches: dict[int, list[MicroBatch]] = {number: [] for number in together}
     for batch in own:

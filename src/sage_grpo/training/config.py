@@ -10,7 +10,6 @@ from sage_grpo.config.ranges import Count, Decay, Folder, Natural, NotNegative, 
 from sage_grpo.data.examples import format_of
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import Objective
@@ -84,8 +83,6 @@ class RolloutConfig:
     after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
     (MixGRPO-Flash)."""
-    cheap: CheapSpec = CheapSpec()
-    """Approximations of steps that do not explore."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: Speed[bool] = False
@@ -417,10 +414,6 @@ class TrainConfig:
     def check_objective(self) -> None:
         """Refuse what the objective cannot honour."""
         objective, kind = self.build_objective(), self.objective.kind
-        if self.rollout.cheap.on and self.rollout.window.kind == "all" and objective.samples == "sde":
-            raise ValueError(
-                "rollout.cheap needs a window: with window.kind all every step explores, and those are always exact."
-            )
         if self.data.clips is not None and not objective.given_clips:
             raise ValueError(
                 f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
@@ -489,7 +482,7 @@ class TrainConfig:
 
     def _check_clips(self) -> None:
         """Refuse fewer trained clips than updates where clips are dealt out."""
-        update, clips = self.update, self.batch.prompts * self.rollout.window.branches * self.batch.trained
+        update, clips = self.update, self.batch.prompts * self.batch.trained
         if update.deal == "clips" and update.repeat:
             raise ValueError(
                 "update.deal clips does not go with update.repeat true, where every update trains every clip: leave one of them out."

@@ -28,7 +28,7 @@ from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import RewardSignal, needs_velocity_old
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
-from sage_grpo.training.planner import Planner, check_cheap, parts_of
+from sage_grpo.training.planner import Planner, parts_of
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, score_here
@@ -82,7 +82,6 @@ class RolloutEngine:
             config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
         )
         self.planner.check()
-        check_cheap(config, model, self.planner)
         self.vae = VaeMover(model, config.model)
         self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
         """Encodes given clips."""
@@ -118,7 +117,6 @@ class RolloutEngine:
             ),
             storage=self.storage,
             solver=config.solver,
-            cheap=config.cheap,
             examples=partial(self.example, plan) if plan.examples else None,
             progress=self.clock.ticker(passes.total()),
         )

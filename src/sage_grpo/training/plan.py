@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.models.cheap import Guide
 from sage_grpo.objectives.base import NoiseLevels
 from sage_grpo.samplers.schedule import Schedule
 
@@ -36,9 +35,7 @@ class Group:
     from."""
 
     index: int
-    """Index among the iteration's groups."""
-    number: int
-    """Index of its prompt among the iteration's prompts; key of the start noise."""
+    """Index among the iteration's groups, and so of its prompt; key of the start noise."""
     prompt: Prompt
     schedule: Schedule
     """Its grid, with the steps that explore."""
@@ -54,8 +51,6 @@ class Group:
     levels: NoiseLevels | None = None
     """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
     `schedule`."""
-    guides: tuple[Guide, ...] = ()
-    """Guidance of every step of `schedule`, if steps that do not explore are cheap; empty if all are exact."""
 
     @cached_property
     def branch(self) -> int:
@@ -85,23 +80,10 @@ class Group:
         schedule = self.schedule
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
 
-    def guide(self, step: int) -> Guide:
-        return self.guides[step] if self.guides else "exact"
-
     def noise(self) -> dict[str, Any]:
         """Its noise levels and exploring steps, for schedule.json: readers of a run do not have the model."""
         schedule = self.schedule
         return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
-
-
-class PrefixPass(NamedTuple):
-    """Key of a network pass before the members of a group branch; groups with equal keys make the pass once."""
-
-    number: int
-    """Index of the prompt among the iteration's prompts."""
-    sigmas: tuple[float, ...]
-    """Noise levels up to here."""
-    guide: Guide = "exact"
 
 
 @dataclass(frozen=True)
@@ -113,7 +95,6 @@ class Pass:
     """Clips in the batch."""
     shared: bool
     """One row per group, because its members have not branched yet."""
-    guide: Guide = "exact"
 
 
 @dataclass(frozen=True)
@@ -185,14 +166,6 @@ class Plan:
             ranks.append({group: tuple(members) for group, members in own.items()})
         return ranks
 
-    def prefix(self, group: Group) -> list[PrefixPass]:
-        """Keys of a group's network passes before its members branch: the prompt and the sigmas so far.
-
-        Groups of one prompt have the same passes until the first of them branches.
-        """
-        sigmas = group.schedule.sigmas.tolist()
-        return [PrefixPass(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
-
     def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
         alike: dict[Hashable, list[Group]] = {}
@@ -211,12 +184,8 @@ class Plan:
         batches = self.batches(rank)
         together = [{member.group for member in batch.members} for batch in batches]
         together += [{group.index for group in groups} for groups in self.prefixes(rank)]
-        shared: dict[int, set[int]] = {}
-        for index in self.members(rank):
-            if self.groups[index].shared:
-                shared.setdefault(self.groups[index].number, set()).add(index)
         parts: list[set[int]] = []
-        for groups in [*together, *shared.values()]:
+        for groups in together:
             touched = [part for part in parts if part & groups]
             parts = [part for part in parts if not part & groups] + [groups.union(*touched)]
         return [
@@ -228,13 +197,13 @@ class Plan:
         """The network passes of a rank's rollout: shared passes of groups, each once, then those of the members."""
         if self.examples:
             return
-        keys = (key for groups in self.prefixes(rank) for key in zip(*map(self.prefix, groups)))
-        for key in dict.fromkeys(keys):
-            yield Pass(key[0].sigmas[-1], rows=len(key), shared=True, guide=key[0].guide)
+        for groups in self.prefixes(rank):
+            for sigma in groups[0].schedule.sigmas[: groups[0].branch].tolist():
+                yield Pass(sigma, rows=len(groups), shared=True)
         for batch in self.batches(rank):
             group = self.group_of(batch)
-            for step, sigma in enumerate(group.schedule.sigmas[group.branch : -1].tolist(), group.branch):
-                yield Pass(sigma, rows=len(batch.members), shared=False, guide=group.guide(step))
+            for sigma in group.schedule.sigmas[group.branch : -1].tolist():
+                yield Pass(sigma, rows=len(batch.members), shared=False)
 
     def rollout_passes(self, rank: int) -> Counter[int]:
         """Passes of a rank's rollout, by network."""

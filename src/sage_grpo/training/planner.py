@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +16,6 @@ from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_upd
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import VelocityModel, abilities
-from sage_grpo.models.cheap import Guide, check_negative
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.samplers.kernels import Kernel
@@ -63,16 +61,16 @@ class Planner:
         steps = config.rollout.steps
         if window.kind == "drawn":
             allowed = self.candidates()
-            rows = window.draw(allowed, len(prompts), iteration, config.seed)
-            windows = [(number, window.flags(first, steps)) for number, row in enumerate(rows) for first in row]
+            drawn = window.draw(allowed, len(prompts), iteration, config.seed)
+            windows = [window.flags(first, steps) for first in drawn]
             weighted = [step for first in allowed for step in self.trainable(window.flags(first, steps))]
         else:
             same = window.steps(steps, iteration, config.seed)
-            windows = [(number, same) for number in range(len(prompts))]
+            windows = [same] * len(prompts)
             weighted = self.trainable(same)
         groups = tuple(
-            self._group(index, number, prompts[number], flags, iteration)
-            for index, (number, flags) in enumerate(windows)
+            self._group(index, prompt, flags, iteration)
+            for index, (prompt, flags) in enumerate(zip(prompts, windows, strict=True))
         )
         return Plan(
             iteration=iteration,
@@ -87,9 +85,8 @@ class Planner:
     @property
     def _prefix_batch(self) -> int:
         """Most groups that are batched. 1 with several ranks, because prompts of different lengths would take one rank
-        more passes than another, and with several groups per prompt, which share passes already."""
-        alone = self.ranks > 1 or self.config.rollout.window.branches > 1
-        return 1 if alone else self.config.batch.micro_batch
+        more passes than another."""
+        return 1 if self.ranks > 1 else self.config.batch.micro_batch
 
     def _filled_shares(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of one rank, filled across groups with the same path."""
@@ -113,17 +110,16 @@ class Planner:
             order = self.objective.order(count)
             trained = (order,) if order is not None else tuple(map(tuple, self._deal(list(range(count)), draw)))
             schedule = levels.rollout or grid
-            guides = () if levels.visited else self._guides(schedule)
-            groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
+            groups.append(Group(index, prompt, schedule, 0, trained, shared=False, levels=levels))
         ones, given = dict.fromkeys(range(self.grid.num_steps), 1.0), config.data.clips is not None
         return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.network, examples=given)
 
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
         """Micro-batches of every rank; prompts that explore at different steps do not share one."""
-        batch, window = self.config.batch, self.config.rollout.window
+        batch = self.config.batch
         return deal(
-            batch.prompts * window.branches,
+            batch.prompts,
             self.config.group_size,
             batch.micro_batch,
             world_size=self.ranks,
@@ -137,8 +133,7 @@ class Planner:
 
     def places(self, rank: int) -> list[int]:
         """Indices of an iteration's prompts that a rank samples, equal in every iteration."""
-        branches = self.config.rollout.window.branches
-        return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
+        return sorted({member.group for batch in self.shares[rank] for member in batch.members})
 
     @property
     def _shares_start(self) -> bool:
@@ -170,8 +165,8 @@ class Planner:
                         f"can be trained. {self._why()}"
                     )
             return list(window.at)
-        if len(allowed) < window.branches:
-            raise ValueError(f"window.branches is {window.branches}, but only steps {allowed} can be trained. {LOOK}")
+        if not allowed:
+            raise ValueError(f"window.kind is drawn, but no step can be trained. {LOOK}")
         return allowed
 
     def check(self) -> None:
@@ -186,7 +181,7 @@ class Planner:
         for iteration in range(config.iterations) if window.kind != "drawn" else ():
             first_seen.setdefault(window.steps(config.rollout.steps, iteration, config.seed), iteration)
         for flags, iteration in first_seen.items():
-            self._group(0, 0, Prompt(""), flags, iteration)
+            self._group(0, Prompt(""), flags, iteration)
         self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
 
     def unexplored(self) -> str | None:
@@ -205,7 +200,7 @@ class Planner:
     def _exploring(self, flags: Sequence[bool]) -> Schedule:
         return explore(self.grid, flags, self.kernel, self.config.rollout.deterministic_last)
 
-    def _group(self, index: int, number: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
+    def _group(self, index: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
         rollout, steps = self.config.rollout, self.trainable(flags)
         if not steps:
             raise ValueError(
@@ -217,14 +212,7 @@ class Planner:
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
         probe = self._kl_probe(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
-        guides = self._guides(schedule)
-        return Group(
-            index, number, prompt, schedule, offset, trained, shared=self._shares_start, kl_probe=probe, guides=guides
-        )
-
-    def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
-        cheap = self.config.rollout.cheap
-        return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.network) if cheap.on else ()
+        return Group(index, prompt, schedule, offset, trained, shared=self._shares_start, kl_probe=probe)
 
     def _why(self) -> str:
         left = self.unexplored()
@@ -248,7 +236,7 @@ class Planner:
         """A trained step for measuring the KL, drawn in proportion to its squared sensitivity, the main difference
         between the KLs of steps (the rest is the change of the velocity). The groups' draws are evenly spaced, so that
         together they cover the steps."""
-        groups = self.config.batch.prompts * self.config.rollout.window.branches
+        groups = self.config.batch.prompts
         steps = sorted({step for part in trained for step in part})
         key = tuple(step + offset for step in steps)
         if key not in self._squares:
@@ -339,40 +327,6 @@ def foresee(config: TrainConfig, plan: Plan) -> Plan:
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
-
-
-def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner) -> None:
-    """Refuse cheap steps that the model or the layout does not support."""
-    spec, guidance = config.rollout.cheap, config.model.training_guidance
-    if not spec.on:
-        return
-    guided = abilities(model).guided
-    if guided is None:
-        raise ModelError(
-            f"rollout.cheap needs a model with the ability `guided` (docs/extending.md), and {type(model).__name__} does not have it. "
-            "Leave it out."
-        )
-    check_negative(spec, lambda sigma: guided.branches(sigma, guidance))
-    if planner.ranks > 1 and not _in_step(planner):
-        raise ModelError(
-            "rollout.cheap.guidance and negative_every need ranks that make the same passes, because all of them gather the weights of each: "
-            "here they branch at different steps, or some have fewer passes. Use one place in rollout.window.at, and as many prompts as ranks or "
-            "a multiple of it."
-        )
-
-
-def _in_step(planner: Planner) -> bool:
-    """True if all ranks run the network equally often in every iteration."""
-    window = planner.config.rollout.window
-    if planner.objective.samples == "sde" and window.kind != "fixed" and len(window.at or ()) != 1:
-        return False
-    plan = planner.plan(0, [Prompt("")] * planner.config.batch.prompts)
-    first, *others = (_often(plan, rank) for rank in range(planner.ranks))
-    return all(other == first for other in others)
-
-
-def _often(plan: Plan, rank: int) -> Counter[tuple[int, Guide]]:
-    return Counter((plan.network(one.sigma), one.guide) for one in plan.sampled(rank))
 
 
 def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]:

@@ -94,7 +94,7 @@ class Trainer:
         self.state.sentinel = Sentinel.of(
             config.sentinel,
             self.reward,
-            clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
+            clips=config.batch.prompts * config.group_size,
             clip_range=self.clip_range,
             deviates=self.old is not None,
         )
@@ -116,7 +116,7 @@ class Trainer:
     def _check_groups(self) -> None:
         """Refuse rewards that compare clips but would not get whole groups, before anything is sampled."""
         config, planner = self.config, self.planner
-        remedy = f"Set batch.prompts times rollout.window.branches to a multiple of the {self.world.size} data-parallel ranks."
+        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
         check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
         if self.held_out:
             check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)

@@ -142,7 +142,7 @@ class Dispatcher:
     def _enqueue(self, plan: Plan, since: int, weights: Snapshot | None, version: int, *, whole: bool) -> None:
         conditions, rank = self.engine.conditions(plan), self.engine.world.rank
         sent = moved(conditions, torch.device("cpu"))
-        prompts = tuple({group.number: group.prompt for group in plan.groups}.values())
+        prompts = tuple(plan.prompts)
         needed = [{group: sent[group] for group in task.members(0)} for task in plan.tasks(rank)]
         tasks = [
             RolloutTask(plan.iteration, rank, part, version, prompts, one, whole) for part, one in enumerate(needed)

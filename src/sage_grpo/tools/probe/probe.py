@@ -33,7 +33,7 @@ from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, U
 from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
+from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
 from sage_grpo.training.scoring import score_here
 from sage_grpo.types import Conditioning
 
@@ -68,7 +68,7 @@ class ProbeKeys(NoiseKeys):
         """Start noise of a group, the same for all its members."""
         own = group.prompt.seed
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
-        return keyed_noise(shape, "start", *key, group.number)
+        return keyed_noise(shape, "start", *key, group.index)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
         """Exploration noise of a step: e, -e, f, -f."""
@@ -117,7 +117,7 @@ class Prober:
         return [
             Plan(
                 iteration=number,
-                groups=tuple(Group(m.group, m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
+                groups=tuple(Group(m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
                 group_size=1,
                 equalizer={},
                 shares=shares,
@@ -142,8 +142,7 @@ class Prober:
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            exact = RolloutConfig().cheap
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=exact)
+            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0)
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )
@@ -165,8 +164,8 @@ class Prober:
         drifts = [row.drift for row in rows if row.drift is not None]
         return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
 
-    def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> PromptScores:
-        """The clips of one prompt; `known` are velocities of a shared prefix."""
+    def clips(self, plan: Plan, eta: float, keys: NoiseKeys) -> PromptScores:
+        """The clips of one prompt."""
         kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
         condition = self.conditions[plan.iteration]
@@ -179,8 +178,6 @@ class Prober:
             keys=keys,
             storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
             solver=self.config.rollout.solver,
-            cheap=self.config.rollout.cheap,
-            known=known,
             progress=self.progress,
         ).run()
         seconds = perf_counter() - began
