@@ -23,10 +23,8 @@ from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.inspect import final_variance
 from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
-from sage_grpo.tools.probe.probe import ProbeResult
-from sage_grpo.tools.probe.spec import ProbeSpec
-from sage_grpo.tools.probe.ways import CheapSetting, Measured, WaysResult
-from sage_grpo.training.config import CheapSpec, LogConfig
+from sage_grpo.tools.probe.probe import ProbeResult, ProbeSpec
+from sage_grpo.training.config import LogConfig
 
 NUMBER = re.compile(r"(?<![\w#])-?\d+(?:\.\d+)?(?:e[-+]\d+)?(?!\w)")
 KERNELS = ["flow", "sage", "sage_exact"]
@@ -162,37 +160,6 @@ def test_a_probe_is_two_tables_and_a_snippet(capsys) -> None:
         "In here: snippet.yaml (for train --config), probe.json, probe.png",
     ]
     assert len(told) == 19
-
-
-def ways(best: bool) -> WaysResult:
-    full = CheapSetting(after=4, before=3, solver="euler", cheap=CheapSpec())
-    short = replace(full, after=2, solver="ab2")
-    found = Measured(way=short, passes=6.0, seconds=0.5, correlation=estimate(0.5), reward=estimate(-0.125))
-    return WaysResult(full, 8.0, 2.0, 3, [found], found if best else None, 99)
-
-
-def test_ways_are_a_table_and_a_file_that_is_never_an_older_probes(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "sage_grpo.tools.probe.ways.ways_document", lambda prober, found: {"best": found.best is not None}
-    )
-    monkeypatch.setattr(
-        "sage_grpo.tools.probe.ways.ways_snippet", lambda found: "rollout: cheap\n" if found.best else None
-    )
-    options = probe.Options(probe=ProbeSpec(out=str(tmp_path)))
-    prober: Any = None
-    probe._write_ways(prober, ways(True), options)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "3 2 ab2 - 6.0 0.5 0.50 -0.125" in told
-    saved = "with the fewest passes that is alike by at least 0.8; it saves 25% of the full way's."
-    assert f"{saved} rollout: cheap In {tmp_path}: ways.yaml (for train --config), ways.json" in told
-    assert json.loads((tmp_path / "ways.json").read_text()) == {"best": True}
-    assert (tmp_path / "ways.yaml").read_text() == "rollout: cheap\n"
-    quiet = replace(options, probe=replace(options.probe, json=True))
-    probe._write_ways(prober, ways(False), quiet)
-    assert json.loads(capsys.readouterr().out) == {"best": False}
-    assert not (tmp_path / "ways.yaml").exists()
-    probe._write_ways(prober, ways(False), options)
-    assert "No way is alike by" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -33,8 +33,7 @@ from sage_grpo.tools.probe.estimate import (
     effect,
     spread,
 )
-from sage_grpo.tools.probe.probe import Prober, ProbeResult, passes
-from sage_grpo.tools.probe.spec import ProbeSpec
+from sage_grpo.tools.probe.probe import Prober, ProbeResult, ProbeSpec, passes
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 from trainer_zoo.toy import SIZE, ToyModel

@@ -1,21 +1,19 @@
-"""The clips of `sage-grpo probe`, sampled by the planner and the sampler of training without any gradient, their scores, and the
-advice that follows."""
+"""Options of `sage-grpo probe`, its clips, sampled by the planner and the sampler of training without any gradient, their scores, and the advice
+that follows."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from time import perf_counter
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
 
 import torch
 import yaml
 from torch import Tensor
 
+from sage_grpo.config.ranges import Folder, Natural, Positive, Range, checked
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
@@ -28,7 +26,6 @@ from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.tools.probe.spec import ProbeSpec
 from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
@@ -38,6 +35,37 @@ from sage_grpo.training.scoring import score_here
 from sage_grpo.types import Conditioning
 
 
+@checked
+class ProbeSpec:
+    """Size of the probe."""
+
+    prompts: Annotated[int, Range(2)] = 8
+    """The first so many training prompts; intervals are over prompts."""
+    starts: Annotated[int, Range(2)] = 2
+    """Start noises per prompt."""
+    members: Annotated[int, Range(8)] = 8
+    """Clips per branch: 8, 12, 16, ..."""
+    steps: list[Natural] | None = None
+    """Steps to branch at; None is every step that can be trained."""
+    etas: list[Positive] | None = None
+    """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
+    out: Folder = "probe"
+    """Folder for probe.json, probe.png and snippet.yaml."""
+    json: bool = False
+    """Print JSON only."""
+
+    def __post_init__(self) -> None:
+        if self.members % QUADRUPLE:
+            raise ValueError(
+                f"probe.members must be 8, 12, 16, ..., got {self.members}: clips of a branch come in quadruples of noises, and a "
+                "variance needs two of them."
+            )
+        for name in ("steps", "etas"):
+            values = getattr(self, name)
+            if values is not None and (len(set(values)) < len(values) or (name == "steps" and not values)):
+                raise ValueError(f"probe.{name} must name different values, got {values}.")
+
+
 @dataclass(frozen=True)
 class ProbeScores:
     """Scores of clips, of shape (prompts, starts, members)."""
@@ -45,16 +73,6 @@ class ProbeScores:
     reward: Tensor
     drift: Tensor | None
     """The reward part named drift, if there is one."""
-
-
-@dataclass(frozen=True)
-class PromptScores:
-    """Scores of one prompt's clips, of shape (starts, members)."""
-
-    reward: Tensor
-    drift: Tensor | None
-    seconds: float
-    """Of sampling, without decoding and rewards."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +146,7 @@ class Prober:
 
     def exploring(self, eta: float, step: int | None) -> list[Plan]:
         """Plans, one per prompt, of branches at a step from every start noise; None explores at all steps."""
-        return self.plans(Window() if step is None else Window(kind="drawn", at=[step]), eta)
-
-    def plans(self, window: Window, eta: float) -> list[Plan]:
-        """Plans, one per prompt, of clips from every start noise that explore in a window."""
-        planner = self.planner(window, eta)
+        planner = self.planner(Window() if step is None else Window(kind="drawn", at=[step]), eta)
         plans = [planner.plan(number, [prompt] * self.spec.starts) for number, prompt in enumerate(self.prompts)]
         # Nothing is replayed, so no record is needed.
         return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
@@ -159,40 +173,36 @@ class Prober:
 
     def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
         """Sample, decode and score, prompt by prompt."""
-        keys = partial(ProbeKeys, self.config.seed, 0, same_start=True)
-        rows = [self.clips(plan, eta, keys(prompt=plan.iteration)) for plan in plans]
-        drifts = [row.drift for row in rows if row.drift is not None]
-        return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
+        rows = [self._clips(plan, eta) for plan in plans]
+        drifts = [drift for _, drift in rows if drift is not None]
+        return ProbeScores(torch.stack([reward for reward, _ in rows]), torch.stack(drifts) if drifts else None)
 
-    def clips(self, plan: Plan, eta: float, keys: NoiseKeys) -> PromptScores:
-        """The clips of one prompt."""
+    def _clips(self, plan: Plan, eta: float) -> tuple[Tensor, Tensor | None]:
+        """Reward and drift of one prompt's clips, of shape (starts, members)."""
         kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
         condition = self.conditions[plan.iteration]
-        began = perf_counter()
         rollout = Sampler(
             plan,
             0,
             lambda group: Policy(self.model, kernel, group.schedule, guidance),
             {group.index: condition for group in plan.groups},
-            keys=keys,
+            keys=ProbeKeys(self.config.seed, 0, same_start=True, prompt=plan.iteration),
             storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
             solver=self.config.rollout.solver,
             progress=self.progress,
         ).run()
-        seconds = perf_counter() - began
         latents = torch.cat([rows for _, rows in rollout.latents])
         videos = torch.cat([self.model.decode(rows) for _, rows in rollout.latents])
         members = [Member(0, index) for index in range(len(videos))]
         shown = [plan.prompts[0]] * len(videos)
-        fps = self.model.video.fps
-        table = score_here(self.reward, videos, members, shown, fps, latents=latents)
+        table = score_here(self.reward, videos, members, shown, self.model.video.fps, latents=latents)
         table = table.gathered(World(), self.reward.max_failed_fraction)
         if table.report:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)
         drift = next((values for name, values in table.parts.items() if name.rsplit("/", 1)[-1] == "drift"), None)
-        return PromptScores(table.total.view(shape), None if drift is None else drift.view(shape), seconds)
+        return table.total.view(shape), None if drift is None else drift.view(shape)
 
 
 def passes(plans: Sequence[Plan]) -> int:
@@ -230,7 +240,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
         raise ValueError(f"probe.prompts is {spec.prompts}, but {config.data.prompts} has only {len(prompts)} prompts.")
     prompts = prompts[: spec.prompts]
     for eta in chosen_etas(config, spec):
-        dataclasses.replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
+        replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
     found = choice.find(config.model)
     reward = load_rewards(config, prompts, World())
     reward.refuse_comparing(
@@ -262,14 +272,14 @@ def probe(prober: Prober, say: Callable[[str], None], counting: Counting) -> Pro
     later = [len(others) * passes(plans) for plans in branches.values()]
     say(_forecast(prober, len(steps), first, later))
     with counting("steps", first) as advance:
-        prober = dataclasses.replace(prober, progress=advance)
+        prober = replace(prober, progress=advance)
         base = prober.run(still, eta)
         whole = _effect(prober.run(every, eta), base)
         rows = [(step, _effect(prober.run(plans, eta), base)) for step, plans in branches.items()]
     best = best_step(rows)
     second = len(others) * passes(branches[best])
     with counting(f"eta at step {best}", second) as advance:
-        prober = dataclasses.replace(prober, progress=advance)
+        prober = replace(prober, progress=advance)
         etas = [(value, _effect(prober.run(prober.exploring(value, best), value), base)) for value in others]
     etas = sorted([*etas, (eta, dict(rows)[best])], key=lambda row: row[0])
     drift = 0.0 if base.drift is None else TOLERANCE * spread(base.drift[..., 0])
@@ -315,7 +325,7 @@ def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
             "sigma": float(grid.sigmas[step]),
             "sigma_next": float(grid.sigmas[step + 1]),
             "sensitivity": float(kernel(*grid.pair(step)).sensitivity),
-            **dataclasses.asdict(row),
+            **asdict(row),
         }
         for step, row in finding.steps
     ]
@@ -329,8 +339,8 @@ def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
             "drift": None if still.drift is None else float(still.drift.nanmean()),
         },
         "steps": steps,
-        "all_steps": dataclasses.asdict(finding.every),
+        "all_steps": asdict(finding.every),
         "eta_step": finding.best,
-        "etas": [{"eta": eta, **dataclasses.asdict(row)} for eta, row in finding.etas],
-        "recommended": dataclasses.asdict(finding.advice),
+        "etas": [{"eta": eta, **asdict(row)} for eta, row in finding.etas],
+        "recommended": asdict(finding.advice),
     }
