@@ -19,7 +19,6 @@ import pytest
 from rich.console import Console
 
 from sage_grpo.distributed.spec import RaySpec
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.architecture import find_architecture
@@ -55,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "rewards": [STATISTICS],
         "rollout.ray": RaySpec(workers=3), "rollout.ray.scores": "trainer",
     },
-    "branching": {"rollout.cheap": CheapSpec(guidance=(0.3, 0.8)), "batch.prompts": 7},
+    "branching": {"batch.prompts": 7},
     "wan on 8": {
         "parallel.sp": 2, "parallel.dp_replicate": 2, "parallel.reshard": False, "parallel.cpu_offload": True,
         "parallel.sync_every_pass": True, "model.lora": None, "batch.micro_batch": 3,
@@ -161,7 +160,7 @@ CASES = [(name, "") for name in BASES] + [(name, option) for name, options in OP
 HEAVY = ("two experts", "sound")
 PRINTED = [
     ("wan", "model.memory"), ("wan", "rollout.ray"), ("wan on 8", "batch.micro_batch"),
-    ("branching", "rollout.cheap"), ("an old policy", ""), ("a processor", ""),
+    ("an old policy", ""), ("a processor", ""),
 ]  # fmt: skip
 
 

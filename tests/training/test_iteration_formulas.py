@@ -284,22 +284,21 @@ def test_weights_are_promised_to_iterations_and_forgotten_once_they_sampled(monk
 # Noise --------------------------------------------------------------------------------------------------------------
 
 
-def group_of(index: int = 0, number: int = 0, seed: int | None = None, **fields: object) -> Group:
+def group_of(index: int = 0, seed: int | None = None, **fields: object) -> Group:
     given = {"schedule": Schedule(torch.tensor([1.0, 0.75, 0.5, 0.0]), (True, False, True)), "offset": 2}
     given |= {"trained": ((0,), (2,)), "shared": True, **fields}
-    return Group(index=index, number=number, prompt=Prompt("a", seed=seed), **given)
+    return Group(index=index, prompt=Prompt("a", seed=seed), **given)
 
 
 def test_noise_is_another_where_a_part_of_its_key_is() -> None:
     shape, keys, member = (3,), NoiseKeys(0, 5), Member(1, 2)
     starts = [(keys, 4, 2, None), (NoiseKeys(1, 5), 4, 2, None), (NoiseKeys(0, 6), 4, 2, None), (keys, 3, 2, None)]
     starts += [(keys, 4, 0, None), (keys, 4, 2, 5), (keys, 4, 2, 6), (keys, 4, 0, 6)]
-    free = [one.start(group_of(1, number, seed), Member(1, index), shape) for one, number, index, seed in starts]
+    free = [one.start(group_of(group, seed), Member(group, index), shape) for one, group, index, seed in starts]
     assert len({tuple(one.tolist()) for one in free}) == len(free)
     same = [
-        (free[0], keys.start(group_of(2, 4), Member(2, 2), shape)),  # branches of one prompt
-        (free[6], NoiseKeys(3, 8).start(group_of(0, 0, seed=6), member, shape)),  # a prompt's own seed
-        (free[4], NoiseKeys(0, 5, same_start=True).start(group_of(1, 4), member, shape)),
+        (free[6], NoiseKeys(3, 8).start(group_of(0, seed=6), member, shape)),  # a prompt's own seed
+        (free[4], NoiseKeys(0, 5, same_start=True).start(group_of(4), member, shape)),
     ]
     assert all(torch.equal(*pair) for pair in same)
     each = [(one, member, 3, "step") for one in (keys, NoiseKeys(1, 5), NoiseKeys(0, 6))]
@@ -319,17 +318,17 @@ def test_noise_is_another_where_a_part_of_its_key_is() -> None:
 
 def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
     group = group_of()
-    assert (group.branch, group.label(2), group.sigma(2), group.guide(1)) == (1, 4, 0.5, "exact")
+    assert (group.branch, group.label(2), group.sigma(2)) == (1, 4, 0.5)
     assert group_of(shared=False).branch == 0
     assert group.noise() == {"sigmas": [1.0, 0.75, 0.5, 0.0], "stochastic": [True, False, True], "offset": 2}
     levels = NoiseLevels(Schedule(torch.tensor([0.9, 0.3, 0.0])), (0, 2), KernelSpec(name="sage").build(), visited=True)
-    fresh = group_of(offset=0, levels=levels, guides=("exact", "alone", "exact"))
-    assert ([fresh.label(n) for n in (0, 1)], fresh.guide(1)) == ([0, 2], "alone")
+    fresh = group_of(offset=0, levels=levels)
+    assert [fresh.label(n) for n in (0, 1)] == [0, 2]
     assert fresh.sigma(1) == pytest.approx(0.3)
     assert [fresh.length(n) for n in (0, 1)] == [-0.25, -0.5]
     changes = [{"offset": 1}, {"trained": ((0,), (1,))}, {"shared": False}]
     changes += [{"schedule": Schedule(sigmas)} for sigmas in (torch.tensor([1.0, 0.5, 0.0]), group.schedule.sigmas)]
-    assert group.path_key == group_of(3, 3).path_key
+    assert group.path_key == group_of(3).path_key
     assert all(group_of(**change).path_key != group.path_key for change in changes)
 
 

@@ -26,7 +26,6 @@ GUIDED = {"model.family": "trainer_zoo.guided"}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
-GIVEN = {**WINDOW, "rollout.steps": 10}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
 DPO = {"trust_region.mode": "fixed", **NFT, "objective.kind": "dpo"}
 BY_GRADIENT = {
@@ -76,11 +75,8 @@ RUN = {
     "rollout.before_steps": Row(2, "rollout", base=WINDOW),
     "rollout.after_steps": Row(1, "rollout", base=WINDOW),
     "rollout.after_fraction": Row(0.5, "rollout", base=WINDOW),
-    "rollout.cheap.guidance": Row((0.3, 0.7), "rollout", base=GIVEN | GUIDED),
-    "rollout.cheap.negative_every": Row(2, "rollout", base=GIVEN | GUIDED),
     "rollout.window.at": Row([1], "rollout", base=DRAWN),
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
-    "rollout.window.branches": Row(2, "rollout", base=DRAWN),
     "rollout.storage": Row("bfloat16", "rollout"),
     "rollout.staleness": Row(1, "gradient"),
     "advantage.scale": Row("none", "advantage"),

@@ -29,7 +29,7 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
     """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
-    batch, window, schedule = config.batch, config.rollout.window, plan.groups[0].schedule
+    batch, schedule = config.batch, plan.groups[0].schedule
     chosen, clips = described(config), len(plan.groups) * plan.group_size
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
