@@ -80,7 +80,7 @@ RUNS = {
             "lora": True,
             "iterations": 1,
             "batch": CLIPS,
-            "objective": ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5),
+            "objective": ObjectiveSpec(kind="nft", levels=2, draw="strata", old_decay=0.5),
         },
     ),
 }

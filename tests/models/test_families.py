@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from importlib import import_module
 
 import diffusers
@@ -251,26 +250,3 @@ def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) ->
     assert ours.codec.key() == ours.codec.key()
     with pytest.raises(ModelError, match="Clips have shape"):
         ours.codec.to_latents(clips[:, :, :16])
-
-
-@pytest.mark.parametrize("kind", ["hunyuan15_t2v", "sd3", *slow("ltx", "sana_video", "z_image")])
-def test_a_model_in_another_format_is_the_one_that_was_loaded_in_it(kind: str, checkpoint) -> None:
-    sizes = size_of(kind)
-    swapped = {"height": sizes["width"], "width": sizes["height"]}
-    ours, loaded = (
-        ModelSpec(path=str(checkpoint(kind)), cache=None, guidance_scale=1.0, **size).load("cpu")
-        for size in (sizes, swapped)
-    )
-    own, other = ours.latent_shape(), ours.abilities.in_format(loaded.video)
-    assert (other.latent_shape(), ours.latent_shape()) == (loaded.latent_shape(), own)
-    clips = torch.zeros(1, loaded.video.frames, *swapped.values(), 3, dtype=torch.uint8)
-    clips += torch.arange(swapped["height"], dtype=torch.uint8)[:, None, None]
-    latents = loaded.codec.to_latents(clips)
-    assert torch.equal(other.codec.to_latents(clips), latents)
-    if 0 in ours.pictures:
-        conditions = ours.encode(SHORT[:1])
-        with torch.no_grad():
-            found, expected = (one.velocity(latents, torch.tensor(0.5), conditions) for one in (other, loaded))
-        assert torch.equal(found, expected)
-    with pytest.raises(ModelError, match=r"model\.height must be a multiple"):
-        ours.abilities.in_format(replace(loaded.video, height=33))

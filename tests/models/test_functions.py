@@ -270,9 +270,7 @@ def test_what_a_model_can_do() -> None:
     at = base.network_of(Line())
     assert [at(1.0), at(0.5), at(0.4)] == [0, 0, 1]
     one = Line()
-    assert base.in_format(one, None) is one
-    clip = VideoSpec(frames=1, height=1, width=1)
-    for asked in (base.pixels_of, base.encoder_of, lambda one: base.in_format(one, clip)):
+    for asked in (base.pixels_of, base.encoder_of):
         with pytest.raises(ModelError, match="Line has no"):
             asked(one)
 

@@ -60,10 +60,10 @@ def test_what_is_logged_of_a_pair_keeps_no_graph() -> None:
     assert torch.equal(terms.metrics["preference/accuracy"], (terms.metrics["preference/lead"] > 0).double())
 
 
-def test_flow_matching_is_the_mean_square_times_its_weight() -> None:
+def test_flow_matching_is_the_mean_square() -> None:
     v, target = draw(1), draw(2)
-    terms = matching_loss(v, target, weight=0.3)
-    torch.testing.assert_close(terms.loss, 0.3 * ((v - target) ** 2).mean((1, 2)))
+    terms = matching_loss(v, target)
+    torch.testing.assert_close(terms.loss, ((v - target) ** 2).mean((1, 2)))
     assert not terms.inactive.any()
 
 

@@ -97,10 +97,8 @@ def test_the_scaled_loss_tells_ratios_apart_that_float32_does_not() -> None:
 
 def _tensors() -> dict[str, Tensor]:
     step = Sage(eta=0.5)(0.9, 0.8)
-    x, v, v_old, v_reference, noise = torch.randn(5, 3, 2, 5)
-    x_next = step(x, v_old).sample(noise)
-    log_probs = {"log_prob": step(x, v).log_prob(x_next), "log_prob_old": step(x, v_old).log_prob(x_next)}
-    return {"v": v, "v_old": v_old, "v_reference": v_reference, "sensitivity": step.sensitivity, **log_probs}
+    v, v_old, v_reference = torch.randn(3, 3, 2, 5)
+    return {"v": v, "v_old": v_old, "v_reference": v_reference, "sensitivity": step.sensitivity, "clips": 3}
 
 
 def test_modes_use_the_terms_they_name() -> None:
@@ -122,9 +120,6 @@ def test_modes_use_the_terms_they_name() -> None:
             assert (found is None) == (value is None)
             if found is not None:
                 torch.testing.assert_close(found, value)
-        rough = TrustRegion(mode=mode, estimator="log_ratio").penalty(**t)  # type: ignore[arg-type]
-        if velocity is wanted[1]:
-            torch.testing.assert_close(rough.total, t["log_prob_old"] - t["log_prob"])
         assert region.uses_anchor == (wanted[0] is not None)
         assert region.uses_stepwise == (wanted[1] is not None)
         assert region.renews_anchor == (mode in ("moving", "dual"))

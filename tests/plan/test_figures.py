@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "all weights": {"model.compile": False, "update.gradient_checkpointing": True, "parallel.sp": 4, "parallel.reshard": False},
     "the reward's gradient": {
-        "objective.frames": 8, "model.vae_tiling": True, "model.vae_dtype": "float32", "rewards": [STATISTICS],
+        "model.vae_tiling": True, "model.vae_dtype": "float32", "rewards": [STATISTICS],
     },
     "an old policy": {"objective.levels": 6, "trust_region.mode": "stepwise"},
     "a processor": {"model.lora": LoraSpec(rank=3)},

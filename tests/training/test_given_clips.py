@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import tiny
-from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import format_of, load_examples
-from sage_grpo.data.formats import CARD, fitted, frames_at, usable
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.distributed.spec import ParallelSpec
-from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities
+from sage_grpo.data.examples import load_examples
+from sage_grpo.data.formats import fitted, frames_at
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.run.session import assemble
-from sage_grpo.run.session import run as train
-from sage_grpo.training.config import BatchConfig, DataConfig
+from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.decoding import LATENTS, Encoder
-from sage_grpo.training.inputs import Overrides, build
+from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.types import Conditioning, Sound, VideoSpec
+from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils.video import write_mp4
-from trainer_helpers import assert_resumes_to_the_bit, of_method, same, weights_of
-from trainer_zoo.toy import WORDS, ToyModel
+from trainer_helpers import of_method, same, weights_of
+from trainer_zoo.toy import ToyModel
 
 FORMAT = VideoSpec(frames=2, height=8, width=8, fps=8.0)
 
@@ -208,129 +200,3 @@ def test_clips_with_a_sound_are_learned_with_it(make_config, tmp_path) -> None:
     )
     assert torch.equal(parts["video"], silent["video"])
     assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2
-
-
-# Formats: each row is learned in the one that shows most of it, by the same weights, and nothing else changes ---------
-
-OWN, TALL, SHORT = "4x8x8", "2x12x4", "2x8x8"
-SIZES = {"square": (6, 8, 8), "tall": (6, 12, 4), "brief": (3, 8, 8), "taller": (6, 16, 4)}
-"""Frames, height and width of the clips of four rows."""
-
-
-class AnySize(ToyModel):
-    def __init__(self, spec, video: VideoSpec = VideoSpec(frames=4, height=8, width=8, fps=8.0)) -> None:  # noqa: B008
-        super().__init__(spec)
-        torch.manual_seed(0)
-        self.network, self.video = nn.Linear(3 + WORDS + 1, 3), video
-
-    def blocks(self) -> list[nn.Module]:
-        return [self.network]
-
-    def latent_shape(self) -> tuple[int, ...]:
-        return 3, self.video.frames, self.video.height // 2, self.video.width // 2
-
-    def velocity(self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance=None) -> Tensor:
-        assert tuple(x.shape[1:]) == self.latent_shape()
-        words = torch.stack([condition.tensors["words"] for condition in conditions])
-        told = torch.cat([words, torch.as_tensor(sigma).to(x).expand(len(x), 1)], 1)
-        seen = x.movedim(1, -1)
-        told = told[:, None, None, None].expand(*seen.shape[:-1], -1)
-        return self.network(torch.cat([seen, told], -1)).movedim(-1, 1)
-
-    @property
-    def abilities(self) -> Abilities:
-        return replace(super().abilities, in_format=self.in_format)
-
-    def in_format(self, video: VideoSpec) -> AnySize:
-        if video.height % 2:
-            raise ModelError(f"model.height must be a multiple of 2 here, got {video.height}.")
-        other = copy.copy(self)
-        other.video = video
-        return other
-
-
-@pytest.fixture
-def several(make_config, tmp_path):
-    file = pairs_of(tmp_path, SIZES)
-    return lambda method="dpo": learning(make_config, file, method, prompts=4, formats=[TALL, SHORT])
-
-
-def built(config):
-    return build(config, given=Overrides(model=AnySize(config.model)))
-
-
-def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
-    assert_resumes_to_the_bit(lambda config: assemble(config, built(config)), several("rft"), tmp_path / "saved")
-
-
-def taken(folder: Path, formats: Sequence[str], size: tuple[int, int, int], fps: float = 8.0) -> VideoSpec | None:
-    """The format of a row whose clip has this size; the model's own is None."""
-    write_mp4(folder / "a.mp4", clip(90, *size), fps)
-    (folder / "clips.jsonl").touch()
-    rows = [Prompt("a", clips=(folder / "a.mp4",))]
-    return usable(str(folder / "clips.jsonl"), rows, [format_of(text, 8.0) for text in formats]).prompts[0].format
-
-
-@pytest.mark.parametrize(
-    ("size", "fps", "expected"),
-    [
-        ((8, 16, 16), 8, OWN),  # as long and as square
-        ((8, 16, 8), 8, OWN),  # half of the picture for twice as long
-        ((8, 16, 4), 8, TALL),  # a quarter of the picture
-        ((3, 16, 16), 8, SHORT),  # too short for the longer one
-        ((12, 16, 16), 24, OWN),  # every third frame
-        ((9, 16, 16), 24, SHORT),
-    ],
-)
-def test_a_row_has_the_format_that_shows_most_of_it(size: tuple, fps: float, expected: str, tmp_path) -> None:
-    formats = (OWN, TALL, SHORT)
-    assert taken(tmp_path, formats, size, fps) == (None if expected == OWN else format_of(expected, 8.0))
-
-
-def test_of_formats_that_show_as_much_the_nearest_in_size_is_taken(tmp_path) -> None:
-    formats = ("2x16x16", "2x8x8", "2x4x4")
-    found = [taken(tmp_path, formats, (2, side, side)) for side in (18, 10, 4)]
-    assert found == [None, *(format_of(text, 8.0) for text in formats[1:])]
-
-
-def test_the_card_says_which_formats_there_are_and_what_they_show(several, tmp_path) -> None:
-    write_mp4(tmp_path / "lose2.mp4", clip(60, 1, 8, 8), 8.0)
-    config = several()
-    found = built(config).examples
-    assert "3 rows with 6 clips (2 as 4x8x8, 4 as 2x12x4, 0 as 2x8x8); 1 rows are left out" in found.summary
-    own, tall = found.card(AnySize(config.model).video)["formats"]
-    assert (own["frames"], own["clips"], own["shown"]) == (4, 2, pytest.approx(4 / 6))
-    # all of the picture and a third of the frames; and of the taller clips three quarters of that
-    assert (tall["height"], tall["clips"], tall["least_shown"]) == (12, 4, pytest.approx(1 / 4))
-    assert tall["shown"] == pytest.approx((1 / 3 + 1 / 4) / 2)
-
-
-def test_a_run_writes_the_card_and_encodes_each_clip_once_in_its_format(several) -> None:
-    config = replace(several(), iterations=2)
-    train(config, given=Overrides(model=AnySize(config.model)))
-    card = json.loads((Path(config.out) / CARD).read_text())
-    assert [row["clips"] for row in card["formats"]] == [2, 4, 2]
-    assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8
-    alone = replace(config, data=replace(config.data, formats=[]))
-    assemble(alone, built(alone)).step()  # the same files in another format are other latents
-    assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8 + 4
-
-
-def test_what_a_run_cannot_do_is_refused(several) -> None:
-    config = several()
-    for formats, sp, words in (
-        (["2x16x16"], 1, r"2x16x16, whose clips have 384 latents and the model's own 192: memory"),
-        (["2x7x8"], 1, "data.formats 2x7x8: model.height must be a multiple of 2"),
-        ([TALL], 2, r"parallel\.sp 2: ranks share the tokens"),
-    ):
-        data = replace(config.data, formats=formats)
-        with pytest.raises(ConfigError, match=words):
-            built(replace(config, data=data, parallel=ParallelSpec(sp=sp)))
-
-
-@pytest.mark.parametrize("text", ["81x480", "0x8x8", "81 x 480 x 832", "-1x8x8"])
-def test_a_format_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="FRAMESxHEIGHTxWIDTH"):
-        DataConfig(clips="pairs.jsonl", formats=[text])
-    with pytest.raises(ValueError, match="only given clips"):
-        DataConfig(formats=[OWN])

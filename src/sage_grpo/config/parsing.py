@@ -40,6 +40,10 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
     "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
+    "data.formats": ([], "clips are learned in the format of the run"),
+    "objective.frames": (None, "the whole clip is decoded"),
+    "optimizer.max_lr_factor": (1.0, "a higher rate than optimizer.lr did not help, research/results/heat.md"),
+    "trust_region.estimator": ("closed_form", "the KL is exact"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.data.prompts import Prompt, prompt_of, read_rows, text_of
-from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import shown
 from sage_grpo.utils.suggest import did_you_mean
 
 LISTS = ("pairs.jsonl", "clips.jsonl")
 """File names of the list in a folder."""
 COLUMNS = ("win", "lose", "clip")
-
-
-def format_of(text: str, fps: float = VideoSpec.fps) -> VideoSpec:
-    """A format of data.formats, such as 81x480x832."""
-    sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
-    if sizes is None:
-        raise ValueError(f"data.formats: a format is FRAMESxHEIGHTxWIDTH, such as 81x480x832, got {shown(text)}.")
-    frames, height, width = map(int, sizes.groups())
-    return VideoSpec(frames=frames, height=height, width=width, fps=fps)
 
 
 def list_of(source: str | Path) -> Path:

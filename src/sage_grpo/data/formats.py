@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +34,15 @@ class Examples:
     """Rows that are used."""
     skipped: Sequence[tuple[str, str]] = ()
     """Skipped rows: their prompts, and the reasons."""
-    shown: Mapping[VideoSpec, Sequence[float]] = field(default_factory=dict)
-    """The formats of the run, each with the shares of its clips that it shows."""
+    shown: Sequence[float] = ()
+    """The share of every clip that the run's format shows."""
 
     @property
     def summary(self) -> str:
         clips = sum(len(prompt.clips) for prompt in self.prompts)
         reasons = "; ".join([why for _, why in self.skipped[:NAMED]] + ["..."] * (len(self.skipped) > NAMED))
         left = f"; {len(self.skipped)} rows are left out ({reasons})" if self.skipped else ""
-        formats = [f"{len(clips)} as {one.frames}x{one.height}x{one.width}" for one, clips in self.shown.items()]
-        several = f" ({', '.join(formats)})" if len(formats) > 1 else ""
-        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{several}{left}."
+        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{left}."
 
     def card(self, video: VideoSpec) -> dict[str, Any]:
         """The used examples as plain data."""
@@ -59,9 +55,12 @@ class Examples:
             "skipped": [{"prompt": prompt, "why": why} for prompt, why in self.skipped],
             "format": asdict(video),
             "formats": [
-                {**asdict(one), "clips": len(shares), "shown": sum(shares) / len(shares), "least_shown": min(shares)}
-                for one, shares in self.shown.items()
-                if shares
+                {
+                    **asdict(video),
+                    "clips": len(self.shown),
+                    "shown": sum(self.shown) / len(self.shown),
+                    "least_shown": min(self.shown),
+                }
             ],
         }
 
@@ -69,23 +68,17 @@ class Examples:
         replace_text(out / CARD, json.dumps(self.card(video), indent=2, ensure_ascii=False))
 
 
-def usable(source: str, prompts: Sequence[Prompt], formats: Sequence[VideoSpec]) -> Examples:
-    """The rows whose clips can be read and are long enough, each in the format that shows most of them; the first is the model's own.
-
-    ValueError where there is none. Only headers are read.
-    """
-    used, skipped = [], []
-    shown: dict[VideoSpec, list[float]] = {video: [] for video in formats}
+def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples:
+    """The rows whose clips can be read and are long enough for a format. ValueError where there is none. Only headers are read."""
+    used, skipped, shown = [], [], list[float]()
     for prompt in prompts:
         try:
-            clips = [(file, video_format(file)) for file in prompt.clips]
-            video = max(formats, key=partial(_suits, clips))
-            shares = [_share(file, clip, video) for file, clip in clips]
+            shares = [_share(file, video_format(file), video) for file in prompt.clips]
         except ValueError as error:
             skipped.append((prompt.text, str(error)))
             continue
-        used.append(prompt if video == formats[0] else replace(prompt, format=video))
-        shown[video] += shares
+        used.append(prompt)
+        shown += shares
     examples = Examples(list_of(source), used, skipped, shown)
     if not used:
         raise ValueError(
@@ -112,16 +105,6 @@ def fault_of(file: Path, video: VideoSpec) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _suits(clips: Sequence[tuple[Path, VideoSpec]], video: VideoSpec) -> tuple[float, float]:
-    """Rank of a format for a row: the share of its clips that it shows, then the nearness in size. Formats that are too long rank last, and the
-    longest of them lowest."""
-    try:
-        shown = sum(_share(file, clip, video) for file, clip in clips)
-    except ValueError:
-        return -video.frames, 0.0
-    return shown, -sum(abs(math.log(video.height * video.width / (clip.height * clip.width))) for _, clip in clips)
 
 
 def frames_at(fps: float, video: VideoSpec) -> list[int]:

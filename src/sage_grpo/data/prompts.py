@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from sage_grpo.config.ranges import check_prompt
-from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
 from sage_grpo.utils.suggest import did_you_mean, nearest
 
@@ -81,9 +80,6 @@ class Prompt:
                 {one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions
             ]
         return columns
-
-    format: VideoSpec | None = None
-    """Format in which its clips are learned, if not the model's own."""
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:

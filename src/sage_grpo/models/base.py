@@ -229,8 +229,6 @@ class Abilities:
     """The start from a clip; None starts from noise."""
     encode_placed: Callable[[str, Sequence[Placed]], Conditioning] | None = None
     """The conditioning of a prompt with pictures and clips at any place of the clip; it refuses those that it cannot use."""
-    in_format: Callable[[VideoSpec], VelocityModel] | None = None
-    """The same model, with the same weights, for clips of another format; ModelError if it cannot make them."""
     split_sequence: Callable[[SequenceSplit], None] | None = None
     """From now on run only this rank's part of every clip's tokens."""
 
@@ -264,18 +262,6 @@ def encoder_of(model: VelocityModel) -> ClipEncoder:
             f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no ability `encoder` (docs/extending.md)."
         )
     return encoder
-
-
-def in_format(model: VelocityModel, video: VideoSpec | None) -> VelocityModel:
-    """The model for clips of a format; None is its own."""
-    if video is None:
-        return model
-    convert = abilities(model).in_format
-    if convert is None:
-        raise ModelError(
-            f"data.formats needs a model with the ability `in_format(video)` (docs/extending.md), and {type(model).__name__} has none. Leave it out."
-        )
-    return convert(video)
 
 
 def sound_of(model: VelocityModel, latents: Tensor) -> Sound | None:

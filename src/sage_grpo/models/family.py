@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +39,7 @@ from sage_grpo.models.schedulers import StockSchedule, check_scheduler, schedule
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.models.trained import blocks_of, prepare_training
 from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
+from sage_grpo.types import Conditioning, Keep, Placed
 
 
 class FamilyModel(ABC):
@@ -220,7 +219,6 @@ class FamilyModel(ABC):
             decode_frames=self.codec.decode,
             encoder=self.codec,
             start=None if self.strength is None else Start(self, self.strength),
-            in_format=partial(_in_format, self),
             split_sequence=None if plan is None else partial(split_network, self.network, self.blocks(), plan=plan),
         )
 
@@ -415,11 +413,3 @@ def _set_attention(model: FamilyModel) -> None:
     model.choices["attention"], model.attention = why, backend.value
     for module in (model.network, *model.others):
         set_backend(module, backend)
-
-
-def _in_format(model: FamilyModel, video: VideoSpec) -> FamilyModel:
-    """The same model and weights for clips of another format; schedule, attention and guidance stay as they were chosen for its own."""
-    model.grid.check(video)
-    other = copy(model)
-    other.video = video
-    return other

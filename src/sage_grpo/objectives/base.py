@@ -189,7 +189,7 @@ class Objective:
         """Share of a lagging old policy that stays after this many iterations."""
         raise NotImplementedError
 
-    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
+    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor) -> Tensor:
         """The value of a clip that the loss of its partner needs; only where clips are trained in pairs."""
         raise NotImplementedError
 

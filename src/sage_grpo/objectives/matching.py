@@ -31,13 +31,6 @@ class Matching(NoisedClips):
         """Until the first optimizer step the newest weights are the old ones, unless these lag."""
         return [update > 0 or self.lags for update in range(updates)]
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
-        return super().refusals(config) | {
-            "objective.old_samples false and trust_region.estimator log_ratio: the old policy has no ratio then, set closed_form": (
-                not self.spec.old_samples and config.trust_region.estimator == "log_ratio"
-            ),
-        }
-
 
 @dataclass(frozen=True)
 class Nft(Matching):
@@ -125,9 +118,7 @@ def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:
     """The weighted mean square of every sample."""
     rows = difference.flatten(1)
     square = rows.square().mean(1)
-    if weight == "adaptive":
-        return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST)
-    return sigma * square if weight == "sigma" else square
+    return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST) if weight == "adaptive" else square
 
 
 POWER = 0.25

@@ -27,7 +27,7 @@ class Preference(NoisedClips):
     def loss(self, step: ReplayedStep) -> LossTerms:
         assert step.velocity_reference is not None
         assert step.pair is not None
-        excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next, step.sigma)
+        excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next)
         lead = dpo_lead(excess, step.pair.partner_excess.to(excess), step.pair.side.to(excess), beta=self.spec.beta)
         terms = dpo_loss(lead)
         lead = lead.detach()
@@ -35,8 +35,8 @@ class Preference(NoisedClips):
             terms.loss, None, terms.inactive, {"preference/lead": lead, "preference/accuracy": (lead > 0).to(lead)}
         )
 
-    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
-        return self.weight(sigma) * excess_error(velocity, reference, target)
+    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor) -> Tensor:
+        return excess_error(velocity, reference, target)
 
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
         return [*best_against_worst(advantages, valid, batch.pairs)]

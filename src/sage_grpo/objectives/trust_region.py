@@ -28,11 +28,6 @@ def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
     return 0.5 * sensitivity.to(v.device, torch.float32).square() * difference.square().mean(-1)
 
 
-def log_ratio_kl(log_prob_old: Tensor, log_prob: Tensor) -> Tensor:
-    """The paper's estimator (Eq. 15): log pi_old - log pi, whose mean over the OLD policy's samples is KL(old || new)."""
-    return log_prob_old - log_prob
-
-
 @dataclass(frozen=True)
 class KlTerms:
     """Penalties per sample; a term that the mode does not use is None."""
@@ -56,8 +51,6 @@ class TrustRegion:
     """Weight of the anchor term."""
     beta_velocity: NotNegative = 0.1
     """Weight of the step-wise term in modes dual and fixed_dual."""
-    estimator: Literal["closed_form", "log_ratio"] = "closed_form"
-    """Estimator of the step-wise term: exact, or the paper's Eq. 15."""
 
     @property
     def uses_anchor(self) -> bool:
@@ -81,15 +74,14 @@ class TrustRegion:
         v_old: Tensor,
         v_reference: Tensor | None,
         sensitivity: Tensor,
-        log_prob: Tensor,
-        log_prob_old: Tensor,
+        clips: int,
     ) -> KlTerms:
-        """The terms at one step, one value per log-probability; of these, equally many consecutive ones may share a velocity. The loss is
-        surrogate PLUS lambda times `total`."""
+        """The terms at one step, one value per clip; equally many consecutive ones may share a velocity. The loss is surrogate PLUS lambda
+        times `total`."""
         position = velocity = None
 
         def kl_to(other: Tensor) -> Tensor:
-            return expanded(closed_form_kl(v, other, sensitivity), len(log_prob))
+            return expanded(closed_form_kl(v, other, sensitivity), clips)
 
         if self.uses_anchor:
             if v_reference is None:
@@ -97,10 +89,7 @@ class TrustRegion:
             position = self.beta_position * kl_to(v_reference)
         if self.uses_stepwise:
             weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
-            if self.estimator == "closed_form":
-                velocity = weight * kl_to(v_old)
-            else:
-                velocity = weight * log_ratio_kl(log_prob_old, log_prob)
+            velocity = weight * kl_to(v_old)
         if position is None or velocity is None:
             return KlTerms(position, velocity, position if velocity is None else velocity)
         return KlTerms(position, velocity, position + velocity)

@@ -134,8 +134,6 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
         yield {"trust_region.mode": "none"}
     if not config.explores:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
-        if any(phase.name == "gradient" for phase in now.phases) and (config.objective.frames or video.frames) > 16:
-            yield {"objective.frames": (config.objective.frames or video.frames) // 4}
     elif config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
         yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:

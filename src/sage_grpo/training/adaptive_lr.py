@@ -22,9 +22,8 @@ TRIES = 12
 class AdaptiveRate:
     """Holds the factor on the learning rate; `observe` is called once per rollout with the same KL on every rank."""
 
-    def __init__(self, target: float | None, *, most: float = 1.0) -> None:
-        self.target, self.most = target, most
-        self.factor = min(1.0, most)
+    def __init__(self, target: float | None) -> None:
+        self.target, self.factor = target, 1.0
         self.brake = 1.0
         """The sentinel's factor on step sizes, which applies with and without a target."""
 
@@ -45,7 +44,7 @@ class AdaptiveRate:
             kl /= self.brake**2
             wanted = math.sqrt(self.target / kl) ** GAIN
             step = min(max(wanted, 1 / LARGEST_STEP), LARGEST_STEP)
-            self.factor = min(max(self.factor * step, LEAST * self.brake), self.most * self.brake)
+            self.factor = min(max(self.factor * step, LEAST * self.brake), self.brake)
         return self.factor
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
 from sage_grpo.config.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
-from sage_grpo.data.examples import format_of
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.distilled import steps_of
@@ -165,9 +164,7 @@ class OptimizerConfig:
     target_kl: Positive | None = None
     """The learning rate follows so that the policies before and after a rollout's updates are this far apart: nats of the whole path of
     a rollout (the exact KL, summed over its trained steps and all latent dimensions). In bfloat16 rounding alone has a KL (0.05 of branch, 3 of
-    sage with a Wan of 12 million parameters), which a target must be above. None leaves it alone."""
-    max_lr_factor: Positive = 1.0
-    """With target_kl: the largest factor on the learning rate; 1 never exceeds optimizer.lr. The smallest is 0.001."""
+    sage with a Wan of 12 million parameters), which a target must be above. It never exceeds lr, nor falls below a thousandth of it. None leaves it alone."""
     max_kl: Positive | None = None
     """A rollout's updates that move the policy by more nats than this are scaled back to it, measured to within 2%, so that none can wreck the
     policy. Costs a copy of the trainable weights, and where it acts two to four passes per prompt (at most 12). In bfloat16 it must be above
@@ -189,10 +186,6 @@ class OptimizerConfig:
     """Decay of an exponential moving average of the weights, per update; None keeps none."""
 
     def __post_init__(self) -> None:
-        if self.target_kl is None and self.max_lr_factor != 1.0:
-            raise ValueError(
-                f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set."
-            )
         if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
             raise ValueError(
                 f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "
@@ -215,9 +208,6 @@ class DataConfig:
     clips: Content[str | None] = None
     """Clips to learn from in place of rollouts (objective.kind dpo, sft): a .jsonl or .csv with prompt, win and lose, or prompt and clip, or its
     folder. Its prompts stand in place of data.prompts. docs/preferences.md."""
-    formats: list[str] = field(default_factory=list)
-    """Further formats of data.clips beside the model's own, as FRAMESxHEIGHTxWIDTH ("81x832x480"), none of them larger: every row is learned in the one
-    that shows most of its clips. Evaluation keeps the model's own."""
     eval_prompts: Content[str | None] = None
     """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or of "starter", or for files
     no evaluation."""
@@ -226,12 +216,6 @@ class DataConfig:
     whenever these are used up."""
 
     def __post_init__(self) -> None:
-        for text in self.formats:
-            format_of(text)
-        if self.formats and self.clips is None:
-            raise ValueError(
-                f"data.formats {', '.join(self.formats)}: only given clips (data.clips) have formats of their own; a rollout has the model's. Leave it out."
-            )
         if self.prompts == "starter_eval":
             raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
         if self.prompts == self.eval_prompts == "starter":
@@ -422,7 +406,7 @@ class TrainConfig:
         objective.check(self)
         mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
         live = once and not objective.lags  # the rollout's policy is still the live one
-        inert = mode == "stepwise" and live and self.trust_region.estimator == "closed_form"
+        inert = mode == "stepwise" and live
         if self.kl.kind == "share" and (mode == "none" or inert):
             why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
             raise ValueError(

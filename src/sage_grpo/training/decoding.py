@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from sage_grpo.data.formats import content_hash, fitted
 from sage_grpo.health.statistics import frames_seen
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format, pixels_of
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of, pixels_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.scoring import no_clips
@@ -36,60 +35,9 @@ def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | 
     return None if read is None else sorted({*read, *frames_seen(video.frames)})
 
 
-CONTEXT = 2
-"""Latent frames that are decoded before an excerpt, without a gradient, and cut off: a decoder treats the first frames
-of a clip differently."""
-
-
-def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: int | None) -> None:
-    """Refuse models that cannot decode with a graph, and excerpts that cannot be decoded or need not be; `frames` is
-    the length of an excerpt."""
-    if reward.learns_from_clips:
-        pixels_of(model)
-    if frames is not None and not reward.learns_from_clips:
-        raise ValueError(
-            f"objective.frames {frames}: every reward that counts reads latents, and nothing is decoded; leave it out."
-        )
-    if frames is not None and abilities(model).parts is not None:
-        raise ValueError(
-            f"objective.frames {frames}: clips of this model have several parts, and are decoded whole; leave it out."
-        )
-    if frames is not None and model.latent_shape()[1] == 1:
-        raise ValueError(
-            f"objective.frames {frames}: clips of this model are one latent frame, and have no excerpts; leave it out."
-        )
-
-
-def draw_excerpt(model: VelocityModel, frames: int | None, draw: Random) -> range | None:
-    """A random range of neighbouring latent frames that make about this many frames; None is the whole clip."""
-    if frames is None:
-        return None
-    whole = model.latent_shape()[1]
-    count = max(1, min(whole, round(frames / _stride(model))))
-    start = draw.randrange(whole - count + 1)
-    return range(start, start + count)
-
-
-def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor, excerpt: range | None = None) -> Tensor:
-    """Latents to float clips with a graph, exact at the frames that counting rewards read.
-
-    excerpt: latent frames that become a clip of their own, the only ones with a gradient.
-    """
-    if excerpt is None:
-        read = reward.frames_read(model.video.frames, model.video.fps, counting=True)
-        return pixels_of(model)(latents, read)
-    first, stop = excerpt.start, excerpt.stop
-    before, own = latents[:, :, max(0, first - CONTEXT) : first].detach(), latents[:, :, first:stop]
-    skipped = 1 + _stride(model) * (before.shape[2] - 1) if first else 0
-    count = 1 + _stride(model) * (before.shape[2] + own.shape[2] - 1) - skipped
-    read = reward.frames_read(count, model.video.fps, counting=True)
-    frames = None if read is None else [skipped + frame for frame in read]
-    return pixels_of(model)(torch.cat([before, own], dim=2), frames)[:, skipped:]
-
-
-def _stride(model: VelocityModel) -> int:
-    """Frames of a clip that a latent frame after the first makes."""
-    return max(1, (model.video.frames - 1) // max(1, model.latent_shape()[1] - 1))
+def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) -> Tensor:
+    """Latents to float clips with a graph, exact at the frames that counting rewards read."""
+    return pixels_of(model)(latents, reward.frames_read(model.video.frames, model.video.fps, counting=True))
 
 
 class DecodedClips:
@@ -139,17 +87,16 @@ class Encoder:
         self.model, self.placed = model, placed
         self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
 
-    def __call__(self, file: Path, video: VideoSpec | None = None) -> Tensor:
-        """Latents of one clip on the CPU; `video` is the format, by default the model's own."""
-        key = content_hash(file), str(video or self.model.video)
-        return self._cache.get(key, lambda: {"latents": self._encode(file, video)})["latents"]
+    def __call__(self, file: Path) -> Tensor:
+        """Latents of one clip on the CPU."""
+        key = content_hash(file), str(self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
 
-    def _encode(self, file: Path, video: VideoSpec | None) -> Tensor:
+    def _encode(self, file: Path) -> Tensor:
         clip, fps = read_video(file)
-        model = in_format(self.model, video)
-        encoder = encoder_of(model)
+        encoder = encoder_of(self.model)
         try:
-            clip = fitted(clip, fps, model.video)
+            clip = fitted(clip, fps, self.model.video)
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():

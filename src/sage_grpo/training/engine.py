@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Protocol
 
 import torch
@@ -17,12 +16,12 @@ from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
-from sage_grpo.models.base import VelocityModel, abilities, in_format, network_of, sound_of
+from sage_grpo.models.base import VelocityModel, abilities, network_of, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, draw_excerpt, frames_needed, pixels_read
+from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, frames_needed, pixels_read
 from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import RewardSignal, needs_velocity_old
@@ -124,11 +123,11 @@ class RolloutEngine:
     def example(self, plan: Plan, member: Member) -> Tensor:
         assert self.clip_encoder is not None
         prompt = plan.groups[member.group].prompt
-        return self.clip_encoder(prompt.clips[member.index], prompt.format)
+        return self.clip_encoder(prompt.clips[member.index])
 
     def policy(self, group: Group) -> Policy:
-        places, model = tuple(part.place for part in self.parts), in_format(self.model, group.prompt.format)
-        return Policy(model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
+        places = tuple(part.place for part in self.parts)
+        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
         """The policy of a replay, and the conditionings of its rows."""
@@ -204,15 +203,12 @@ class RolloutEngine:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
         unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
-        signals, seed, fps, frames = {}, self.config.seed, self.model.video.fps, self.config.objective.frames
-        together = self.config.batch.micro_batch if not self.config.model.vae_slicing and frames is None else 1
+        signals, fps, pixels = {}, self.model.video.fps, partial(pixels_read, self.model, self.reward)
+        together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch
         with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
             for batch, latents in rollout.latents:
                 rows, prompt = [], plan.group_of(batch).prompt
-                for some, member in zip(latents.split(together), batch.members[::together]):
-                    draw = Random(f"excerpt/{seed}/{plan.iteration}/{member.group}/{member.index}")
-                    excerpt = draw_excerpt(self.model, frames, draw)
-                    pixels = partial(pixels_read, self.model, self.reward, excerpt=excerpt)
+                for some in latents.split(together):
                     rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
                     for _ in some:
                         tick()

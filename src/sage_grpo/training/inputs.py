@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import format_of, load_examples
+from sage_grpo.data.examples import load_examples
 from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -133,33 +132,11 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
         examples = None
         if config.data.clips is not None:
             encoder_of(model)
-            examples = usable(config.data.clips, prompts, [model.video, *_formats(config, model, prompts)])
+            examples = usable(config.data.clips, prompts, model.video)
             prompts = list(examples.prompts)
         return Inputs(
             model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
         )
-
-
-def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt]) -> list[VideoSpec]:
-    """The further formats of given clips; refuses those that the model cannot make or whose memory is not planned."""
-    found = [format_of(text, model.video.fps) for text in config.data.formats]
-    reasons = {
-        f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
-        "a row with a picture: it is encoded at the model's own size": any(prompt.files for prompt in prompts),
-    }
-    for text, video in zip(config.data.formats, found):
-        try:
-            size = math.prod(in_format(model, video).latent_shape())
-        except ModelError as error:
-            raise ConfigError(f"data.formats {text}: {error}") from error
-        own = math.prod(model.latent_shape())
-        reasons[
-            f"{text}, whose clips have {size} latents and the model's own {own}: memory is planned for those, make the largest format the model's own"
-        ] = size > own
-    wrong = [reason for reason, is_so in reasons.items() if is_so]
-    if wrong and found:
-        raise ConfigError("data.formats does not go with " + "; nor with ".join(wrong) + ".")
-    return found
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:

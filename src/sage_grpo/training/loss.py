@@ -157,7 +157,7 @@ class Loss:
 
 def needs_velocity_old(objective: Objective, region: TrustRegion) -> bool:
     """True if the rollout must keep its velocities."""
-    return (region.uses_stepwise and region.estimator == "closed_form") or objective.needs_velocity_old
+    return region.uses_stepwise or objective.needs_velocity_old
 
 
 def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: Step, *, kl_lambda: float) -> Loss:
@@ -191,9 +191,7 @@ def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: St
         pair=item.pair,
     )
     terms, scale = objective.loss(replayed), objective.scale(replayed.dims)
-    kl = region.penalty(
-        v=v, v_old=v_old, v_reference=v_reference, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
-    )
+    kl = region.penalty(v=v, v_old=v_old, v_reference=v_reference, sensitivity=sensitivity, clips=len(x_next))
     value = (item.weight * terms.loss).sum()
     (raw,) = torch.autograd.grad(scale * value, v, retain_graph=True)
     trust = torch.zeros_like(raw)

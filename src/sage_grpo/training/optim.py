@@ -18,7 +18,7 @@ class Optimizer:
 
     def __init__(self, params: Mapping[str, nn.Parameter], config: OptimizerConfig, *, total_updates: int) -> None:
         self.params, self.config, self.total_updates = dict(params), config, total_updates
-        self.pace = AdaptiveRate(config.target_kl, most=config.max_lr_factor)
+        self.pace = AdaptiveRate(config.target_kl)
         matrices = [p for p in self.params.values() if config.kind == "muon" and p.ndim == 2]
         chosen = {id(p) for p in matrices}
         others = [p for p in self.params.values() if id(p) not in chosen]

@@ -18,8 +18,8 @@ from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
+from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import check_differentiable
 from sage_grpo.training.encode_ahead import EncodeAhead
 from sage_grpo.training.engine import MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
@@ -99,8 +99,8 @@ class Trainer:
             deviates=self.old is not None,
         )
         self._check_groups()
-        if self.objective.differentiates:
-            check_differentiable(self.model, self.reward, config.objective.frames)
+        if self.objective.differentiates and self.reward.learns_from_clips:
+            pixels_of(self.model)  # refuses models that cannot decode with a graph
         self.prompt_encoder = EncodeAhead(config, self.model, self.planner, self.held_out, self.world, self.clock)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health

@@ -276,7 +276,7 @@ def with_partners(
         assert item.v_reference is not None
         record, v = item.record, replay(item, device).velocity
         target, v_reference = (to_device(x, device, torch.float32) for x in (record.x_next, item.v_reference))
-        excess = objective.partner_excess(v, v_reference, target, record.policy.sigma(item.step)).double().cpu()
+        excess = objective.partner_excess(v, v_reference, target).double().cpu()
         counts = item.weight > 0  # padding passes would count twice
         table[item.pair.rows[counts], item.step] = excess[counts]
         progress()

@@ -170,7 +170,7 @@ def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
         config.update.updates_per_rollout == 1 and not config.build_objective().lags
     )  # the rollout's policy is the live one
     inert = own and (anchor is None or anchor.every == 1)
-    if inert and region.estimator == "closed_form":
+    if inert:
         return Check(
             "trust region",
             "warn",
