@@ -216,7 +216,8 @@ def enter(folder: Path, output: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(stream, descriptor)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a test of this tool captures the others
-    sys.path[:] = [str(folder / "src"), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests")]
+    others = [path for path in sys.path if Path(path or ".").resolve() != ROOT / "tests"]
+    sys.path[:] = [str(folder / "src"), str(folder), *others]  # as `python -m pytest` in that folder has it
     for name in [name for name, module in sys.modules.items() if _of_the_tree(module)]:
         del sys.modules[name]  # the copy has its own
     vars(sys.modules["__main__"]).pop("__file__", None)  # else processes that tests start would import this script
