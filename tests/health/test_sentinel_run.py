@@ -20,10 +20,10 @@ from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.statistics import ParameterDrift, appearance, describe, frames_seen, thumbnails
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run
-from sage_grpo.training.adaptive_lr import AdaptiveRate
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.events import Hooks, SentinelEvent
 from sage_grpo.training.loss import Diverged
+from sage_grpo.training.optim import AdaptiveRate
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
 

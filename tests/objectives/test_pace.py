@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import some
-from sage_grpo.training.adaptive_lr import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, AdaptiveRate, share_kept
+from sage_grpo.training.optim import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, AdaptiveRate, share_kept
 
 
 def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) -> float:

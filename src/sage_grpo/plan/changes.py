@@ -12,7 +12,7 @@ from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 
 Same = Literal["same", "nearly", "more GPUs", "another"]
 """Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order

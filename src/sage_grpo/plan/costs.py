@@ -37,8 +37,8 @@ from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import compiles
 from sage_grpo.training.loss import needs_velocity_old
-from sage_grpo.training.memory import configured
 from sage_grpo.training.offload import SHARE as STAYS
+from sage_grpo.training.offload import configured
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.types import Keep

@@ -18,7 +18,7 @@ from sage_grpo.plan.hardware import here
 from sage_grpo.plan.passes import PHASES, PassCount, evaluations
 from sage_grpo.plan.workers import worker_costs
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
 from sage_grpo.utils.text import narrow_table

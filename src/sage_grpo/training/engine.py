@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
 from sage_grpo.models.base import VelocityModel, abilities, network_of, sound_of
@@ -224,3 +224,38 @@ class RolloutEngine:
             return []
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
+
+
+class EncodeAhead:
+    """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
+
+    def __init__(self, engine: RolloutEngine, held_out: Sequence[Prompt]) -> None:
+        self.engine, self.held_out = engine, held_out[: engine.config.evaluate.prompts]
+        self.encoded: dict[Prompt, Conditioning] = {}
+        """The model itself keeps no conditionings in memory."""
+        self.until = 0
+        """Iteration up to which prompts are encoded."""
+
+    def run(self, stream: PromptStream, iteration: int) -> None:
+        """Encode the prompts from this iteration on, unless the next ones are encoded."""
+        engine, config, planner = self.engine, self.engine.config, self.engine.planner
+        later = 1 + config.rollout.staleness
+        if self.until >= min(config.iterations, iteration + later):
+            return
+        coming = PromptStream(stream.prompts, config.seed)
+        coming.position = stream.position
+        batches = (coming.take(config.batch.prompts) for _ in range(iteration, config.iterations))
+        places = [planner.places(rank) for rank in range(engine.world.size)]
+        least = later * config.batch.prompts if later > 1 else 0
+        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
+        training = [batch[place] for batch in near for place in places[engine.world.rank]]
+        prompts = list(dict.fromkeys([*training, *self.held_out]))
+        with engine.clock("encode"):
+            tick = engine.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
+            for prompt in prompts:
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = conditions_of(engine.model, [prompt])
+                tick()
+        engine.model.unload_text()
+        self.until = iteration + len(near)

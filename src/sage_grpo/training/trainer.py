@@ -20,12 +20,10 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.encode_ahead import EncodeAhead
-from sage_grpo.training.engine import MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import EncodeAhead, MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs
-from sage_grpo.training.memory import set_activations
-from sage_grpo.training.offload import distribute
+from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
@@ -101,7 +99,7 @@ class Trainer:
         self._check_groups()
         if self.objective.differentiates and self.reward.learns_from_clips:
             pixels_of(self.model)  # refuses models that cannot decode with a graph
-        self.prompt_encoder = EncodeAhead(config, self.model, self.planner, self.held_out, self.world, self.clock)
+        self.prompt_encoder = EncodeAhead(self.engine, self.held_out)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
         checks are decoded."""

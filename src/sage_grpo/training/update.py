@@ -16,7 +16,6 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.base import Objective, PreferencePair
 from sage_grpo.objectives.trust_region import closed_form_kl
-from sage_grpo.training.adaptive_lr import share_kept
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import (
@@ -31,6 +30,7 @@ from sage_grpo.training.loss import (
     summarize,
 )
 from sage_grpo.training.offload import settle, to_device, to_storage
+from sage_grpo.training.optim import share_kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import OldPolicy, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
