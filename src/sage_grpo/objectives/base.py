@@ -55,7 +55,6 @@ class PreferencePair:
     side: Tensor
     """1 for the better clip of a pair, -1 for the worse, 0 without a pair."""
     partner_excess: Tensor
-    """Excess error over the reference of each partner."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class ReplayedStep:
 
     @property
     def dims(self) -> int:
-        """Latent dimensions of a clip (or of the part that the loss is about)."""
         return self.velocity[0].numel()
 
 
@@ -139,7 +137,6 @@ class Objective:
         raise NotImplementedError
 
     def metrics(self, step: ReplayedStep) -> Mapping[str, Tensor]:
-        """Further diagnostics, one value per clip."""
         return {}
 
     def log_prob(self, gaussian: Gaussian, velocity: Tensor, x_next: Tensor, sigma: float) -> Tensor:
@@ -202,7 +199,6 @@ class Objective:
         return {}
 
     def check(self, config: RunOptions) -> None:
-        """Refuse options that it cannot honour."""
         wrong = [reason for reason, holds in self.refusals(config).items() if holds]
         if wrong:
             raise ValueError(f"objective.kind {self.spec.kind} does not go with " + "; nor with ".join(wrong) + ".")
@@ -215,7 +211,6 @@ class OdeObjective(Objective):
     samples: ClassVar[Literal["sde", "ode"]] = "ode"
 
     def refusals(self, config: RunOptions) -> dict[str, bool]:
-        """Options of exploring steps."""
         rollout, update, spec = config.rollout, config.update, self.spec
         return {
             f"kernel.name {config.kernel.name}: it samples with the ODE, set ode": config.kernel.name != "ode",
@@ -235,5 +230,4 @@ class OdeObjective(Objective):
 
 
 def without_ratio(loss: Tensor, **metrics: Tensor) -> LossTerms:
-    """Terms of a loss that has neither a ratio nor a clip."""
     return LossTerms(loss=loss, inactive=torch.zeros_like(loss, dtype=torch.bool), metrics=metrics)

@@ -115,7 +115,6 @@ def nft_loss(
 
 
 def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:
-    """The weighted mean square of every sample."""
     rows = difference.flatten(1)
     square = rows.square().mean(1)
     return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST) if weight == "adaptive" else square

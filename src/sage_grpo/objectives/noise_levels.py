@@ -33,7 +33,6 @@ class VelocityLaw:
     leaves_noise: ClassVar[bool] = False
 
     def __call__(self, sigma: Sigma, sigma_next: Sigma) -> Transition:
-        """The law, the same at every sigma."""
         one = torch.ones_like(torch.as_tensor(sigma, dtype=torch.float32))
         return Transition(a=torch.zeros_like(one), b=one, std=(2.0 * one).rsqrt())
 
@@ -53,7 +52,6 @@ class NoisedClips(OdeObjective):
 
 
 def draw_levels(spec: ObjectiveSpec, grid: Schedule, trains: Callable[[float], bool], draw: Random) -> NoiseLevels:
-    """Draw levels along the grid at which the trained network runs."""
     sigmas = grid.sigmas.tolist()
     steps = [step for step in range(grid.num_steps) if trains(sigmas[step])]
     if spec.draw == "strata":

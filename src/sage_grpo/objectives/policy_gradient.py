@@ -21,7 +21,6 @@ class PolicyGradient(Objective):
 
 
 def surrogate_loss(config: SurrogateConfig, step: ReplayedStep, clip: float) -> LossTerms:
-    """The policy loss that `surrogate` asks for."""
     log_ratio, kl = step.log_prob - step.log_prob_old, step.kl_old
     if config.centred == "scaled" and kl is not None:
         return scaled_surrogate(log_ratio, step.advantage, kl, std=step.std, clip=clip)

@@ -33,9 +33,7 @@ class KlTerms:
     """Penalties per sample; a term that the mode does not use is None."""
 
     position: Tensor | None
-    """KL to the anchor (fixed or moving)."""
     velocity: Tensor | None
-    """KL to the policy that made the rollout."""
     total: Tensor | None
     """The weighted sum, before the coefficient lambda; None for mode 'none'."""
 
@@ -54,17 +52,14 @@ class TrustRegion:
 
     @property
     def uses_anchor(self) -> bool:
-        """True if a reference pass with the anchor's weights is needed."""
         return self.mode in ("fixed", "moving", "dual", "fixed_dual")
 
     @property
     def renews_anchor(self) -> bool:
-        """True if the anchor follows the policy instead of keeping the initial weights."""
         return self.mode in ("moving", "dual")
 
     @property
     def uses_stepwise(self) -> bool:
-        """True if the rollout's policy is a reference."""
         return self.mode in ("stepwise", "dual", "fixed_dual")
 
     def penalty(

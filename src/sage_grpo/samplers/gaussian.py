@@ -55,7 +55,6 @@ class Gaussian:
         return -0.5 * quadratic - log_normaliser
 
     def kl(self, other: Gaussian) -> Tensor:
-        """KL(self || other) per latent dimension, one value per sample."""
         _same_shape(other.mean, self.mean, "other.mean")
         self._require_noise("kl")
         other._require_noise("kl")

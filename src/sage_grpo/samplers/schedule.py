@@ -92,7 +92,6 @@ class Schedule:
 
 
 def _respaced(sigmas: Tensor, steps: int | None) -> Tensor:
-    """The same ends with `steps` steps between them."""
     old = len(sigmas) - 1
     if steps is None or old < 1 or steps == old:
         return sigmas

@@ -47,7 +47,6 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Number of steps in a window that is not `all`."""
         return self.length if self.length is not None else 1 if self.kind == "drawn" else 4
 
     def steps(self, num_steps: int, iteration: int = 0, seed: int = 0) -> tuple[bool, ...]:

@@ -392,11 +392,9 @@ class TrainConfig:
 
     @property
     def explores(self) -> bool:
-        """True if the objective learns from exploring steps, False if clips are sampled with the ODE."""
         return self.build_objective().samples == "sde"
 
     def check_objective(self) -> None:
-        """Refuse what the objective cannot honour."""
         objective, kind = self.build_objective(), self.objective.kind
         if self.data.clips is not None and not objective.given_clips:
             raise ValueError(
@@ -429,7 +427,6 @@ class TrainConfig:
         return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
 
     def _check_workers(self) -> None:
-        """Refuse runs whose rollouts cannot be sampled by workers, or not in advance."""
         rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
         reasons = {
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
@@ -449,7 +446,6 @@ class TrainConfig:
             )
 
     def _check_sigmas(self) -> None:
-        """Refuse `rollout` and `evaluate` options that disagree with the number of steps of model.sigmas."""
         levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate
         wrong = {
             f"rollout.steps {rollout.steps}": rollout.steps != len(levels),

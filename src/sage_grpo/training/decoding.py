@@ -51,7 +51,6 @@ class DecodedClips:
         self._sparse = None if frames is None else black_clips(count, model.video)
 
     def add(self, latents: Tensor) -> Tensor:
-        """Decode a micro-batch and return its clips."""
         if self._sparse is None:
             self._whole.append(self.model.decode(latents))
             return self._whole[-1]
@@ -88,7 +87,6 @@ class Encoder:
         self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
 
     def __call__(self, file: Path) -> Tensor:
-        """Latents of one clip on the CPU."""
         key = content_hash(file), str(self.model.video)
         return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
 

@@ -42,7 +42,6 @@ class Workers(Protocol):
     """Sampling by other processes, or with older weights."""
 
     row: dict[str, float]
-    """Metrics of the last iteration."""
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
         """The rollout of the due iteration; the `coming` ones may be started."""
@@ -83,7 +82,6 @@ class RolloutEngine:
         self.planner.check()
         self.vae = VaeMover(model, config.model)
         self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
-        """Encodes given clips."""
 
     @property
     def storage(self) -> Storage:
@@ -95,7 +93,6 @@ class RolloutEngine:
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
-        """Conditionings of this rank's groups."""
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
         found = conditions_of(self.model, [group.prompt for group in groups])
         return {group.index: condition for group, condition in zip(groups, found)}
@@ -130,7 +127,6 @@ class RolloutEngine:
         return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
-        """The policy of a replay, and the conditionings of its rows."""
         groups = [member.group for member in replay.members]
         first = plan.groups[groups[0]]
         policy = self.policy(first)
@@ -190,13 +186,11 @@ class RolloutEngine:
         latents: Tensor | None = None,
         sound: Sound | None = None,
     ) -> Scores:
-        """Rewards of this process's clips."""
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
 
     def gather(self, scores: Scores) -> Scores:
-        """The scores of all ranks."""
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], RewardSignal]:
@@ -237,7 +231,6 @@ class EncodeAhead:
         """Iteration up to which prompts are encoded."""
 
     def run(self, stream: PromptStream, iteration: int) -> None:
-        """Encode the prompts from this iteration on, unless the next ones are encoded."""
         engine, config, planner = self.engine, self.engine.config, self.engine.planner
         later = 1 + config.rollout.staleness
         if self.until >= min(config.iterations, iteration + later):

@@ -24,21 +24,15 @@ class HealthGuard:
     state: TrainState
     writer: checkpoint.Writer
     root: Path
-    """Folder of the run's checkpoints."""
     held_out: bool
-    """True if there are prompts to evaluate on."""
     report: Callable[[SentinelEvent], None] = lambda event: None
-    """Receives findings and actions, for the loop's observers."""
     stops: bool = False
-    """True if the run is to end here."""
     _found: list[Finding] = field(default_factory=list)
 
     def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Pass a finished iteration to the sentinel; returns the sentinel's metrics."""
         return self._see(self.state.sentinel.observe(self.state.iteration, row))
 
     def see_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Pass an evaluation (`Evaluation.rows`) to the sentinel."""
         scores = {name: [row["scores"][name] for row in rows] for name in (rows[0]["scores"] if rows else ())}
         per_prompt = self.config.evaluate.per_prompt
         return self._see(self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt) if scores else [])

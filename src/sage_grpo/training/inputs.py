@@ -57,9 +57,7 @@ class Inputs:
     model: VelocityModel
     reward: CompositeReward
     prompts: Sequence[Prompt]
-    """Training prompts."""
     held_out: Sequence[Prompt] = ()
-    """Held-out prompts; without any there is no evaluation."""
     examples: Examples | None = None
     """Clips to learn from, where prompts come with them."""
     opened: ExitStack = field(default_factory=ExitStack)
@@ -155,7 +153,6 @@ def _device(config: TrainConfig, world: World, given: Overrides) -> torch.device
 
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
-    """Decide on compiling the blocks; returns the decision and its reason."""
     if config.model.deterministic and device.type in DEVICES:
         if config.model.compile:
             raise ConfigError(
@@ -187,7 +184,6 @@ def load_rewards(
 
 
 def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
-    """Refuse counting rewards that cannot be differentiated; `objects` are the rewards passed as objects, by name."""
     for spec in specs:
         there = objects.get(spec.name)
         able = has_gradient(spec) if there is None else isinstance(there, DifferentiableReward)
@@ -240,7 +236,6 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
 
 
 def pictures_of(prompt: Prompt) -> Tensor | None:
-    """A prompt's image, uint8 H x W x 3; with an image for the last frame both, 2 x H x W x 3."""
     return read_pictures(prompt.image, prompt.last_image)
 
 

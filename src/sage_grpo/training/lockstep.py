@@ -21,7 +21,6 @@ class ScheduledReplay:
     """The rank's own replay whose states go through the network."""
     network: int
     counts: bool = True
-    """False for padding."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,12 @@ class Lockstep:
         return range(len(self.plan.shares))
 
     def idle_passes(self, rank: int) -> Counter[int]:
-        """Padding passes of a rank in the rollout, by network."""
         return self._most_passes - self.plan.rollout_passes(rank)
 
     def replays(self, rank: int, update: int) -> list[ScheduledReplay]:
-        """A rank's passes in an update."""
         return self._padded(rank, self.plan.replays(rank, update), self._most_replays[update], [update])
 
     def kl_probes(self, rank: int) -> list[ScheduledReplay]:
-        """A rank's passes that measure the KL of the updates."""
         updates = range(self.plan.updates)
         return self._padded(rank, list(self.plan.kl_replays(rank)), self._most_probes, updates)
 
@@ -53,7 +49,6 @@ class Lockstep:
 
     @property
     def probe_rounds(self) -> int:
-        """Passes that measure the KL on every rank, with padding."""
         return self._most_probes.total()
 
     def padding(self, rank: int, network: int, updates: Sequence[int]) -> ScheduledReplay:

@@ -80,13 +80,11 @@ class Loop:
     saver: Saver
     observers: Sequence[Observer]
     points: Collection[int]
-    """Numbers of iterations after which evaluations run."""
     stop: StopRequest
     evaluation: Callable[[Callable[[], None]], Evaluation] | None = None
     """Evaluates in place of the trainer, where some results are known already."""
 
     def run(self) -> bool:
-        """Iterate to the end; returns True if the run was stopped before it."""
         trainer, state, world = self.trainer, self.trainer.state, self.trainer.world
         self.guard.report = self._report
         try:
@@ -137,7 +135,6 @@ class Loop:
         return any(observer.shows(number) for observer in self.observers)
 
     def _due(self) -> bool:
-        """True if an evaluation is due now and has not run yet."""
         state = self.trainer.state
         return bool(self.trainer.held_out) and state.iteration in self.points and state.evaluated < state.iteration
 

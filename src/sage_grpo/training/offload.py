@@ -58,7 +58,6 @@ def to_storage(x: Tensor, device: torch.device, dtype: torch.dtype | None = None
 
 
 def settle(device: torch.device) -> None:
-    """Wait for all copies from this device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -80,7 +79,6 @@ class VaeMover:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Context with the VAE on the model's device."""
         device = self.model.device
         self.model.place("vae", device)
         yield
@@ -90,7 +88,6 @@ class VaeMover:
             self.bytes = max(self.bytes, held - self._held())
 
     def observe(self, times: Mapping[str, float]) -> None:
-        """Decide by the memory peaks of an iteration's phases, in GiB."""
         peaks = [gib * 2**30 for name, gib in times.items() if name.startswith("time/peak_gib_")]
         if not peaks or not self.bytes:
             return

@@ -53,7 +53,6 @@ class Optimizer:
         return lr
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
@@ -67,7 +66,6 @@ class Optimizer:
         return flat
 
     def load_tensors(self, flat: Mapping[str, Tensor]) -> None:
-        """Continue from `tensors()`."""
         for name, p in self.params.items():
             for part in self.parts:
                 if any(p is q for group in part.param_groups for q in group["params"]):

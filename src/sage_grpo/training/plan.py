@@ -24,7 +24,6 @@ class KlProbe:
     """One trained step of a group at which the KL of the updates is measured."""
 
     step: int
-    """Index in the group's schedule."""
     weight: float
     """Factor on the step's KL that makes it an unbiased estimate of the sum over the group's trained steps."""
 
@@ -45,7 +44,6 @@ class Group:
     trained: tuple[tuple[int, ...], ...]
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
-    """Members start from the same noise: all steps up to the first exploring one run once."""
     kl_probe: KlProbe | None = None
     """Step at which the KL of the iteration's updates is measured; None measures none."""
     levels: NoiseLevels | None = None
@@ -62,7 +60,6 @@ class Group:
 
     @property
     def replayed(self) -> Schedule:
-        """The schedule whose steps updates replay: its own, or that of fresh noise levels."""
         return self.schedule if self.levels is None else self.levels.schedule
 
     def sigma(self, step: int) -> float:
@@ -92,7 +89,6 @@ class Pass:
 
     sigma: float
     rows: int
-    """Clips in the batch."""
     shared: bool
     """One row per group, because its members have not branched yet."""
 
@@ -105,11 +101,9 @@ class Replay:
     """Index in the schedule (or the levels) of its members' groups."""
     members: tuple[Member, ...]
     shared: bool
-    """Members of a group share one state."""
 
     @property
     def rows(self) -> int:
-        """States that go through the network together."""
         return len({member.group for member in self.members}) if self.shared else len(self.members)
 
 
@@ -123,7 +117,6 @@ class Plan:
     equalizer: dict[int, float]
     """Weight of every trained step, by its label."""
     shares: tuple[tuple[MicroBatch, ...], ...]
-    """Micro-batches of every data-parallel rank."""
     network: Callable[[float], int] = field(default=lambda sigma: 0, compare=False)
     """The network that runs at sigma: 0 for high noise, 1 for the other expert of a model with two."""
     prefix_batch: int = 1
@@ -144,7 +137,6 @@ class Plan:
         return len(self.groups[0].trained)
 
     def batches(self, rank: int) -> list[MicroBatch]:
-        """The micro-batches that a rank samples."""
         return [batch for batch in self.shares[rank] if not batch.filler]
 
     def group_of(self, batch: MicroBatch) -> Group:
@@ -152,7 +144,6 @@ class Plan:
         return self.groups[batch.members[0].group]
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
-        """A rank's members of every group of which it has any."""
         return self._members[rank]
 
     @cached_property
@@ -206,7 +197,6 @@ class Plan:
                 yield Pass(sigma, rows=len(batch.members), shared=False)
 
     def rollout_passes(self, rank: int) -> Counter[int]:
-        """Passes of a rank's rollout, by network."""
         return Counter(self.network(one.sigma) for one in self.sampled(rank))
 
     @cached_property
@@ -271,5 +261,4 @@ class Plan:
         return (1, 0) if backwards else (0, 1)
 
     def labels(self, update: int) -> list[int]:
-        """The steps that an update trains, over all groups, in order."""
         return list(dict.fromkeys(group.label(step) for group in self.groups for step in group.trained[update]))

@@ -35,26 +35,21 @@ class Planner:
 
     config: TrainConfig
     grid: Schedule
-    """The run's own grid."""
     kernel: Kernel
     trains: Callable[[float], bool]
     ranks: int = 1
-    """Data-parallel ranks."""
     network: Callable[[float], int] = field(default=lambda sigma: 0)
     """The network that runs at sigma (models/base.py)."""
     _trainable: dict[tuple[bool, ...], list[int]] = field(default_factory=dict, init=False, repr=False)
     """Trainable steps of the windows asked for so far, as a cache: all groups use a few windows."""
     _schedules: dict[tuple[bool, ...], tuple[Schedule, int]] = field(default_factory=dict, init=False, repr=False)
-    """Their schedules and offsets."""
     _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
-    """Squared sensitivities of steps of the run's own grid."""
 
     @cached_property
     def objective(self) -> Objective:
         return self.config.build_objective()
 
     def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
-        """The plan of an iteration over these prompts."""
         config, window = self.config, self.config.rollout.window
         if self.objective.samples == "ode":
             return self._without_noise(iteration, prompts)
@@ -116,7 +111,6 @@ class Planner:
 
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
-        """Micro-batches of every rank; prompts that explore at different steps do not share one."""
         batch = self.config.batch
         return deal(
             batch.prompts,
@@ -132,7 +126,6 @@ class Planner:
         return rollout.window.kind == "drawn" or self._shares_start or self.objective.samples == "ode"
 
     def places(self, rank: int) -> list[int]:
-        """Indices of an iteration's prompts that a rank samples, equal in every iteration."""
         return sorted({member.group for batch in self.shares[rank] for member in batch.members})
 
     @property
@@ -154,7 +147,6 @@ class Planner:
         return list(self._trainable[key])
 
     def candidates(self) -> list[int]:
-        """Steps at which a drawn window may start."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
         if window.at is not None:
@@ -219,7 +211,6 @@ class Planner:
         return f"{left[0].upper()}{left[1:]}. {LOOK}" if left else LOOK
 
     def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
-        """The schedule of a group, and the offset of its step indices in the run's own grid."""
         rollout, key = self.config.rollout, tuple(flags)
         if key not in self._schedules:
             schedule = self._exploring(flags)

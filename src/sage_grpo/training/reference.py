@@ -86,7 +86,6 @@ class Ema(Snapshot):
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Average with the current weights."""
         for name, p in self.params.items():
             self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - self.decay)
 
@@ -99,7 +98,6 @@ class OldPolicy(Snapshot):
         self.lags = lags
         """True if it differs from the live weights between iterations; then it is part of the training state."""
         self.samples = samples
-        """True if a lagging old policy samples the clips."""
 
     @classmethod
     def of(
@@ -111,7 +109,6 @@ class OldPolicy(Snapshot):
         return cls(params, lags=objective.lags, samples=objective.spec.old_samples, offload=offload)
 
     def begin(self) -> None:
-        """Called before a rollout's updates."""
         if not self.lags:
             self.renew()
 
@@ -128,9 +125,7 @@ class PastWeights:
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self.params = dict(params)
         self.since: dict[int, int] = {}
-        """By iteration, the iteration in which its weights were the newest."""
         self.weights: dict[int, Snapshot] = {}
-        """Weights by that iteration."""
 
     def promise(self, due: int, coming: Sequence[int]) -> dict[int, tuple[int, Snapshot]]:
         """For the due iteration and for the coming ones: the iteration of their weights, and these weights. Iterations

@@ -26,7 +26,6 @@ class Record:
 
     policy: Policy
     conditions: tuple[Conditioning, ...]
-    """One per row of `x`."""
     x: Tensor
     """State before the step: one row per member, or one per group where its members share it."""
     x_next: Tensor
@@ -49,12 +48,10 @@ class SavedRecord:
 
     @classmethod
     def of(cls, record: Record) -> SavedRecord:
-        """Copy them from a record. Call `settle` before the CPU reads it."""
         rows = (getattr(record, one.name) for one in fields(cls))
         return cls(*(None if own is None else to_storage(own, torch.device("cpu")) for own in rows))  # type: ignore[arg-type]
 
     def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
-        """Rebuild the record; `conditions` are those of its rows."""
         return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
 
 
@@ -68,7 +65,6 @@ class Rollout:
     """Scored clips, if the workers that sampled them also scored them."""
 
     def record(self, plan: Plan, scheduled: ScheduledReplay) -> Record:
-        """The record of a pass. Padding replay: it has no old log-probability, so its ratio is 1."""
         record = self.records[scheduled.states]
         if scheduled.replay == scheduled.states:
             return record
@@ -106,18 +102,15 @@ class NoiseKeys:
     """All members of a group are noised again with the same noise: the common part of a pair's errors then cancels."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
-        """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
         seed = group.prompt.seed
         key = (self.seed, self.iteration, group.index) if seed is None else ("prompt", seed)
         return keyed_noise(shape, "start", *key, 0 if self.same_start else member.index)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "step") -> Tensor:
-        """Exploration noise of a step (by its label) for every member."""
         rows = [keyed_noise(shape, kind, self.seed, self.iteration, m.group, m.index, step) for m in members]
         return torch.stack(rows)
 
     def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
-        """Noise for clean clips at their group's level with this number."""
         keyed = [Member(member.group, 0) for member in members] if self.same_fresh else members
         return self.step(keyed, level, shape, "fresh")
 
@@ -212,7 +205,6 @@ class Sampler:
             self.progress()
 
     def start(self, group: Group, members: Sequence[Member]) -> Tensor:
-        """Initial states."""
         model = self.policies(group).model
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
@@ -222,7 +214,6 @@ class Sampler:
         )
 
     def visit(self, walk: _Members, step: Step) -> None:
-        """Record the state of an ODE step that an update trains."""
         levels = walk.group.levels
         if levels is None or not levels.visited or walk.index not in levels.labels:
             return
@@ -240,7 +231,6 @@ class Sampler:
             )
 
     def explore(self, walk: _SharedPrefix | _Members, replay: Replay, step: Step) -> Tensor:
-        """Take a noisy step for every member, and record it if an update replays it."""
         policy, storage = walk.policy, self.storage
         law = step.gaussian.expand(len(replay.members))
         # Drawn on the CPU while the device still computes the velocity.

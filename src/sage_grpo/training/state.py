@@ -39,22 +39,17 @@ class TrainState:
     old: OldPolicy | None = None
     """The old policy, if it lags behind the live one."""
     past: PastWeights | None = None
-    """Earlier weights, if they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
-    """Iterations completed."""
     updates: int = 0
-    """Optimizer updates completed."""
     evaluated: int = -1
     """Iteration of the last evaluation."""
     best: dict[str, float] = field(default_factory=dict)
-    """Iteration and score of the best evaluation."""
 
     @classmethod
     def begin(
         cls, config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt], old: OldPolicy | None
     ) -> TrainState:
-        """The state of a run before its first iteration; `old` is an old policy that lags behind."""
         params, region = model.trainable(), config.trust_region
         updates = config.iterations * config.update.updates_per_rollout
         anchor = None
@@ -79,7 +74,6 @@ class TrainState:
     def save(
         self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
     ) -> Path:
-        """Write a checkpoint, with the caller's `meta` and `files`."""
         tensors, past = self._tensors(), {} if self.past is None else self.past.tensors()
         # The tensors listed in state.json are in every checkpoint of a run; the number of earlier weights varies.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}
@@ -150,7 +144,6 @@ class TrainState:
 
 
 def has_ema(folder: Path) -> bool:
-    """True if a checkpoint holds a moving average of the weights."""
     return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
 
 

@@ -39,11 +39,8 @@ class Trainer:
     """Owns the training state and runs one iteration per `step`; the loop does everything between iterations."""
 
     plan: Plan
-    """The plan of the last iteration, with the clips that it trained."""
     clips: ScoredClips
-    """This process's clips of the last iteration; none where clips are given."""
     scores: Scores
-    """The scores of all ranks' clips of the last iteration."""
 
     def __init__(
         self,
@@ -112,7 +109,6 @@ class Trainer:
             )
 
     def _check_groups(self) -> None:
-        """Refuse rewards that compare clips but would not get whole groups, before anything is sampled."""
         config, planner = self.config, self.planner
         remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
         check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
@@ -120,7 +116,6 @@ class Trainer:
             check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
 
     def step(self) -> dict[str, float]:
-        """Run one iteration; returns its metrics."""
         self.encode_prompts()
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
@@ -138,11 +133,9 @@ class Trainer:
         return self._described(advantages) | metrics
 
     def encode_prompts(self) -> None:
-        """Encode the prompts of the coming iterations, where they are not encoded yet."""
         self.prompt_encoder.run(self.state.stream, self.state.iteration)
 
     def sample(self, plan: Plan) -> Rollout:
-        """Sample this rank's clips, with the old policy if it lags behind and samples."""
         old = self.state.old
         with old.applied() if old is not None and old.samples else nullcontext():
             if self.workers is None:
@@ -174,7 +167,6 @@ class Trainer:
         return advantages_of(self.config, self.reward, [part.name for part in self.engine.parts], scores)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
-        """Metrics of the iteration besides those of its updates."""
         times, rewards, workers = self.clock.report(), {}, {} if self.workers is None else self.workers.row
         self.engine.vae.observe(times)
         look = self.drift.measure(self.world)

@@ -69,7 +69,6 @@ class Updater:
     def run(
         self, plan: Plan, rollout: Rollout, scored: Scores, advantages: Tensor, signals: Signals
     ) -> dict[str, float]:
-        """All updates of one rollout; returns their mean metrics."""
         state, device, logs = self.state, self.model.device, []
         lockstep = Lockstep(plan)
         reference = [False] * plan.updates
@@ -127,7 +126,6 @@ class Updater:
         update: int,
         signals: Signals | None = None,
     ) -> list[TrainItem]:
-        """This rank's replays in an update; every rank has the same number, padded with weight 0."""
         plan, counts = lockstep.plan, scored.valid.clone()
         if plan.chosen is not None:
             counts &= torch.tensor(
@@ -176,7 +174,6 @@ class Updater:
         return metrics
 
     def advance(self, metrics: dict[str, float]) -> None:
-        """Advance EMA, KL coefficient and reference by one update."""
         state = self.state
         if state.ema is not None:
             state.ema.advance()
@@ -185,7 +182,6 @@ class Updater:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
 
     def _measure_kl(self, lockstep: Lockstep, rollout: Rollout, progress: Progress) -> dict[str, float]:
-        """Measure the KL of the updates, scale them back if it is too large, and adapt the learning rate."""
         pace = self.state.optimizer.pace
         dims = math.prod(self.model.latent_shape()) if not self.parts else sum(part.dims for part in self.parts)
 
