@@ -20,16 +20,6 @@ from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
 
-PAPER_CLIP = 0.076
-"""The paper's clip range 1e-4 at D = 576,576 latent dimensions, written as c / sqrt(D)."""
-
-
-def clip_range(dims: int, c: float = PAPER_CLIP) -> float:
-    """c / sqrt(D): the noise of a log-ratio that is a mean over D dimensions falls as 1 / sqrt(D)."""
-    if dims < 1 or c <= 0:
-        raise ValueError(f"clip_range needs dims >= 1 and c > 0, got dims = {dims}, c = {c}.")
-    return c / math.sqrt(dims)
-
 
 @dataclass(frozen=True)
 class LossTerms:
@@ -148,16 +138,13 @@ class Objective:
         return bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
 
     def clip_range(self, dims: int) -> float:
+        """c / sqrt(D): the noise of a log-ratio that is a mean over D dimensions falls as 1 / sqrt(D)."""
         given = self.surrogate.clip_range
-        return clip_range(dims, self.surrogate.clip_scale) if given is None else given
+        return self.surrogate.clip_scale / math.sqrt(dims) if given is None else given
 
     def scale(self, dims: int) -> float:
-        """sqrt(D), the factor on the loss.
-
-        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's epsilon and the
-        clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and clipping mean the same at
-        any resolution.
-        """
+        """sqrt(D), the factor on the loss: the gradient of a mean over D dimensions shrinks as 1 / sqrt(D). With it learning rate, AdamW's
+        epsilon and the clipping norm mean the same at any resolution."""
         return math.sqrt(dims)
 
     def targets(self, grid: Schedule, trains: Callable[[float], bool], draw: Random) -> NoiseLevels:

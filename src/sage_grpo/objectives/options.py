@@ -68,30 +68,11 @@ class ObjectiveSpec:
             raise ValueError(
                 f"objective.options is for objectives of your own; {self.kind} has fields of its own: leave it out."
             )
-        self._check_gradient()
-        if self.kind in ("awm", "dpo", "sft") and self.weight == "adaptive":
-            further = " or ghuber" if self.kind == "awm" else ""
-            raise ValueError(
-                f"objective.weight adaptive is part of nft: use uniform{further} with objective.kind {self.kind}."
-            )
-        if self.kind != "awm" and self.weight == "ghuber":
-            raise ValueError(
-                f"objective.weight ghuber is part of awm: use uniform or adaptive with objective.kind {self.kind}."
-            )
-        if self.old_ramp and not self.old_decay:
-            raise ValueError(f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0.")
-        if not self.old_samples and not self.old_decay:
-            raise ValueError(
-                "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy."
-            )
-
-    def _check_gradient(self) -> None:
-        ours = self.kind == "gradient"
-        matching = self.kind in ("nft", "awm", "dpo", "sft")
+        ours, matching = self.kind == "gradient", self.kind in ("nft", "awm", "dpo", "sft")
         reasons = {
             "objective.draw last is part of objective.kind gradient": matching and self.draw == "last",
             f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
-            and self.draw not in ("last", "schedule"),
+            and self.draw == "strata",
             "objective.credit exact is part of objective.kind gradient": matching and self.credit == "exact",
             "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": ours
             and self.credit == "exact"
@@ -99,9 +80,19 @@ class ObjectiveSpec:
             "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
             f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
             and self.weight != "uniform",
+            f"objective.weight adaptive is part of nft: use uniform with objective.kind {self.kind}": self.weight
+            == "adaptive"
+            and self.kind not in ("surrogate", "nft"),
+            f"objective.weight ghuber is part of awm: use uniform with objective.kind {self.kind}": self.weight
+            == "ghuber"
+            and self.kind != "awm",
             f"objective.old_decay is about an old policy, which objective.kind {self.kind} has none of": self.old_decay
             > 0
             and self.kind in ("gradient", "dpo", "sft"),
+            f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0": self.old_ramp > 0
+            and not self.old_decay,
+            "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy": not self.old_samples
+            and not self.old_decay,
         }
         for reason, found in reasons.items():
             if found:

@@ -61,18 +61,12 @@ def excess_error(v: Tensor, v_ref: Tensor, target: Tensor) -> Tensor:
 
 
 def dpo_lead(excess: Tensor, partner: Tensor, side: Tensor, *, beta: float) -> Tensor:
-    """The policy's preference for the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better).
-
-    `side` is 1 for a clip that is the better of its pair and -1 for the worse; `partner` is the other clip's excess error.
-    """
+    """The policy's preference for the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better)."""
     return 0.5 * beta * side * (partner - excess)
 
 
 def dpo_loss(lead: Tensor) -> LossTerms:
-    """-log sigmoid(lead) per clip, where the partner's half of the lead is a constant.
-
-    Both clips of a pair carry its loss, each with the gradient at its own velocity. Because the mean is taken over clips, each counts twice
-    in the gradient and once in the value.
-    """
+    """-log sigmoid(lead) per clip, where the partner's half of the lead is a constant: both clips of a pair carry its loss, so that each counts
+    twice in the gradient and once in the value of a mean over clips."""
     pair = F.softplus(-lead)
     return without_ratio(2.0 * pair - pair.detach())

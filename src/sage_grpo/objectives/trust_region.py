@@ -15,10 +15,8 @@ Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
 
 
 def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
-    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both).
-
-    Two affine Gaussians with the same a, b and std differ only by b (v - v_ref): the reference pass needs velocities only.
-    """
+    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both): affine Gaussians
+    with the same a, b and std differ only by b (v - v_ref)."""
     if v.shape != v_ref.shape:
         raise ValueError(
             f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x."
@@ -74,17 +72,13 @@ class TrustRegion:
         """The terms at one step, one value per clip; equally many consecutive ones may share a velocity. The loss is surrogate PLUS lambda
         times `total`."""
         position = velocity = None
-
-        def kl_to(other: Tensor) -> Tensor:
-            return expanded(closed_form_kl(v, other, sensitivity), clips)
-
         if self.uses_anchor:
             if v_reference is None:
                 raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
-            position = self.beta_position * kl_to(v_reference)
+            position = self.beta_position * expanded(closed_form_kl(v, v_reference, sensitivity), clips)
         if self.uses_stepwise:
             weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
-            velocity = weight * kl_to(v_old)
+            velocity = weight * expanded(closed_form_kl(v, v_old, sensitivity), clips)
         if position is None or velocity is None:
             return KlTerms(position, velocity, position if velocity is None else velocity)
         return KlTerms(position, velocity, position + velocity)

@@ -53,8 +53,6 @@ class Window:
         """One flag per step, for windows that all groups of an iteration share."""
         if self.kind == "all":
             return (True,) * num_steps
-        if self.kind == "drawn":
-            raise ValueError("A drawn window is a matter of each group: use `draw`.")
         first = self.start
         if self.kind != "fixed":
             stop = num_steps if self.stop is None else min(self.stop, num_steps)
