@@ -1,9 +1,4 @@
-"""The plan of an iteration as pure data: schedules of the groups, passes that members share, and replays of every
-update.
-
-Rollout and update execute it, the terminal prints it, tests count it. Its only tensors are schedules, and it needs no
-weights.
-"""
+"""The plan of an iteration as pure data: schedules of the groups, passes that members share, and replays of every update."""
 
 from __future__ import annotations
 
@@ -30,8 +25,7 @@ class KlProbe:
 
 @dataclass(frozen=True)
 class Group:
-    """Clips that are compared with one another: one prompt, one schedule, and, if `shared`, one state to branch
-    from."""
+    """Clips that are compared with one another: one prompt, one schedule, and, if `shared`, one state to branch from."""
 
     index: int
     """Index among the iteration's groups, and so of its prompt; key of the start noise."""
@@ -72,8 +66,7 @@ class Group:
 
     @cached_property
     def path_key(self) -> Hashable:
-        """Key that is equal for groups whose passes can be batched from noise to their replays: same sigmas, exploring
-        and trained steps."""
+        """Key that is equal for groups whose passes can be batched from noise to their replays."""
         schedule = self.schedule
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
 
@@ -144,18 +137,17 @@ class Plan:
         return self.groups[batch.members[0].group]
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
+        """A rank's members of every group of which it has any."""
+        if rank not in self._members:
+            own: dict[int, tuple[Member, ...]] = {}
+            for member in (member for batch in self.batches(rank) for member in batch.members):
+                own[member.group] = (*own.get(member.group, ()), member)
+            self._members[rank] = own
         return self._members[rank]
 
     @cached_property
-    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
-        ranks: list[dict[int, tuple[Member, ...]]] = []
-        for rank in range(len(self.shares)):
-            own: dict[int, list[Member]] = {}
-            for batch in self.batches(rank):
-                for member in batch.members:
-                    own.setdefault(member.group, []).append(member)
-            ranks.append({group: tuple(members) for group, members in own.items()})
-        return ranks
+    def _members(self) -> dict[int, dict[int, tuple[Member, ...]]]:
+        return {}
 
     def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
@@ -170,8 +162,7 @@ class Plan:
         ]
 
     def tasks(self, rank: int = 0) -> list[Plan]:
-        """A rank's rollout in independent parts, each as a plan for one rank: whole groups, with the micro-batches and
-        shared passes of the whole plan, so that the numbers are the same."""
+        """A rank's rollout in independent parts of whole groups, each as a plan for one rank, with the batches of the whole."""
         batches = self.batches(rank)
         together = [{member.group for member in batch.members} for batch in batches]
         together += [{group.index for group in groups} for groups in self.prefixes(rank)]
@@ -211,36 +202,29 @@ class Plan:
         return 0 if self.chosen is None else len(self.groups) - len(trained)
 
     def replays(self, rank: int, update: int) -> list[Replay]:
-        """A rank's replays in an update, step by step. A pass with one trained clip is run whole, as in the rollout:
-        its ratios are then exactly 1 before the first update."""
+        """A rank's replays in an update. A pass with one trained clip is run whole, so that its ratios are exactly 1 before the first update."""
         every = self.replayable(rank, update)
         if self.chosen is None:
             return every
         return [replay for replay in every if not self.chosen[update].isdisjoint(replay.members)]
 
     def replayable(self, rank: int, update: int) -> list[Replay]:
-        """A rank's replays if every clip were trained; the rollout keeps records of all of these, because rewards come
-        later."""
-        own_members = self.members(rank)
-        groups, prefixes = [self.groups[index] for index in own_members], self.prefixes(rank)
-        steps = dict.fromkeys(step for group in groups for step in group.trained[update])
-        result = []
-        for step in steps:
+        """A rank's replays if every clip were trained; the rollout records all of these, because rewards come later."""
+        own_members, prefixes, result = self.members(rank), self.prefixes(rank), []
+        groups = [self.groups[index] for index in own_members]
+        for step in dict.fromkeys(step for group in groups for step in group.trained[update]):
             here = [group for group in groups if step in group.trained[update]]
             for together in prefixes:
                 if step in together[0].trained[update] and step < together[0].branch:
                     rows = tuple(member for group in together for member in own_members[group.index])
                     result.append(Replay(step, rows, shared=True))
             own = {group.index for group in here if step >= group.branch}
-            apart = [batch for batch in self.batches(rank) if self.group_of(batch).index in own]
+            apart = (batch for batch in self.batches(rank) if self.group_of(batch).index in own)
             result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result
 
     def kl_replays(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
-        """The replays in which a rank measures the KL of the updates, with the rows that count and their weights.
-
-        Only the first member of a group counts, so that the result depends on neither ranks nor micro-batches.
-        """
+        """The replays in which a rank measures the KL of the updates, with the rows that count (the first member of a group) and their weights."""
         found: dict[Replay, list[tuple[int, float]]] = {}
         for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replayable(rank, update)):
             for place, member in enumerate(replay.members):
@@ -255,8 +239,7 @@ class Plan:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The networks in the order of an update; a gradient that is propagated back from the clip reaches the one for
-        low noise first."""
+        """The networks in the order of an update; a gradient that comes back from the clip reaches the one for low noise first."""
         backwards = any(group.levels is not None and group.levels.visited for group in self.groups)
         return (1, 0) if backwards else (0, 1)
 

@@ -79,8 +79,7 @@ class Planner:
 
     @property
     def _prefix_batch(self) -> int:
-        """Most groups that are batched. 1 with several ranks, because prompts of different lengths would take one rank
-        more passes than another."""
+        """Most groups that are batched; on several ranks prompts of different lengths would take one more passes than another."""
         return 1 if self.ranks > 1 else self.config.batch.micro_batch
 
     def _filled_shares(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
@@ -101,24 +100,17 @@ class Planner:
         for index, prompt in enumerate(prompts):
             draw = random.Random(f"levels/{config.seed}/{iteration}/{index}")
             levels = self.objective.targets(self.grid, self.trains, draw)
-            count = len(levels.labels)
-            order = self.objective.order(count)
-            trained = (order,) if order is not None else tuple(map(tuple, self._deal(list(range(count)), draw)))
-            schedule = levels.rollout or grid
-            groups.append(Group(index, prompt, schedule, 0, trained, shared=False, levels=levels))
+            order = self.objective.order(len(levels.labels))
+            dealt = [order] if order is not None else self._deal(list(range(len(levels.labels))), draw)
+            trained = tuple(map(tuple, dealt))
+            groups.append(Group(index, prompt, levels.rollout or grid, 0, trained, shared=False, levels=levels))
         ones, given = dict.fromkeys(range(self.grid.num_steps), 1.0), config.data.clips is not None
         return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.network, examples=given)
 
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
-        batch = self.config.batch
-        return deal(
-            batch.prompts,
-            self.config.group_size,
-            batch.micro_batch,
-            world_size=self.ranks,
-            apart=self._keeps_prompts_apart,
-        )
+        batch, apart = self.config.batch, self._keeps_prompts_apart
+        return deal(batch.prompts, self.config.group_size, batch.micro_batch, world_size=self.ranks, apart=apart)
 
     @property
     def _keeps_prompts_apart(self) -> bool:
@@ -149,17 +141,15 @@ class Planner:
     def candidates(self) -> list[int]:
         window, steps = self.config.rollout.window, self.config.rollout.steps
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
-        if window.at is not None:
-            for first in window.at:
-                if first not in allowed:
-                    raise ValueError(
-                        f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {_listed(allowed)}: at others no step "
-                        f"can be trained. {self._why()}"
-                    )
-            return list(window.at)
+        for first in window.at or ():
+            if first not in allowed:
+                raise ValueError(
+                    f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {_listed(allowed)}: at others no step "
+                    f"can be trained. {self._why()}"
+                )
         if not allowed:
             raise ValueError(f"window.kind is drawn, but no step can be trained. {LOOK}")
-        return allowed
+        return list(window.at or allowed)
 
     def check(self) -> None:
         """Fail before the first rollout if a plan of any iteration cannot work."""
@@ -177,8 +167,7 @@ class Planner:
         self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
 
     def unexplored(self) -> str | None:
-        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much
-        noise."""
+        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
         wanted = [True] * steps
         if window.kind == "fixed":
@@ -224,9 +213,7 @@ class Planner:
         return self._schedules[key]
 
     def _kl_probe(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> KlProbe:
-        """A trained step for measuring the KL, drawn in proportion to its squared sensitivity, the main difference
-        between the KLs of steps (the rest is the change of the velocity). The groups' draws are evenly spaced, so that
-        together they cover the steps."""
+        """A trained step for measuring the KL, drawn in proportion to its squared sensitivity; the groups' draws are evenly spaced."""
         groups = self.config.batch.prompts
         steps = sorted({step for part in trained for step in part})
         key = tuple(step + offset for step in steps)
@@ -235,8 +222,7 @@ class Planner:
         squares = self._squares[key]
         edges = list(accumulate(squares))
         draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
-        place = bisect(edges, (draw + index) % groups / groups * edges[-1])
-        place = min(place, len(steps) - 1)  # rounding
+        place = min(bisect(edges, (draw + index) % groups / groups * edges[-1]), len(steps) - 1)
         return KlProbe(steps[place], edges[-1] / squares[place])
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
@@ -276,8 +262,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
-    """Add the clips that updates train to a plan; returns the same plan if every update trains all of them.
-    `advantages` and `valid` have a value for every clip, group by group."""
+    """Add the clips that updates train to a plan; `advantages` and `valid` have a value for every clip, group by group."""
     objective = config.build_objective()
     updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
     if config.batch.trained >= plan.group_size and not deals and not objective.chooses:
@@ -307,14 +292,14 @@ def described(config: TrainConfig) -> str:
     """A sentence on the clips that each update trains; empty if every update trains all of them."""
     if config.data.clips is not None:
         return ""
-    dealt = config.update.deal == "clips" and config.update.updates_per_rollout > 1
-    words = [config.build_objective().choice(config.batch)]
-    words += [f"dealt out to {config.update.updates_per_rollout} updates"] if dealt else []
-    return ", ".join(word for word in words if word)
+    words, updates = [config.build_objective().choice(config.batch)], config.update.updates_per_rollout
+    if config.update.deal == "clips" and updates > 1:
+        words.append(f"dealt out to {updates} updates")
+    return ", ".join(filter(None, words))
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:
-    """Simulate `choose` before there are rewards, with random advantages, for counting network passes."""
+    """`choose` with random advantages, for counting network passes before there are rewards."""
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
