@@ -35,7 +35,7 @@ from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
-from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy, Snapshot
+from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
 from sage_grpo.training.scoring import Scores, advantages_of, check_groups, preferred
 from sage_grpo.training.update import Updater
@@ -195,12 +195,12 @@ def test_what_is_offloaded_waits_in_cpu_memory(offload: bool, make_config) -> No
 
 def test_snapshots_are_applied_renewed_averaged_and_taken_back() -> None:
     params = weight(1.0, 2.0)
-    kept, ema = Snapshot(params), Ema(params, decay=0.75)
+    kept, ema = Snapshot(params), Snapshot(params)
     move(params, 5.0, 6.0)
     with kept.applied():
         assert params["w"].tolist() == [1.0, 2.0]
     assert params["w"].tolist() == [5.0, 6.0]
-    ema.advance()
+    ema.follow(0.75)
     assert ema.copies["w"].tolist() == [2.0, 3.0]
     kept.take_back(0.25)  # a quarter of the way is kept
     assert params["w"].tolist() == [2.0, 3.0]

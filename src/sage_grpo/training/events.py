@@ -21,8 +21,7 @@ class StopRequest:
         self._set = threading.Event()
 
     def set(self) -> None:
-        """Ask the run to stop: it finishes its iteration, saves and ends. An evaluation is cut short and done again
-        later."""
+        """Ask the run to stop: it finishes its iteration, saves and ends. An evaluation is cut short and done again later."""
         self._set.set()
 
     @property

@@ -106,11 +106,7 @@ def check_model(model: VelocityModel) -> ModelSpec:
 
 
 def build(config: TrainConfig, world: World | None = None, given: Overrides | None = None) -> Inputs:
-    """Build all inputs that the configuration names, except those that a program passes.
-
-    Prompts and rewards come first (which are tried out): finding a broken one takes seconds, and loading a model takes
-    minutes.
-    """
+    """Build all inputs that the configuration names, except those that a program passes; what fails in seconds comes before the model."""
     world, given = world or World(), given or Overrides()
     get_ready(wanted=config.model.deterministic)
     device = _device(config, world, given)
@@ -171,8 +167,7 @@ def load_rewards(
     given: Overrides | None = None,
     opened: ExitStack | None = None,
 ) -> CompositeReward:
-    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy. `opened` gets
-    their actors; without it there are none."""
+    """The rewards of a run, tried out. `opened` gets their actors; without it there are none."""
     given = given or Overrides()
     differentiates = config.build_objective().differentiates
     if differentiates:  # before any weights are read
@@ -218,9 +213,8 @@ def load_sources(config: TrainConfig, given: Overrides | None = None) -> tuple[l
         prompts: Sequence[Prompt] = load_examples(clips, pairs=config.group_size > 1)
     else:
         prompts = given.prompts if given.prompts is not None else prompts_from(config.data.prompts, split="train")
-    if given.held_out is not None:
-        return list(prompts), list(given.held_out)
-    return list(prompts), [] if source is None else prompts_from(source)
+    held_out = given.held_out if given.held_out is not None else prompts_from(source) if source is not None else ()
+    return list(prompts), list(held_out)
 
 
 def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
@@ -233,10 +227,6 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
             f"The prompts {source!r} are not in the package any more: {MOVED[source]} of the project's repository has them."
         )
     return load_prompts(source, NAMES)
-
-
-def pictures_of(prompt: Prompt) -> Tensor | None:
-    return read_pictures(prompt.image, prompt.last_image)
 
 
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
@@ -255,14 +245,19 @@ def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Condi
     ]
 
 
+def pictures_of(prompt: Prompt) -> Tensor | None:
+    return read_pictures(prompt.image, prompt.last_image)
+
+
 def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
+    def plain(some: Sequence[Prompt]) -> list[Conditioning]:
+        return model.encode([prompt.text for prompt in some], [pictures_of(prompt) for prompt in some])
+
     encode_placed = abilities(model).encode_placed
     if encode_placed is None or not any(prompt.conditions for prompt in prompts):
-        return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+        return plain(prompts)
     return [
-        encode_placed(prompt.text, _placed(prompt, model.video))
-        if prompt.conditions
-        else model.encode([prompt.text], [pictures_of(prompt)])[0]
+        encode_placed(prompt.text, _placed(prompt, model.video)) if prompt.conditions else plain([prompt])[0]
         for prompt in prompts
     ]
 
@@ -280,8 +275,7 @@ def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
 
 
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not
-    take."""
+    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not take."""
     able = abilities(model)
     strength = None if able.start is None else able.start.strength
     for prompt in prompts:

@@ -30,8 +30,7 @@ class Evaluated:
 
 
 class Observer:
-    """Receives the events of a run; a subclass overrides those that it needs. All ranks call their observers alike and
-    in the same order."""
+    """Receives the events of a run, on all ranks alike and in the same order; a subclass overrides those that it needs."""
 
     def during(self, number: int) -> AbstractContextManager[object]:
         """Context around the computation of an iteration; `number` iterations are complete."""
@@ -62,8 +61,7 @@ class Saver(Protocol):
         ...
 
     def save(self, *, needed: bool) -> Path | None:
-        """Save now; `needed` by a sentinel that may roll back to this point. Returns the folder, or None if saving
-        failed."""
+        """Save now, `needed` if the sentinel may roll back to this point; returns the folder, or None if saving failed."""
         ...
 
 
@@ -148,18 +146,16 @@ class Loop:
             observer.evaluated(found)
 
     def _leave_if_asked(self) -> None:
-        """Stop an evaluation after a micro-batch if a stop was requested. The last evaluation is finished: no run would
-        continue it."""
+        """Stop an evaluation after a micro-batch if asked, except the last, which no run would continue."""
         trainer = self.trainer
         if trainer.world.any(self.stop.asked) and trainer.state.iteration < trainer.config.iterations:
             raise Interrupted
 
     def _save(self, *, due: bool) -> None:
         """Save if it is due, or if the sentinel marks these weights as good."""
-        sentinel = self.trainer.state.sentinel
-        before = sentinel.good
+        before = self.trainer.state.sentinel.good
         if self.guard.mark(saving=due):
-            self._write(needed=sentinel.good != before)
+            self._write(needed=self.trainer.state.sentinel.good != before)
 
     def _write(self, *, needed: bool) -> None:
         folder = self.saver.save(needed=needed)

@@ -31,6 +31,12 @@ class Snapshot:
         for name, p in self.params.items():
             p.lerp_(self.copies[name].to(p), 1.0 - kept)
 
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """Average with the live weights; `decay` is the weight of the copies."""
+        for name, p in self.params.items():
+            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - decay)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Context in which the model has these weights; the live ones are restored bit for bit, also after an error."""
@@ -64,8 +70,7 @@ class ReferencePolicy(Snapshot):
         return self.renewed_at == updates
 
     def passes(self, updates: int, count: int) -> list[bool]:
-        """A flag for each of the next `count` updates after `updates`, True where it runs the reference: elsewhere the policy equals it, so the KL
-        and its gradient are 0."""
+        """For each of the next `count` updates True where it runs the reference: elsewhere the policy equals it, so the KL and its gradient are 0."""
         return [not self.is_live(updates, later) for later in range(count)]
 
     def advance(self, updates: int) -> bool:
@@ -75,19 +80,6 @@ class ReferencePolicy(Snapshot):
         self.renew()
         self.renewed_at = updates
         return True
-
-
-class Ema(Snapshot):
-    """An exponential moving average of the weights."""
-
-    def __init__(self, params: Mapping[str, nn.Parameter], *, decay: float) -> None:
-        super().__init__(params)
-        self.decay = decay
-
-    @torch.no_grad()
-    def advance(self) -> None:
-        for name, p in self.params.items():
-            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - self.decay)
 
 
 class OldPolicy(Snapshot):
@@ -112,12 +104,6 @@ class OldPolicy(Snapshot):
         if not self.lags:
             self.renew()
 
-    @torch.no_grad()
-    def follow(self, decay: float) -> None:
-        """Average a lagging policy with the live weights; `decay` is the weight of the old ones."""
-        for name, p in self.params.items():
-            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - decay)
-
 
 class PastWeights:
     """The weights that sample later iterations (rollout.staleness). They are part of a checkpoint."""
@@ -128,8 +114,7 @@ class PastWeights:
         self.weights: dict[int, Snapshot] = {}
 
     def promise(self, due: int, coming: Sequence[int]) -> dict[int, tuple[int, Snapshot]]:
-        """For the due iteration and for the coming ones: the iteration of their weights, and these weights. Iterations
-        without assigned weights get the current ones."""
+        """For the due iteration and the coming ones: the iteration of their weights (the current one if none is assigned), and these weights."""
         wanted = (due, *coming)
         if any(n not in self.since for n in wanted):
             self.weights[due] = Snapshot(self.params, offload=True)

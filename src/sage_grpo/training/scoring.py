@@ -34,10 +34,8 @@ def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
     for spec in config.rewards if config.rollout.on == "ray" else ():
         if spec.actors:
             ray = opened.enter_context(connected(config.rollout.ray.address, config.actor_cpus))
-            paths, ready = (
-                [os.path.abspath(path) for path in sys.path],
-                partial(get_ready, wanted=config.model.deterministic),
-            )
+            paths = [os.path.abspath(path) for path in sys.path]
+            ready = partial(get_ready, wanted=config.model.deterministic)
             judge = (spec, torch.get_num_threads(), paths, ready, "cuda" if spec.actor_gpus else "cpu")
             made = hired(ray, RewardActor, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
             away[spec.title] = opened.enter_context(made)
@@ -134,8 +132,7 @@ def no_clips(video: VideoSpec) -> Tensor:
 def check_groups(
     reward: CompositeReward, shares: Sequence[Sequence[MicroBatch]], size: int, remedy: str, world: World
 ) -> None:
-    """Refuse rewards that compare clips if one process would not score whole groups of `size` clips; `shares` are all ranks'
-    micro-batches."""
+    """Refuse rewards that compare clips if one process would not score whole groups of `size` clips."""
     if size < 2:
         reward.refuse_comparing(f"there is one clip a prompt. {remedy}")
     if world.layout.sequence > 1:

@@ -19,21 +19,17 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.kl_control import KlController
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy
+from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
 
 
 @dataclass
 class TrainState:
-    """Weights, optimizer with its learning-rate factor, EMA, reference, KL controller, data position, counters and the
-    best score.
-
-    There is no random state: all noise and all choices are keyed by (seed, iteration, ...), so the counters are enough.
-    """
+    """All state of a run. There is no random state: noise and choices are keyed by (seed, iteration, ...), so the counters are enough."""
 
     params: dict[str, nn.Parameter]
     optimizer: Optimizer
     anchor: ReferencePolicy | None
-    ema: Ema | None
+    ema: Snapshot | None
     kl: KlController
     stream: PromptStream
     old: OldPolicy | None = None
@@ -50,17 +46,16 @@ class TrainState:
     def begin(
         cls, config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt], old: OldPolicy | None
     ) -> TrainState:
-        params, region = model.trainable(), config.trust_region
-        updates = config.iterations * config.update.updates_per_rollout
-        anchor = None
+        params, region, anchor = model.trainable(), config.trust_region, None
         if region.uses_anchor:
             every = config.anchor.every if region.renews_anchor else None
             anchor = ReferencePolicy(params, every=every, offload=config.anchor.offload)
+        updates = config.iterations * config.update.updates_per_rollout
         return cls(
             params=params,
             optimizer=Optimizer(params, config.optimizer, total_updates=updates),
             anchor=anchor,
-            ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
+            ema=None if config.optimizer.ema is None else Snapshot(params),
             kl=config.kl.controller(),
             stream=PromptStream(prompts, config.seed),
             old=old,
@@ -94,11 +89,8 @@ class TrainState:
                 checkpoint.load_some(folder, self.past.tensors(), world)
 
     def go_back(self, folder: Path, world: World) -> None:
-        """Take weights, optimizer, average, reference and controllers from a checkpoint; counters, prompts and the
-        sentinel's record continue.
-
-        A run that rolls back thus still ends after its iterations, with new prompts and new noise.
-        """
+        """Take all that belongs to the weights from a checkpoint; counters, prompts and the sentinel's record continue, so that the run still
+        ends after its iterations, with new prompts and new noise."""
         meta = self._restore(folder, world)
         self.sentinel.go_back(meta["sentinel"])
         self.optimizer.pace.slow_to(self.sentinel.brake)

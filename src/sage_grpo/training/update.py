@@ -175,8 +175,8 @@ class Updater:
 
     def advance(self, metrics: dict[str, float]) -> None:
         state = self.state
-        if state.ema is not None:
-            state.ema.advance()
+        if state.ema is not None and self.config.optimizer.ema is not None:
+            state.ema.follow(self.config.optimizer.ema)
         state.kl.observe(metrics["kl/total"], metrics["gradient/kl_share"])
         if state.anchor is not None:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
