@@ -34,7 +34,7 @@ from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
-from sage_grpo.tools.compare.suite_file import load
+from sage_grpo.tools.compare.design import load
 from sage_grpo.training.config import TrainConfig
 
 ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
@@ -225,7 +225,6 @@ def names(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
         monkeypatch.setattr(sage_grpo, name, stand_in(getattr(api, name), answer), raising=False)
     monkeypatch.setitem(vars(diffusers), "WanPipeline", MagicMock())
     monkeypatch.setattr(lora, "load_lora", stand_in(lora.load_lora, None))
-    torch.save({"weight": torch.zeros(2)}, folder / "ImageReward.pt")
 
     async def ask(clip: torch.Tensor, prompt: str) -> float:
         return 0.5

@@ -163,41 +163,6 @@ def ltx2(newer: bool = False) -> Any:
     )
 
 
-def hunyuan(embedded: bool = True) -> Any:
-    """HunyuanVideo 1.0."""
-    from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
-    from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
-    from transformers import CLIPTextModel, LlamaConfig, LlamaModel
-
-    transformer = HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        attention_head_dim=10,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        patch_size=1,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 4, 4),
-        guidance_embeds=embedded,
-        **JOINT,
-    )
-    vae = AutoencoderKLHunyuanVideo(
-        latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4, scaling_factor=1.7
-    )
-    llama = LlamaConfig(**TEXT, vocab_size=400, num_hidden_layers=3, max_position_embeddings=512)
-    before = DEFAULT_PROMPT_TEMPLATE["template"].split("{}")[0]
-    return HunyuanVideoPipeline(
-        text_encoder=LlamaModel(llama).eval(),
-        tokenizer=_template_tokenizer(before, 95),
-        transformer=wake(transformer, gain=1.0),
-        vae=vae.eval(),
-        scheduler=_euler(**SCHEDULER),
-        text_encoder_2=CLIPTextModel(_clip(8)).eval(),
-        tokenizer_2=_clip_tokenizer(),
-    )
-
-
 def flux(embedded: bool = True) -> Any:
     """FLUX.1: dev with the guidance input and a dynamic shift, or schnell without both."""
     from diffusers import FluxPipeline, FluxTransformer2DModel
@@ -294,33 +259,6 @@ def sd3(third: bool = True) -> Any:
         tokenizer_2=_clip_tokenizer(),
         text_encoder_3=t5(16) if third else None,
         tokenizer_3=_bytes() if third else None,
-    )
-
-
-def sana_video(large: bool = False) -> Any:
-    """SANA-Video with Wan's VAE, or (720p) with LTX-2's, whose latents are tokens as they are."""
-    from diffusers import SanaVideoPipeline, SanaVideoTransformer3DModel
-    from transformers import Gemma2Config, Gemma2Model
-
-    channels, size = (8, {"patch_size": (1, 1, 1), "sample_size": 22}) if large else (16, {})
-    transformer = SanaVideoTransformer3DModel(
-        in_channels=channels,
-        out_channels=channels,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=12,
-        rope_max_seq_len=32,
-        **{**CROSS, **size},
-    )
-    vae = wan_vae()
-    if large:
-        vae = _ltx2_vae(channels)
-    gemma = Gemma2Config(**TEXT, vocab_size=300, num_hidden_layers=1, head_dim=8, pad_token_id=256)
-    return SanaVideoPipeline(
-        tokenizer=byte_level(),
-        text_encoder=Gemma2Model(gemma).eval(),
-        vae=vae.eval(),
-        transformer=wake(transformer),
-        scheduler=_euler(**SCHEDULER),
     )
 
 

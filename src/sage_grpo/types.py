@@ -49,16 +49,6 @@ class Sound:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Given frames of a clip."""
-
-    frames: Tensor
-    """uint8 F x H x W x 3, of any size; a picture is one frame."""
-    at: int = 0
-    """Index of the first of them in the clip."""
-
-
-@dataclass(frozen=True)
 class Conditioning:
     """The inputs of a model for ONE sample besides x and sigma.
 

@@ -32,7 +32,6 @@ MISTAKES = [
     ("train --rewards video_stats", """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'."""),
     ("evaluate --pairs true --videos clips --prompts p.txt", "--pairs would change nothing"),
     ("generate --bench vbenhc --prompts p.txt", "Did you mean 'vbench'"),
-    ("report . --watch --out x.html", "leave out --out"),
     ("compare shapes/sage --baseline shapes/sagee", "Did you mean 'shapes/sage'"),
     ("compare --suite nosuch.yaml", "--suite nosuch.yaml: there is no such file."),
     ("study", "--action is needed: one of create, links, serve, results, export."),

@@ -7,12 +7,14 @@ import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from sage_grpo.config import parsing
 from sage_grpo.config.parsing import ConfigError, given, parse, read_yaml
 from sage_grpo.config.ranges import Count, Positive
+from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import TrainConfig, UpdateConfig
 
@@ -37,6 +39,8 @@ class Options:
     """An adapter, or none."""
     lr: float = 1e-5
     """Learning rate."""
+    share: float | Literal["auto"] = "auto"
+    """A number, or a word."""
     quiet: bool = False
     """Say nothing."""
     names: list[str] = field(default_factory=list)
@@ -133,6 +137,18 @@ def test_an_option_that_is_gone_is_taken_where_it_is_off_alone(words: list[str],
         run("--kernel.reuse", "0")
 
 
+def test_rewards_of_earlier_runs_are_read_without_their_actors(file: Path) -> None:
+    def read(actors: int) -> TrainConfig:
+        file.write_text(
+            f"rewards: [{{name: a:b, actors: {actors}, actor_gpus: 0.0, actor_cpus: 1.0, standardize: {{}}, batch_size: 2}}]\n"
+        )
+        return parse(TrainConfig, ["--config", str(file), "--seed", "3"], prog="test")
+
+    assert (read(0).rewards, read(0).seed) == ([RewardSpec(name="a:b", batch_size=2)], 3)
+    with pytest.raises(ConfigError, match=r"no option 'rewards\[\]\.actors' any more .*serve-reward.*: leave it out"):
+        read(2)
+
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcde", "bcdef")
 )
@@ -197,6 +213,7 @@ def test_what_is_no_yaml_of_options_is_refused_in_one_line(text: str, file: Path
         ("lr: null", "lr"), ("names: null", "names"), ("weights: null", "weights"), ("adapters: [null]", "adapters"),
         ("adapters: [{rank: null}]", "rank"), ("adapter: {rank: null}", "rank"), ("weights: {VQ: null}", "weights"),
         ("names: [null]", "names"), ("kernel: null", "kernel"), ("kernel: {name: null}", "kernel.name"),
+        ("share: null", "share"),
     ],
 )  # fmt: skip
 def test_nothing_is_no_value_where_one_is_needed(text: str, key: str, file: Path) -> None:

@@ -174,7 +174,7 @@ def group(monkeypatch):
     yield made
     made.close()
     assert made.heartbeat._stop.is_set()
-    assert not any(thread.is_alive() for thread in made.heartbeat._threads)
+    assert not made.heartbeat._thread.is_alive()
 
 
 class Net(nn.Module):

@@ -24,7 +24,7 @@ from sage_grpo.samplers.schedule import Schedule
 SHORT = ["a cat", "a dog runs"]
 SMALL = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}, "height": 32, "width": 48}}
 LEARN = (
-    *("ltx", "hunyuan", "sana_video", "flux", "flux2", "sd3", "qwen_image", "z_image"),
+    *("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"),
     *("wan_i2v", "hunyuan15_t2v", "ltx2_3", "qwen_image_edit"),
 )
 
@@ -233,7 +233,7 @@ def test_z_images_padding_is_trained_where_tokens_are_filled_up(fresh_model) -> 
         assert any("x_pad_token" in name for name in names) == filled
 
 
-@pytest.mark.parametrize("kind", ["wan_t2v", "sd3", "flux2", *slow("hunyuan15_t2v", "ltx", "hunyuan", "qwen_image")])
+@pytest.mark.parametrize("kind", ["wan_t2v", "sd3", "flux2", *slow("hunyuan15_t2v", "ltx", "qwen_image")])
 def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) -> None:
     ours = ModelSpec(path=str(checkpoint(kind)), cache=None, vae_slicing=False, **size_of(kind)).load("cpu")
     video = ours.video

@@ -17,9 +17,12 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.functions import PartScores
 from sage_grpo.rewards.serving import ServerLimits
 from sage_grpo.rewards.serving.remote import RemoteReward
-from sage_grpo.rewards.serving.server import composite_scorer, create_app
+from sage_grpo.rewards.serving.server import RewardServer, composite_scorer, create_app
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.utils.http_server import server_config
+
+STATES: dict[int, RewardServer] = {}
+"""State of the servers in threads, by port."""
 
 
 def content(videos, texts, fps) -> PartScores:
@@ -58,6 +61,7 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
     specs = [RewardSpec(name=f"toy_rewards:{name}") for name in rewards]
     score = score or composite_scorer(CompositeReward(specs, require_weights=False))
     app = create_app(score, token=token, limits=limits)
+    state: RewardServer = app.routes[0].endpoint.__self__
     limits = limits or ServerLimits()
     guard = {"header_timeout": limits.header_timeout_s, "max_connections": limits.max_connections}
     server = uvicorn.Server(server_config(app, **guard, port=0, log_level="error"))
@@ -67,7 +71,9 @@ def thread_server(*rewards: str, token: str = "", limits: ServerLimits | None = 
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()[1]
+        port = server.servers[0].sockets[0].getsockname()[1]
+        STATES[port] = state
+        yield port
     finally:
         server.should_exit = True
         thread.join(timeout=30)
@@ -82,8 +88,3 @@ def call(port: int, method: str, path: str, body: bytes = b"", headers: dict[str
         return response.status, response.read()
     finally:
         connection.close()
-
-
-def metric(port: int, name: str) -> float:
-    lines = call(port, "GET", "/metrics")[1].decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"sage_grpo_reward_{name} "))

@@ -52,6 +52,11 @@ def test_what_does_not_fit_is_refused(spec, tmp_path):
     options = spec("hpsv3").options
     state = load_file(options["checkpoint"])
     torch.save(state, tmp_path / "HPSv3.pth")
+    torn = Path(options["checkpoint"]).read_bytes()[:-40]
+    (tmp_path / "torn.safetensors").write_bytes(torn)
+    for name, why in (("torn.safetensors", "damaged"), ("absent.safetensors", "does not exist")):
+        with pytest.raises(RewardConfigError, match=why):
+            Hpsv3(**{**options, "checkpoint": str(tmp_path / name)})
     for name, why in (("model.layers.1.mlp.up_proj.weight", "lacks"), ("rm_head.3.bias", "no whole head")):
         save_file({one: value for one, value in state.items() if one != name}, tmp_path / "model.safetensors")
         with pytest.raises(RewardConfigError, match=why):

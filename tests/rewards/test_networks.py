@@ -15,13 +15,13 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in import pretrained
 from sage_grpo.rewards.built_in.hpsv3 import Hpsv3
 from sage_grpo.rewards.built_in.ocr import OcrReward
+from sage_grpo.rewards.built_in.vlm_judge import VlmJudge
 from sage_grpo.rewards.frames import resize_as_pillow, resize_uint8
 from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
-from sage_grpo.rewards.judge.vlm import VlmJudge
 from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
 
 PROMPTS = ['a red "ball"', 'two "squares" that move']
-QUICK = ("clip", "imagereward")
+QUICK = ("clip", "aesthetic")
 EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in NETWORKS]
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -64,14 +64,13 @@ def test_the_options_say_which_frames_are_read_and_no_others_are(name, spec) -> 
         return
     slow = load_reward(replace(spec(name), options={**spec(name).options, "sample_fps": 1.0}))
     check_frames_read(slow, [2, 6], each=name == "clip")
-    if name not in ("subject_consistency", "background_consistency"):
-        few = load_reward(replace(spec(name), options={**spec(name).options, "sample_fps": 4.0, "num_frames": 3}))
-        assert list(few.frames_read(8, 4.0)) == [1, 4, 6]
+    few = load_reward(replace(spec(name), options={**spec(name).options, "sample_fps": 4.0, "num_frames": 3}))
+    assert list(few.frames_read(8, 4.0)) == [1, 4, 6]
 
 
 class Judged(VlmJudge):
     def __call__(self, videos, prompts, fps):
-        sent = [self.request([clip], prompt, fps) for clip, prompt in zip(videos, prompts)]
+        sent = [self.request(clip, prompt, fps) for clip, prompt in zip(videos, prompts)]
         return {"look": torch.tensor([float(sum(body)) for body in sent])}
 
 
@@ -88,8 +87,7 @@ def test_rewards_without_a_network_read_the_frames_that_they_name() -> None:
     judge = {"url": "http://localhost:1/v1", "model": "m", "dimensions": {"look": "how"}}
     check_frames_read(OcrReward(engine=engine, sample_fps=2.0, num_frames=3), [1, 4, 6], each=False)
     check_frames_read(Judged(**judge, frames={"sample_fps": 2.0, "num_frames": 3}), [1, 4, 6])
-    weighted = FunctionReward(level, per_frame=True, sample_fps=2.0, num_frames=3, frame_weights=[0.0, 1.0, 3.0])
-    check_frames_read(weighted, [4, 6])
+    check_frames_read(FunctionReward(level, per_frame=True, sample_fps=2.0, num_frames=3), [1, 4, 6])
 
 
 class Reads:
@@ -140,10 +138,8 @@ def test_a_score_belongs_to_its_own_clip_and_prompt_in_every_batch(name, loaded,
     torch.testing.assert_close(whole, alone, atol=2e-4, rtol=1e-4)
     assert (whole - whole.roll(1)).abs().min() > 1e-4
     turned = total(videos, prompts[::-1])
-    blind = name in ("aesthetic", "subject_consistency", "background_consistency")
-    assert torch.allclose(turned, whole, atol=1e-5) == blind
-    for kind in (pretrained.NetworkReward, Hpsv3):
-        monkeypatch.setattr(kind, "frames_a_pass", 2)
+    assert torch.allclose(turned, whole, atol=1e-5) == (name == "aesthetic")
+    monkeypatch.setattr(Hpsv3, "frames_a_pass", 2)
     torch.testing.assert_close(total(videos, prompts), whole, atol=2e-4, rtol=1e-4)
 
 

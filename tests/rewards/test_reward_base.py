@@ -27,8 +27,7 @@ def test_sizes_of_built_in_rewards() -> None:
     """Millions of parameters and MB of files, from which plans and the doctor count; four bytes each, or two where they are bfloat16."""
     sizes = {
         "videoalign": (2200, 4400), "clip": (430, 1700), "pickscore": (990, 3900), "aesthetic": (430, 1700), "hpsv2": (990, 3900),
-        "hpsv3": (7700, 15500), "imagereward": (450, 1800), "subject_consistency": (90, 400), "background_consistency": (150, 600),
-        "clap": (150, 600), "sight_and_sound": (580, 2300),
+        "hpsv3": (7700, 15500), "clap": (150, 600),
     }  # fmt: skip
     known = {name: facts for name in BUILT_IN if (facts := facts_of(name)) and facts.parameters}
     found = {name: (round(one.parameters / 1e6), round(one.gigabytes * 1e3)) for name, one in known.items()}
@@ -47,7 +46,6 @@ def test_the_total_is_the_weighted_sum_of_the_parts():
     assert composite.watching == {"mean_level": {"mean_level": 1.0}}
     assert scores.valid.all()
     assert scores.total.dtype == torch.float32
-    assert set(composite.seconds) == {"two_parts", "as_list", "mean_level"}
 
 
 def test_shared_part_names_carry_the_reward():
@@ -94,26 +92,14 @@ def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metri
     scores, report = composite.score(clips(), ["a", bad, "c", "d", "e"], FPS)
     assert scores.valid.tolist() == [True, metric_only, True, True, True]
     assert scores.total[1].isnan().item() is not metric_only
-    assert scores.parts[name].isfinite().tolist() == [True, False, True, True, True]
+    assert scores.parts[name].isnan().tolist() == [False, True, False, False, False], (
+        "an infinite reward is one that is missing"
+    )
     torch.testing.assert_close(scores.total[[0, 2, 3, 4]], LEVELS[[0, 2, 3, 4]] * (not metric_only) + 1)
     assert (report.failed, report.total, report.counts()) == (int(not metric_only), 5, {name: 1})
     failure = report.failures[0]
     assert (failure.reward, failure.index, failure.prompt) == (name, 1, bad)
     assert reason in failure.reason
-
-
-def test_standardized_parts_are_what_is_told_and_what_is_learned_from():
-    spec = toy("two_levels", weights={"level": 2.0, "half": 1.0}, standardize={"level": [10.0, 4.0]})
-    composite = CompositeReward([dataclasses.replace(spec, options={"differentiable": True})])
-    scores = composite.score(clips(), PROMPTS, FPS)[0]
-    torch.testing.assert_close(scores.parts["level"], (LEVELS - 10) / 4)
-    torch.testing.assert_close(scores.parts["half"], LEVELS / 2)
-    torch.testing.assert_close(scores.total, 2 * (LEVELS - 10) / 4 + LEVELS / 2)
-    floats = clips().float()
-    gradient = composite.gradient(floats, lambda one: one, "one", FPS)
-    torch.testing.assert_close(gradient, torch.full_like(floats, (2 / 4 + 1 / 2) / floats[0].numel()))
-    with pytest.raises(RewardConfigError, match="std"):
-        CompositeReward([toy("mean_level", standardize={"mean_level": [0.0, 0.0]})])
 
 
 def test_a_clip_whose_total_or_gradient_is_not_finite_moves_nothing():

@@ -1,20 +1,17 @@
-"""CLIPScore, PickScore, aesthetic heads, HPSv2 and ImageReward against their formulas, on tiny random networks in their authors' names."""
+"""CLIPScore, PickScore, aesthetic heads, and HPSv2 against their formulas, on tiny random networks in their authors' names."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from sage_grpo.rewards.built_in.clip import Aesthetic, ClipScore, PickScore, clip_pixels
-from sage_grpo.rewards.built_in.imagereward import ImageReward
+from sage_grpo.rewards.built_in.clip import Aesthetic, ClipScore, Hpsv2, PickScore, clip_pixels
 from sage_grpo.rewards.frames import CLIP_PIXELS
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.spec import RewardSpec, load_reward
+from sage_grpo.rewards.spec import load_reward
 
 PROMPTS = ["a red ball", "a prompt that is far longer than the forty tokens of this tiny model" * 2]
 BOTH = ["a red ball", "two squares that move"]
@@ -58,10 +55,6 @@ def test_clipscore_is_the_clamped_and_scaled_cosine(clip_model):
     assert expected.std() > 0.01  # the reference tells the clips apart
     pick = PickScore(model=clip_model)(videos, PROMPTS, 8.0)["PickScore"]
     torch.testing.assert_close(pick, expected / 0.07, atol=3e-2, rtol=0)  # exp of CLIP's initial logit scale
-    divided = PickScore(model=clip_model, divide_by=26.0)(videos, PROMPTS, 8.0)["PickScore"]
-    torch.testing.assert_close(divided, pick / 26)
-    with pytest.raises(RewardConfigError, match="divide_by must be positive, got 0"):
-        PickScore(model=clip_model, divide_by=0)
 
 
 @pytest.mark.parametrize("size", [(40, 53), (16, 30), (90, 31)])
@@ -123,49 +116,6 @@ def test_aesthetic_head_applies_the_layers_in_order(clip_model, tmp_path):
         Aesthetic(model=clip_model, head=str(tmp_path / "wrong.safetensors"))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("hpsv2", [0.0808843, -0.0195569]), ("imagereward", [-0.3393945, -0.1226166])]
-)
-def test_scores_of_weights_in_the_authors_names(name, expected, spec):
-    """By a plain forward pass over the authors' names. HPSv2: the cosine of the padded picture and the prompt. ImageReward reads the
-    prompt while it looks at the frames."""
-    (ours,) = load_reward(spec(name))(clips(), BOTH, 8.0).values()
-    torch.testing.assert_close(ours, torch.tensor(expected), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("reward", "name"),
-    [("hpsv2", "transformer.resblocks.1.mlp.c_fc.bias"), ("imagereward", "blip.visual_encoder.blocks.1.norm1.bias")],
-)
-def test_pickles_damaged_and_incomplete_files_are_refused(reward, name, spec, tmp_path):
-    good = spec(reward).options
-    state = load_file(good["checkpoint"])
-    torch.save(state, tmp_path / "model.pt")
-    (tmp_path / "torn.safetensors").write_bytes(Path(good["checkpoint"]).read_bytes()[:-40])
-    save_file({key: value for key, value in state.items() if key != name}, tmp_path / "lacks.safetensors")
-    save_file({**state, name: torch.zeros(3)}, tmp_path / "shape.safetensors")
-    save_file({**state, name.replace(".1.", ".1.strange."): torch.zeros(3)}, tmp_path / "more.safetensors")
-    for file, why in (
-        ("model.pt", "only safetensors.*docs/rewards.md"),
-        ("absent.safetensors", "does not exist"),
-        ("torn.safetensors", "damaged"),
-        ("lacks.safetensors", "lacks"),
-        ("shape.safetensors", "another shape"),
-        ("more.safetensors", "also holds"),
-    ):
-        with pytest.raises(RewardConfigError, match=why):
-            load_reward(RewardSpec(name=reward, options={**good, "checkpoint": str(tmp_path / file)}))
-
-
-def test_a_head_or_configuration_that_does_not_fit_is_refused_and_long_prompts_are_cut(spec, tmp_path):
-    options = spec("imagereward").options
-    state = load_file(options["checkpoint"])
-    save_file({n: v for n, v in state.items() if n != "mlp.layers.4.bias"}, tmp_path / "a.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-    for changed, why in (("checkpoint", "no whole head"), ("config", r"not a med_config.json \(KeyError")):
-        file = tmp_path / {"checkpoint": "a.safetensors", "config": "config.json"}[changed]
-        with pytest.raises(RewardConfigError, match=why):
-            ImageReward(**{**options, changed: str(file)})
-    reward, long = ImageReward(**options), "a b c d e " * 10
-    cut, longer = (reward(clips()[:1], [prompt], 8.0)["ImageReward"] for prompt in (long, long + "z z z"))
-    assert torch.equal(cut, longer)
+def test_hpsv2_is_the_plain_cosine_of_the_whole_picture(clip_model):
+    plain = ClipScore(model=clip_model, scale=1.0, clamp=False, prefix="", fit="pad")(clips(), BOTH, 8.0)["CLIPScore"]
+    assert torch.equal(Hpsv2(model=clip_model)(clips(), BOTH, 8.0)["HPSv2"], plain)

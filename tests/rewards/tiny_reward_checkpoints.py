@@ -192,19 +192,6 @@ def write_clip(folder: Path) -> Path:
     return folder
 
 
-def write_dino(folder: Path, *, version: int = 1) -> Path:
-    from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
-
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    torch.manual_seed(5)
-    if version == 1:
-        model = ViTModel(ViTConfig(**sizes, intermediate_size=32), add_pooling_layer=False)
-    else:
-        model = Dinov2Model(Dinov2Config(**sizes, mlp_ratio=2))
-    spread(model).save_pretrained(folder)
-    return folder
-
-
 def naive_patches(frames: torch.Tensor) -> torch.Tensor:
     """Qwen2-VL's patch order with plain loops: pairs of frames, 2 x 2 blocks, then pixels."""
     rows = []

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from authors_layouts import open_clip_state, write_bert_tokenizer, write_imagereward
 from safetensors.torch import save_file
 from tiny_reward_checkpoints import (
     TEMPLATE,
     hpsv3_model,
     reference_model,
     write_clip,
-    write_dino,
     write_hpsv3,
     write_qwen_base,
     write_videoalign,
@@ -35,25 +32,6 @@ def aesthetic(folder: Path, of: Make) -> RewardSpec:
     return of_clip("aesthetic", folder, of, head=str(folder / "head.safetensors"))
 
 
-def hpsv2(folder: Path, of: Make) -> RewardSpec:
-    """Its base has a configuration and a tokenizer. GELU as in ViT-H/14, not CLIP's quick one."""
-    save_file(open_clip_state(), folder / "hps.safetensors")
-    base = write_clip(folder / "base")
-    config = json.loads((base / "config.json").read_text())
-    for tower in ("text_config", "vision_config"):
-        config[tower]["hidden_act"] = "gelu"
-    (base / "config.json").write_text(json.dumps(config))
-    (base / "model.safetensors").unlink()
-    return RewardSpec(name="hpsv2", options={"checkpoint": str(folder / "hps.safetensors"), "base": str(base)})
-
-
-def imagereward(folder: Path, of: Make) -> RewardSpec:
-    write_imagereward(folder)
-    write_bert_tokenizer(folder / "bert")
-    names = {"checkpoint": "imagereward.safetensors", "config": "med_config.json", "tokenizer": "bert"}
-    return RewardSpec(name="imagereward", options={option: str(folder / name) for option, name in names.items()})
-
-
 def videoalign(folder: Path, of: Make) -> RewardSpec:
     base = write_qwen_base(folder / "base")
     model, head, _ = reference_model(base, lora=True, output_dim=3)
@@ -72,10 +50,6 @@ def hpsv3(folder: Path, of: Make) -> RewardSpec:
     return RewardSpec(name="hpsv3", options={**options, "dtype": "float32"})
 
 
-def subject(folder: Path, of: Make) -> RewardSpec:
-    return RewardSpec(name="subject_consistency", options={"model": str(write_dino(folder)), "size": 32})
-
-
 def clip(folder: Path, of: Make) -> RewardSpec:
     return RewardSpec(name="clip", options={"model": str(write_clip(folder)), "clamp": False})
 
@@ -84,10 +58,7 @@ NETWORKS: dict[str, tuple[Callable[[Path, Make], RewardSpec], tuple[int, int]]] 
     "clip": (clip, (30, 30)),
     "pickscore": (lambda folder, of: of_clip("pickscore", folder, of), (30, 30)),
     "aesthetic": (aesthetic, (30, 30)),
-    "background_consistency": (lambda folder, of: of_clip("background_consistency", folder, of), (30, 30)),
-    "subject_consistency": (subject, (32, 32)),
-    "hpsv2": (hpsv2, (30, 30)),
-    "imagereward": (imagereward, (24, 24)),
+    "hpsv2": (lambda folder, of: of_clip("hpsv2", folder, of), (30, 30)),
     "videoalign": (videoalign, (308, 336)),
     "hpsv3": (hpsv3, (112, 112)),
 }

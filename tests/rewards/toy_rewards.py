@@ -201,18 +201,6 @@ def ranked(videos, prompts, fps):
     return (ahead.sum(1) - 0.5) / (len(level) - 1)
 
 
-def prefers(first, second, prompts, fps, bias=0.0, metadata=()):
-    """How much brighter clips are preferred, with a bias for what comes first; dark pairs are not judged."""
-    CALLS.append(len(prompts))
-    left, right = level_of(first), level_of(second)
-    values = (torch.sigmoid((left - right) / 20) + bias).clamp(0, 1)
-    return [None if a < 1 and b < 1 else v for a, b, v in zip(left.tolist(), right.tolist(), values.tolist())]
-
-
-def out_of_range(first, second, prompts, fps):
-    return [3.0] * len(prompts)
-
-
 def only_nan(videos, prompts, fps):
     return [float("nan")] * len(prompts)
 

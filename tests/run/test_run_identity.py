@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import tiny
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.prompts import Condition, Prompt
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -62,16 +62,13 @@ def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
         return tmp_path / name
 
-    other, shown = file("other"), [Condition("image", file("placed"), 8)]
+    other = file("other")
     names = ("image", "last_image", "source_video")
-    prompt = Prompt(
-        "a cat", seed=3, metadata={"tags": ["red"]}, clips=(file("good"), file("bad")), conditions=tuple(shown)
-    )
+    prompt = Prompt("a cat", seed=3, metadata={"tags": ["red"]}, clips=(file("good"), file("bad")))
     prompt = replace(prompt, **{name: file(name) for name in names})
     changes: list[dict[str, Any]] = [{name: other} for name in names]
     changes += [{"text": "a dog"}, {"seed": 4}, {"seed": None}, {"metadata": {"tags": ["blue"]}}, {"metadata": {}}]
     changes += [{"clips": prompt.clips[::-1]}, {"clips": (prompt.clips[0], other)}]
-    changes += [{"conditions": (replace(shown[0], **one),)} for one in ({"file": other}, {"frame_index": 16})]
     others = [replace(prompt, **change) for change in changes]
     rows = [[], [prompt], [prompt, others[0]], [others[0], prompt], *([one] for one in others)]
     assert len({identity._of_prompts(row) for row in rows}) == len(rows)
@@ -153,7 +150,7 @@ def test_both_experts_of_a_model_object_count(checkpoint) -> None:
 
 
 FREE_TO_CHANGE = {
-    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "profile", "parallel", "sentinel",
+    "out", "iterations", "resume", "allow_changes", "max_failed_fraction", "keep", "log", "parallel", "sentinel",
     "evaluate.every", "evaluate.early", "evaluate.show", "batch.micro_batch", "update.gradient_checkpointing", "anchor.offload",
     "rollout.offload", "rollout.on", "rollout.ray", "model.device", "model.cache", "model.compile", "model.attention", "model.deterministic",
     "model.memory", "model.vae_slicing", "model.path", "model.revision", "data.prompts", "data.clips", "data.eval_prompts", "data.encode_ahead",
@@ -211,7 +208,7 @@ def test_the_code_of_a_model_object_counts_and_the_order_of_its_methods_does_not
 
 
 def test_of_a_reward_only_where_and_how_fast_is_free() -> None:
-    free = {"batch_size", "device", "overlap", "isolate_failures", "try_out", "actors", "actor_gpus", "actor_cpus"}
+    free = {"batch_size", "device", "overlap", "isolate_failures", "try_out"}
     old = identity.plain(dataclasses.asdict(RewardSpec(name="trainer_toys:bright")))
     changed = {name: {"rewards": [{**old, name: "something else"}]} for name in old}
     assert {name for name, new in changed.items() if not identity.differences({"rewards": [old]}, new)} == free

@@ -11,16 +11,14 @@ from wiring_table import changed
 
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.objectives.trust_region import TrustRegion
-from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import OptimizerConfig
 
 SIGMAS = "--model.sigmas [1.0,0.9,0.8,0.5,0.2] --evaluate.steps 5"
 RAY = "--rollout.on ray --model.lora LORA"
 DRAWN = "--rollout.window.kind drawn"
 CASES = [
-    ("--profile 3", "use at most 2"),
     ("--evaluate.early [4]", "early 4 is never reached"),
-    (f"{SIGMAS} --profile 2 --evaluate.early [3] --surrogate.kind kl_mask --surrogate.centred true", ""),
+    (f"{SIGMAS} --evaluate.early [3] --surrogate.kind kl_mask --surrogate.centred true", ""),
     (f"{DRAWN} --rollout.after_fraction 0.4 --data.eval_prompts starter_eval", ""),
     (f"{SIGMAS} --rollout.steps 4", "does not go with rollout.steps 4"),
     (f"{SIGMAS} --evaluate.steps 4", "does not go with evaluate.steps 4"),
@@ -38,8 +36,6 @@ CASES = [
     ("--rollout.before_steps 2", "rollout.before_steps needs a window"),
     ("--rollout.ray.workers 3", "set rollout.on ray"),
     ("--rollout.on ray", "model.lora null"),
-    ("--rewards ACTORS", "processes on a Ray cluster"),
-    (f"{RAY} --rewards ACTORS --rollout.staleness 1", ""),
     (f"{RAY} --rollout.staleness 1 --optimizer.max_kl 1", "older than that"),
     ("--optimizer.target_kl 0.1 --optimizer.max_kl 0.1", ""),
     ("--optimizer.target_kl 0.1 --optimizer.max_kl 0.09", "is below optimizer.target_kl"),
@@ -47,7 +43,7 @@ CASES = [
     ("--data.prompts starter --data.eval_prompts starter", "is what is trained on"),
     ("--model.train false", "model.train must be true"),
 ]
-OBJECTS = {"LORA": LoraSpec(rank=2), "ACTORS": [RewardSpec(name="trainer_toys:bright", actors=1)]}
+OBJECTS = {"LORA": LoraSpec(rank=2)}
 
 
 @pytest.mark.parametrize(("words", "said"), CASES)

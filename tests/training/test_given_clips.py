@@ -1,9 +1,8 @@
-"""Clips that are given: read, brought into the run's formats, encoded once, and learned in place of rollouts."""
+"""Clips that are given: read, brought into the run's format, encoded once, and learned in place of rollouts."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import tiny
-from sage_grpo.data.examples import load_examples
-from sage_grpo.data.formats import fitted, frames_at
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.data.examples import CARD, fitted, frames_at, load_examples
 from sage_grpo.run.session import assemble
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.decoding import LATENTS, Encoder
+from sage_grpo.training.decoding import LATENTS
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.types import Sound, VideoSpec
+from sage_grpo.types import VideoSpec
 from sage_grpo.utils.video import write_mp4
 from trainer_helpers import of_method, same, weights_of
 from trainer_zoo.toy import ToyModel
@@ -104,7 +100,8 @@ def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs
     found = inputs.examples
     assert [prompt for prompt, _ in found.skipped] == ["a red dog", "a bird"]
     assert "lose1.mp4 is too short: 1 frames at 8 fps, 2 at 8 fps take 2" in found.summary
-    card = found.card(FORMAT)
+    found.write_card(pairs.parent, FORMAT)
+    card = json.loads((pairs.parent / CARD).read_text())
     assert (card["rows"], len(card["clips"]), len(card["skipped"])) == (2, 4, 2)
     for name in ("lose0", "win3"):
         (pairs.parent / f"{name}.mp4").write_bytes(b"no video")
@@ -153,50 +150,3 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
     assert torch.equal(fitted(own, 8.0, FORMAT), own)
     with pytest.raises(ValueError, match="too short"):
         fitted(own[:1], 8.0, FORMAT)
-
-
-# Sound --------------------------------------------------------------------------------------------------------------
-
-
-class Hearing(ToyModel):
-    sound_rate = 16000
-
-    def to_latents(self, clips, sound=None):
-        self.heard = sound
-        return super().to_latents(clips)
-
-
-def test_a_sound_reaches_the_model_at_its_rate(tmp_path) -> None:
-    tone = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(2 * 22050) / 22050)
-    write_mp4(tmp_path / "tone.mp4", clip(90, frames=16), 8.0, sound=Sound(tone[None], 22050))
-    model = Hearing(ModelSpec(family="trainer_zoo.toy"))
-    Encoder(model, tmp_path / "latents", nullcontext)(tmp_path / "tone.mp4")
-    waves = model.heard.waves
-    assert (model.heard.rate, waves.ndim, len(waves)) == (16000, 3, 1)
-    assert waves.shape[-1] == pytest.approx(2 * 16000, rel=0.1)
-    loudest = int(torch.fft.rfft(waves[0, 0]).abs().argmax())
-    assert loudest * 16000 / waves.shape[-1] == pytest.approx(440, rel=0.01)
-
-
-@pytest.mark.slow
-def test_clips_with_a_sound_are_learned_with_it(make_config, tmp_path) -> None:
-    """LTX-2: the better clip sounds and the worse one is silent, because its file has no sound."""
-    shown = torch.stack([tiny.image(frame, 32, 32) for frame in range(5)])
-    sound = Sound(0.5 * torch.sin(torch.arange(8000) / 20)[None], 8000)
-    write_mp4(tmp_path / "win.mp4", shown, 8.0, sound=sound)
-    write_mp4(tmp_path / "lose.mp4", shown, 8.0)
-    row = {"prompt": "a cat", "win": "win.mp4", "lose": "lose.mp4"}
-    (tmp_path / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 2))
-    config = learning(make_config, tmp_path / "pairs.jsonl", eval_prompts=None)
-    small = {"frames": 5, "height": 32, "width": 32, "guidance_scale": 1.0}
-    trainer = made(replace(config, model=make_config(kind="ltx2", model=small).model))
-    before = weights_of(trainer)
-    with pytest.warns(UserWarning, match=r"lose\.mp4 has no sound: its clip is learned as a silent one"):
-        trainer.step()
-    assert not same(before, weights_of(trainer))
-    parts, silent = (
-        trainer.model.parts.split(trainer.engine.clip_encoder(tmp_path / name)[None])
-        for name in ("win.mp4", "lose.mp4")
-    )
-    assert torch.equal(parts["video"], silent["video"])
-    assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2

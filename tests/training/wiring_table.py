@@ -51,7 +51,6 @@ RUN = {
     "rewards[].name": Row("trainer_toys:other_parts", "reward", evaluation=True),
     "rewards[].weights": Row({"level": 1.0, "texture": -2.0}, "reward", evaluation=True),
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
-    "rewards[].standardize": Row({"level": [0.5, 0.1]}, "reward", evaluation=True),
     "rewards[].options": Row({"offset": 1.0}, "reward", evaluation=True),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.clips": Row("EXAMPLES", "rollout", base=DPO),
@@ -148,12 +147,11 @@ ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
     "run": "out resume allow_changes log.sinks data.encode_ahead evaluate.every evaluate.early keep.",
-    "callbacks": "log. profile evaluate.show",
+    "callbacks": "log. evaluate.show",
     "plan": "model.memory update.gradient_checkpointing",
     "workers": "rollout.on rollout.ray.",
     "training/test_iteration_formulas.py": "rollout.offload anchor.offload",
-    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out
-        rewards[].actors rewards[].actor_gpus rewards[].actor_cpus""",
+    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out""",
     "training/test_focus.py": "rewards[].judges rollout.explore",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",

@@ -144,11 +144,6 @@ def test_a_cluster_of_ones_own_has_room_and_ends_and_others_stay(connecting, mon
         pass
     with pytest.raises(ConfigError, match="answers at 'head'"), connecting(Ray(), "head"):
         pass
-    with cluster.hired(actors := Mock(), object, ["a"], copies=2, cpus=1.0, gpus=0.5):
-        assert not actors.kill.called
-    for_ever = {"max_restarts": -1, "max_task_retries": -1}
-    actors.remote.return_value.options.assert_called_once_with(num_cpus=1.0, num_gpus=0.5, **for_ever)
-    assert actors.kill.call_count == 2
 
 
 def test_a_trainer_without_workers_refuses_what_needs_them(config) -> None:

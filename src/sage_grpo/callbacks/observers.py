@@ -1,4 +1,4 @@
-"""Observers of `sage-grpo train`: profile, journal with loggers, terminal and events.jsonl, videos, best weights, callbacks.
+"""Observers of `sage-grpo train`: journal with loggers, terminal and events.jsonl, videos, best weights, callbacks.
 
 They are called in this order (`observers_of`), so that later ones see additions to a row. Most failures of observers
 are warnings, and the run continues.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from sage_grpo.training.loop import Evaluated, Observer, Saver
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Sound
 from sage_grpo.utils.attempt import attempt
-from sage_grpo.utils.clock import FOLDER, Recorder
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import write_mp4
 
@@ -203,37 +201,6 @@ class BestWeightsSaver(Observer):
         found.best = True
 
 
-@dataclass
-class ProfileRecorder(Observer):
-    """Records the one iteration of the option `profile`, in the main process."""
-
-    trainer: Trainer
-    terminal: Terminal
-    folder: Path
-    recorder: Recorder | None = None
-
-    def during(self, number: int) -> AbstractContextManager[object]:
-        wanted = number == self.trainer.config.profile and self.trainer.world.is_main
-        return self._recording() if wanted else nullcontext()
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        recorder = self.trainer.clock.recorder = Recorder(self.folder)
-        try:
-            yield
-        finally:
-            self.trainer.clock.recorder = None
-        self.recorder = recorder  # an iteration that diverged has no row for a table
-
-    def after(self, row: dict[str, float]) -> None:
-        if self.recorder is None:
-            return
-        recorder, self.recorder, number = self.recorder, None, self.trainer.state.iteration
-        write = lambda: self.terminal.say(recorder.write_table(number - 1, row))  # noqa: E731
-        attempt(f"Writing the profile to {recorder.folder}", write)
-        self.terminal.say(f"Profile of iteration {number}: {recorder.folder} (open the traces in ui.perfetto.dev).")
-
-
 @dataclass(frozen=True)
 class UserCallbacks(Observer):
     """Calls functions of a program in the main process; an exception ends the run on all ranks after saving."""
@@ -318,11 +285,9 @@ def observers_of(
     trainer: Trainer, metrics: Metrics, terminal: Terminal, samples: VideoFolder, hooks: Hooks, saver: CheckpointSaver
 ) -> list[Observer]:
     """The observers of a run, in the order of their calls."""
-    out = Path(trainer.config.out)
     return [
-        ProfileRecorder(trainer, terminal, out / FOLDER),
         MetricsWriter(trainer, metrics, terminal),
         VideoSaver(trainer, samples, metrics),
-        BestWeightsSaver(trainer, terminal, out / "best"),
+        BestWeightsSaver(trainer, terminal, Path(trainer.config.out) / "best"),
         UserCallbacks(trainer, hooks, saver),
     ]

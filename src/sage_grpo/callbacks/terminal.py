@@ -189,8 +189,7 @@ def _workers(metrics: Mapping[str, float]) -> list[str]:
     """Workers that sampled, if any, and the age of their weights."""
     parts = []
     if "crew/workers" in metrics:
-        idle = metrics["crew/idle_s"] / max(1e-9, metrics["crew/idle_s"] + metrics["crew/busy_s"])
-        parts = [f"{metrics['crew/workers']:.0f} workers {percent(idle)} idle", f"queue {metrics['crew/queue']:.0f}"]
+        parts = [f"{metrics['crew/workers']:.0f} workers", f"waited {fixed(metrics['crew/waited_s'], 1)} s"]
     return [*parts, *([f"{metrics['crew/staleness']:.0f} old"] if metrics.get("crew/staleness") else [])]
 
 

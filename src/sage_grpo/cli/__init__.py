@@ -64,7 +64,6 @@ GROUPS = {
         "report": Command(
             "report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True
         ),
-        "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
     },
     "publish": {
         "export": Command(
@@ -83,6 +82,7 @@ GONE = {
     "shapes": "python -m research.pretraining.shapes takes its options, in the project's repository (research/README.md).",
     "scenes": "python -m research.pretraining.scenes takes its options, in the project's repository (research/README.md).",
     "launch": "torchrun --nproc-per-node N -m sage_grpo train ... starts a run on N GPUs (docs/scale.md).",
+    "completion": "sage-grpo COMMAND --help lists its options.",
     "convert": "sage-grpo export SOURCE --out FOLDER takes its options (docs/hub.md).",
 }
 """Earlier commands, and what to use in their place."""

@@ -102,8 +102,7 @@ class GridOptions:
     steps: int
     shift: float
     eta: float
-    make: Callable[[int], Schedule]
-    """The grid with a number of steps: a model's own, or a shifted even one."""
+    make: Callable[[int], Schedule]  # the grid with a number of steps: a model's own, or a shifted even one
 
 
 def grid_for(options: Options) -> GridOptions:

@@ -28,13 +28,13 @@ class Options:
     device: str = "cpu"
     """Device of the rewards."""
     limits: ServerLimits = field(default_factory=ServerLimits)
-    """Batching, queue and sizes."""
+    """Queue and sizes."""
     log_level: Literal["critical", "error", "warning", "info"] = "warning"
     """Log level of the HTTP server."""
 
 
 def run(options: Options) -> int:
-    """Serve until SIGINT or SIGTERM; running batches are finished first."""
+    """Serve until SIGINT or SIGTERM; open requests are finished first."""
     check_installed()
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.serving.server import check_binding, composite_scorer, create_app

@@ -40,13 +40,26 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
     "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
-    "data.formats": ([], "clips are learned in the format of the run"),
     "objective.frames": (None, "the whole clip is decoded"),
     "optimizer.max_lr_factor": (1.0, "a higher rate than optimizer.lr did not help, research/results/heat.md"),
     "trust_region.estimator": ("closed_form", "the KL is exact"),
+    "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
+    "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
+    "data.formats": ([], "given clips are learned in the model's own format"),
+    "profile": (None, "torch.profiler around Trainer.step records the same"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
+_ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
+GONE_OF_PARTS: dict[str, dict[str, tuple[Any, str]]] = {
+    "rewards": {
+        "actors": (0, _ELSEWHERE),
+        "actor_gpus": (0.0, _ELSEWHERE),
+        "actor_cpus": (1.0, _ELSEWHERE),
+        "standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
+    }
+}
+"""The same for the parts of a list."""
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
 
@@ -138,7 +151,10 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
             _refuse_mistakes(name, kinds.get(name), value, options)
         file = value if name == "--config" else ""
         result += [f"{key}=[]" for key in lists if name == key or (file and in_file(file, key.removeprefix("--")))]
-        if kinds.get(word) in (bool, bool | None) and not values:
+        whole = _without_gone(file, lists) if file else ""
+        if whole:
+            result.append(f"--config={whole}")
+        elif kinds.get(word) in (bool, bool | None) and not values:
             result.append(f"{word}=true")
         elif kinds.get(word) == list[str] and values and not values[0].startswith("["):
             result.append(f"{word}={json.dumps([item for value in values for item in value.split(',')])}")
@@ -147,6 +163,22 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
         else:
             result += [word, *values]
     return result
+
+
+def _without_gone(file: str, lists: Sequence[str]) -> str:
+    """A file of an earlier version as JSON, without the options of parts that are gone; empty if it has none of them."""
+    content, found = None, False
+    with suppress(OSError):  # the parser reports a missing one
+        content = read_yaml(Path(file))
+    for key, gone in GONE_OF_PARTS.items():
+        parts = content.get(key) if content and f"--{key}" in lists else None
+        for part in parts if isinstance(parts, list) else ():
+            for name in gone.keys() & (part.keys() if isinstance(part, dict) else set()):
+                found = True
+                off, why = gone[name]
+                if part.pop(name) != off:
+                    raise ConfigError(f"There is no option '{key}[].{name}' any more ({why}): leave it out.")
+    return json.dumps(content, default=str) if found else ""
 
 
 def _parts_in_file(file: Path, key: str) -> str:

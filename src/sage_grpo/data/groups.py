@@ -72,10 +72,8 @@ def share_out(
 
 
 def split_updates(steps: list[int], updates: int) -> list[list[int]]:
-    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts.
-
-    Steps are dealt out, not rollouts: every update sees every group, and the parts do not depend on ranks or batches.
-    """
+    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts. Steps are dealt out, not rollouts: every
+    update sees every group, and the parts do not depend on ranks or batches."""
     if not 1 <= updates <= len(steps):
         raise ValueError(
             f"updates_per_rollout = {updates}, but a rollout has {len(steps)} trained steps to deal out to them: "

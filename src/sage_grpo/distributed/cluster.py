@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
@@ -64,34 +64,6 @@ def connected(address: str | None, cpus: float = 0, large: int = 0) -> Iterator[
         yield ray
     finally:
         ray.shutdown()
-
-
-class Actors:
-    """Copies of one object, each in a process of a cluster; any process of the cluster can call them."""
-
-    def __init__(self, ray: Any, copies: Sequence[Any]) -> None:
-        self._ray, self._copies = ray, list(copies)
-        self._asked = 0
-
-    def ask(self, method: str, *given: Any) -> Any:
-        """The answer of one copy, in turn; each process begins with another one. Ray restarts a copy that dies, and repeats the call."""
-        one = self._copies[(os.getpid() + self._asked) % len(self._copies)]
-        self._asked += 1
-        try:
-            return self._ray.get(getattr(one, method).remote(*given))
-        except self._ray.exceptions.RayActorError as error:
-            raise ConfigError(f"An actor could not start: {error}") from error
-
-
-@contextmanager
-def hired(ray: Any, kind: type, given: Sequence[Any], *, copies: int, cpus: float, gpus: float) -> Iterator[Actors]:
-    made = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
-    actors = [made.remote(*given) for _ in range(copies)]
-    try:
-        yield Actors(ray, actors)
-    finally:
-        for one in actors:
-            ray.kill(one)
 
 
 def _knock(address: str) -> None:

@@ -40,12 +40,8 @@ def change(before: Column, after: Column) -> ScoreChange:
 
 
 def shortfall(total: Sequence[Column], witness: Sequence[Column]) -> ScoreChange:
-    """Shortfall of a held-out reward's gain against its earlier rate; both columns at three times: first, in between,
-    and now.
-
-    The rate is its first gain relative to the total's. It is estimated from the same clips, so its error is part of the
-    scatter.
-    """
+    """Shortfall of a held-out reward's gain against its earlier rate (its first gain relative to the total's); both
+    columns at three times: first, in between, and now. The rate's error is part of the scatter."""
     clips = [clip for clip in zip(*total, *witness) if None not in clip]
     early, late = [b - a for a, b, *_ in clips], [c - b for _, b, c, *_ in clips]
     if len(clips) < 2 or fmean(early) <= 0:
@@ -104,7 +100,7 @@ class Agreement(NamedTuple):
     @property
     def stderr(self) -> float:
         """Its standard error; every iteration has other prompts and noises."""
-        return math.sqrt(max(0.0, self.variance)) / self.iterations if self.iterations else math.inf
+        return math.sqrt(max(0.0, self.variance)) / max(1, self.iterations)
 
     def to(self, later: Agreement) -> ScoreChange | None:
         """Its drop since; None if one of the two has no iteration."""
@@ -118,25 +114,16 @@ class PastEvaluation:
     """The sentinel's record of an evaluation."""
 
     scores: Mapping[str, Column]
-    """By score (the total and every held-out reward), of every clip."""
     agreement: Mapping[str, Agreement] = field(default_factory=dict)
-    """Agreements of the iterations until then."""
+    """Of the iterations until then."""
 
 
-def agreement_of(rows: Sequence[Row], title: str) -> Agreement:
-    found = [(row.get(AGREEMENT + title), row.get(STDERR + title)) for row in rows]
-    pairs = [(mean, stderr) for mean, stderr in found if mean is not None and stderr is not None]
-    return Agreement(len(pairs), math.fsum(mean for mean, _ in pairs), math.fsum(stderr**2 for _, stderr in pairs))
+def agreement_of(row: Row, title: str) -> Agreement:
+    mean, stderr = row.get(AGREEMENT + title), row.get(STDERR + title)
+    return Agreement() if mean is None or stderr is None else Agreement(1, mean, stderr**2)
 
 
 def evidence(held_out: ScoreChange, drop: ScoreChange | None) -> float:
     """Combined evidence in standard errors of held-out clips and of training's groups, which share no clip; or of the
     first alone."""
     return held_out.sigmas if drop is None else (held_out.sigmas + drop.sigmas) / math.sqrt(2)
-
-
-def in_words(before: Agreement, since: Agreement) -> str:
-    """Text on the change of the agreement, as the end of a sentence; empty if one of the two is not known."""
-    if not before.iterations or not since.iterations:
-        return ""
-    return f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"

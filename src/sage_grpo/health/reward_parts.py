@@ -19,11 +19,8 @@ FALLEN = 5.0
 found every part that was lost and no other; with 4 it also found one that recovered."""
 FELL, FELL_TWICE, NEARLY = 4.0, 3.25, 2.5
 """The same for held-out prompts: FELL warns at once, FELL_TWICE if it holds at two evaluations in a row, and from
-NEARLY on a rollback may not use the weights. The base is evaluated too, so that losses within the first iterations,
-before there is a window to compare with, are found as well. An attribute is all or nothing for most prompts: a loss of
-a quarter of 128 is four standard errors. With nine parts that only scatter, one of 30 runs with 16 evaluations has a
-warning, and none an action; at 3.25 at once it would be two of five. The last limit excludes up to half of their
-evaluations from rollbacks: an earlier one is better than one that has lost something."""
+NEARLY on a rollback may not use the weights. With nine parts that only scatter, one of 30 runs with 16 evaluations has a
+warning, and none an action; at 3.25 at once it would be two of five."""
 
 
 class RewardParts:
@@ -37,13 +34,10 @@ class RewardParts:
         self.low: list[str] = []
         """Parts that were low at the last evaluation."""
         self.falling = False
-        """True if one had begun to fall."""
         self.rows = 0
-        """Rows so far."""
 
     def of(self, row: Row) -> list[str]:
-        """Metrics of a row that are parts of the total, or their parts; empty if the total has one part without
-        parts."""
+        """Metrics of a row that are parts of the total, or their parts; empty if there is only one."""
         names = [name for name in row if self._weight(name)]
         return names if len(names) > 1 else []
 
@@ -67,8 +61,7 @@ class RewardParts:
         return "; ".join(fallen)
 
     def evaluated(self, scores: Scores, per_prompt: int) -> str:
-        """Add an evaluation with `per_prompt` adjacent clips of each prompt; returns a text on parts far below their
-        best, or an empty one."""
+        """The same for an evaluation with `per_prompt` adjacent clips of each prompt."""
         names = [name for name in scores if self._weight(f"reward/{name}")]
         fallen, low, self.falling = [], [], False
         for name in names if len(names) > 1 else []:
@@ -97,7 +90,6 @@ class RewardParts:
         return self.weights.get(whole, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; JSON."""
         return {
             "best": {name: list(best) for name, best in self.best.items()},
             "rows": self.rows,

@@ -17,7 +17,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str | torch.device) -> torch.device:
-    """The device of a spec; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if isinstance(name, torch.device) and name.type == "meta":  # a model without weights; a spec cannot name it
@@ -62,10 +61,8 @@ def master_weights(spec: ModelSpec) -> bool:
 
 
 def autocast(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Computation in `dtype` on float32 master weights.
-
-    Without its cache, which would keep a bfloat16 copy of the whole network until the end of a pass that reads every weight once.
-    """
+    """Computation in `dtype` on float32 master weights. Without its cache, which would keep a bfloat16 copy of the whole network until the end of a
+    pass that reads every weight once."""
     mixed = master_weights(spec) and dtype != torch.float32
     return torch.autocast(device.type, dtype=dtype, enabled=mixed, cache_enabled=False)
 

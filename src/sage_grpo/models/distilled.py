@@ -137,8 +137,6 @@ def _by_files(folder: Path) -> Distilled | None:
 
 
 def is_schnell(transformer: Mapping[str, Any], scheduler: Mapping[str, Any]) -> bool:
-    """True if configs of FLUX.1 are schnell's: no guidance input, and a shift that does not grow with the image.
-
-    One condition is not enough: dev without its guidance input (a "de-distilled" one) keeps dev's scheduler.
-    """
+    """True if configs of FLUX.1 are schnell's: no guidance input, and a shift that does not grow with the image. One condition is not enough: dev
+    without its guidance input (a "de-distilled" one) keeps dev's scheduler."""
     return not transformer.get("guidance_embeds") and not scheduler.get("use_dynamic_shifting")

@@ -78,7 +78,6 @@ def token_norm(v: Tensor, side: int) -> Tensor:
 
 
 def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
-    """Guidance of a checkpoint; without a guider (Wan) the family decides."""
     entry = index.get("guider")
     if entry is None or entry[0] is None:
         return Guidance()
@@ -103,7 +102,6 @@ def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
 
 
 def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> None:
-    """Refuse, before any weights load, guidance that would silently differ from the configured one."""
     read_guidance(folder, index)
     if spec.guidance_scale_2 is not None and index.get("boundary_ratio") is None:
         raise ModelError(
@@ -113,7 +111,6 @@ def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> N
 
 
 def warn_if_distilled(spec: ModelSpec, folder: Path, guidance: Guidance, scale: float) -> None:
-    """Warn if a distilled checkpoint gets guidance; steps are not known here."""
     distilled = find_distilled(spec, folder)
     advice = None if distilled is None or guidance.embedded else distilled.advice(scale)
     if advice is not None:

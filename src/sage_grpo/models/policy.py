@@ -52,14 +52,12 @@ class Policy:
         return float(self.schedule.sigmas[index])
 
     def sigmas(self, index: int) -> tuple[float, float]:
-        """(sigma, sigma_next) of a step."""
         return self.sigma(index), self.sigma(index + 1)
 
     def is_noisy(self, index: int) -> bool:
         return float(self.transition(index).std) > 0
 
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
-        """The law of x_next at step `index`, for a batch with one condition per sample."""
         sigma, _ = self.schedule.pair(index)
         return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
 
@@ -110,7 +108,6 @@ def _check_finite(model: VelocityModel, x: Tensor, step: int) -> None:
 
 
 def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: float | None = None) -> Solver:
-    """A fresh solver on the model's own grid; `shift` overrides the model's. Make one for every batch of samples."""
     if name in ("euler", "ab2"):
         return GridSolver(Schedule(model.sigmas(num_steps, shift)), name)
     if name == "checkpoint":

@@ -60,9 +60,6 @@ class RewardGradient(OdeObjective):
             f"objective.credit exact and trust_region.mode {mode}: a KL would be carried back as if it were reward, set none": (
                 self.spec.credit == "exact" and mode != "none"
             ),
-            "actors of rewards that are differentiated: the trainer needs them where it decodes": any(
-                reward.actors and reward.counts for reward in config.rewards
-            ),
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,
         }
 

@@ -30,10 +30,8 @@ SIZES = (16.0, 24.0, 40.0, 80.0, 140.0)
 class Change:
     """One change, with the forecast after it."""
 
-    option: str
-    """Option as typed."""
-    run: Same
-    """Effect on the run."""
+    option: str  # option as typed
+    run: Same  # effect on the run
     after: Forecast
 
 

@@ -1,5 +1,4 @@
-"""Forecasts a run from its configuration: passes of every rank, bytes and seconds of every phase, GPU-hours of the
-run."""
+"""Forecasts a run from its description: passes of every rank, bytes and seconds of every phase, GPU-hours, and an iteration with workers."""
 
 from __future__ import annotations
 
@@ -8,18 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
+from typing import Any
 
 import torch
 
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import VelocityModel, abilities, network_of
+from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.plan import formulas
-from sage_grpo.plan.architecture import Architecture, find_architecture
+from sage_grpo.plan.architecture import Architecture
+from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
 from sage_grpo.plan.passes import (
@@ -29,7 +28,6 @@ from sage_grpo.plan.passes import (
     PassKind,
     count,
     evaluation,
-    evaluations,
     kinds,
     references,
 )
@@ -40,7 +38,6 @@ from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.offload import SHARE as STAYS
 from sage_grpo.training.offload import configured
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.types import Keep
 
 REWARD_TOKENS = 3000
@@ -48,10 +45,6 @@ REWARD_TOKENS = 3000
 SPARE = 0.93
 """Share of a GPU's memory that a run may fill by the formula: the rest is for the CUDA context and the allocator's
 fragmentation."""
-LOOKED_AT = 16
-"""Iterations that are counted for the mean of a run: windows move, and the shared steps of groups with them."""
-DRAWS = 256
-"""Windows that suffice for a mean if every group draws its own: with many groups, few iterations are enough."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +57,11 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """The forecast of a run: its plans, passes, memory and time."""
+class Forecast(RunDescription):
+    """The forecast of a run: its passes, memory and time on some hardware."""
 
-    config: TrainConfig
-    architecture: Architecture
     hardware: Hardware
-    layout: Layout
-    plans: tuple[Plan, ...]
-    """Plans of the first iteration and of some later ones."""
-    held_out: int
-    """Prompts of an evaluation."""
-
-    @property
-    def plan(self) -> Plan:
-        """Plan of the first iteration."""
-        return self.plans[0]
-
-    def unexplored(self) -> str | None:
-        """A sentence on steps that stay deterministic because the state would hold too much noise after them."""
-        return _planner(self.config, self.architecture, self.layout).unexplored()
+    held_out: int  # prompts of an evaluation
 
     @property
     def passes(self) -> list[dict[str, PassCount]]:
@@ -92,7 +70,6 @@ class Forecast:
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """Counts of every plan."""
         guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
         rows = zip(self.plans, self._kinds, needed, strict=True)
@@ -100,16 +77,8 @@ class Forecast:
 
     @cached_property
     def _kinds(self) -> list[list[list[PassKind]]]:
-        """The kinds of parts of every plan, by rank."""
         branches = self._guiding(self.config.model.training_guidance).branches
         return [kinds(plan, branches) for plan in self.plans]
-
-    @cached_property
-    def _referenced(self) -> float:
-        """Reference passes of the run's mean update."""
-        updates = self.plan.updates
-        needs = [need for number in range(self.config.iterations) for need in references(self.config, number, updates)]
-        return sum(needs) / len(needs)
 
     def _guiding(self, guidance: float | None) -> Guiding:
         """`guidance` overrides the model's scale."""
@@ -126,17 +95,15 @@ class Forecast:
 
     @property
     def network(self) -> NetworkShape:
-        """The network's parameters."""
         return self.architecture.network
 
     @cached_property
     def job(self) -> RunShape:
-        """The run as input of the formulas."""
         return replace(self._job, keep=tuple(Counter(self.activations).items()))
 
     @cached_property
     def _job(self) -> RunShape:
-        """The same without the activations that blocks keep, which it decides."""
+        """Without the activations that blocks keep, which it decides."""
         config, built = self.config, self.architecture.model
         model, parallel, video = config.model, config.parallel, built.video
         vae = model.vae_dtype or ("float32" if self.hardware.is_cpu else model.dtype)
@@ -249,10 +216,12 @@ class Forecast:
         """Seconds of an iteration's sampling and updates, each on the rank with most."""
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
         # The mean of the run's reference passes: in the first iteration the policy equals the reference.
+        updates, iterations = self.plan.updates, range(self.config.iterations)
+        referenced = statistics.fmean(
+            need for number in iterations for need in references(self.config, number, updates)
+        )
         update = [
-            self._referenced * self._pass(row["replay"])
-            + self._pass(row["gauge"])
-            + self._pass(row["replay"], backward=True)
+            referenced * self._pass(row["replay"]) + self._pass(row["gauge"]) + self._pass(row["replay"], backward=True)
             for row in counts
         ]
         job, rates = self.job, self.hardware.rates
@@ -280,17 +249,16 @@ class Forecast:
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores; ranks that share clips divide this work. 0 for given
-        clips, and if rewards read latents only."""
+        """Clips that the busiest process decodes and scores; ranks that share clips divide this work."""
         if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
         return max(self._clips(rank, self.layout.sequence) for rank in range(self.layout.data))
 
     @property
     def _reward_bytes(self) -> float:
-        """Bytes of rewards on the run's own device; those on another device or in actors take none here."""
+        """Bytes of rewards on the run's own device; those on another device take none here."""
         here = ("", "cpu") if self.hardware.is_cpu else ("", "cuda", "cuda:0")
-        return 1.15 * COMPUTE * _parameters(one for one in self.config.rewards if one.device in here and not one.actors)
+        return 1.15 * COMPUTE * _parameters(one for one in self.config.rewards if one.device in here)
 
     @property
     def _reward_seconds(self) -> float:
@@ -311,7 +279,10 @@ class Forecast:
 
     @property
     def gpu_hours(self) -> float:
-        seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
+        seconds = (
+            self.config.iterations * self.iteration_seconds
+            + len(self.config.evaluate.points(self.config.iterations)) * self.evaluation_seconds
+        )
         return seconds * self.layout.processes / 3600
 
     @property
@@ -342,51 +313,11 @@ def forecast(
     architecture: Architecture | None = None,
     held_out: int | None = None,
 ) -> Forecast:
-    """The forecast of a run; raises a ValueError for invalid layouts."""
+    """The forecast of a run; raises a ValueError where its parts do not go together."""
     config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
-    found = find_architecture(config.model) if architecture is None else architecture
-    layout, model = lay_out(config.parallel, gpus), found.model
-    if layout.sequence > 1:
-        if abilities(model).split_sequence is None:
-            raise ValueError(f"{found.family} cannot split a clip over ranks: set parallel.sp to 1.")
-        if model.heads[0] % layout.sequence:
-            raise ValueError(
-                f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
-            )
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
-    return Forecast(
-        config=config,
-        architecture=found,
-        hardware=hardware,
-        layout=layout,
-        plans=_plans(config, found, layout),
-        held_out=0 if config.held_out is None else most,
-    )
-
-
-def _planner(config: TrainConfig, found: Architecture, layout: Layout) -> Planner:
-    grid = found.grid(config.rollout.steps, config.rollout.shift)
-    return Planner(
-        config=config,
-        grid=grid,
-        kernel=config.kernel.build(grid),
-        trains=found.model.trains,
-        ranks=layout.data,
-        network=cache(network_of(found.model)),
-    )
-
-
-def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
-    planner = _planner(config, found, layout)
-    planner.check()
-    prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
-    window = config.rollout.window
-    moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
-    most = LOOKED_AT
-    if window.kind == "drawn":
-        most = max(1, min(LOOKED_AT, DRAWS // config.batch.prompts))
-    looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
-    return tuple(foresee(config, planner.plan(iteration, prompts)) for iteration in looked)
+    run = describe(config, gpus, architecture)
+    return Forecast(**vars(run), hardware=hardware, held_out=0 if config.held_out is None else most)
 
 
 def _bytes(dtype: str) -> int:
@@ -407,3 +338,38 @@ def choose_activations(config: TrainConfig, model: VelocityModel, world: World) 
         if len(found) == blocks:
             return found
     return configured(asked, blocks, cuda=cuda)
+
+
+def worker_costs(trainer: Forecast, worker: Forecast) -> dict[str, Any] | None:
+    """An iteration with workers on the hardware of `worker`; None if the run has none. `tasks` are the parts of an
+    iteration that workers take one at a time, `rounds` those of the busiest."""
+    config, plan = trainer.config, trainer.plan
+    if config.rollout.on != "ray":
+        return None
+    own, workers, ranks = len(plan.tasks()), config.rollout.ray.workers, range(len(plan.shares))
+    rounds = math.ceil(own / max(1, workers // len(ranks)))  # every training process has its own workers
+    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    phases = [phase for phase in worker.phases if phase.name in theirs]
+    sampling = sum(phase.seconds for phase in phases) * rounds / own
+    updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)
+    tasks, gib = sum(len(plan.tasks(rank)) for rank in ranks), max(phase.memory.total for phase in phases) / GIB
+    if gib > worker.room / GIB:
+        bottleneck = f"a worker does not fit: it needs {gib:.1f} GiB of {worker.room / GIB:.0f} that can be used"
+    elif workers > tasks:
+        bottleneck = (
+            f"tasks: {workers - tasks} workers have nothing to do; use more prompts, or a smaller batch.micro_batch"
+        )
+    elif sampling > updating:
+        bottleneck = "workers: more of them shorten an iteration"
+    else:
+        bottleneck = "the trainer's updates: more workers do not help"
+    return {
+        "workers": workers,
+        "tasks": tasks,
+        "rounds": rounds,
+        "sampling_seconds": sampling,
+        "updating_seconds": updating,
+        "iteration_seconds": max(sampling, updating) if config.rollout.staleness else sampling + updating,
+        "gib": gib,
+        "bottleneck": bottleneck,
+    }

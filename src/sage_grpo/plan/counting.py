@@ -36,8 +36,7 @@ class Blocks(NamedTuple):
     video_products: float
     text_products: float
     pairs: tuple[float, float, float]
-    saved: float
-    """Bytes that are kept for a backward pass to all weights, in bfloat16, per token and unit of width."""
+    saved: float  # bytes that are kept for a backward pass to all weights, in bfloat16, per token and unit of width
 
 
 class Decoder(NamedTuple):

@@ -21,11 +21,9 @@ class Hardware:
     """One kind of device."""
 
     title: str
-    gib: float
-    """Memory of one device."""
+    gib: float  # memory of one device
     rates: Rates
-    origin: str
-    """Source of the numbers, as text."""
+    origin: str  # source of the numbers, as text
 
     @property
     def is_cpu(self) -> bool:

@@ -13,8 +13,6 @@ COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
     "ltx": ("LTXPipeline", "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"),
     "ltx2": ("LTX2Pipeline", "LTX2VideoTransformer3DModel", "AutoencoderKLLTX2Video"),
-    "hunyuan": ("HunyuanVideoPipeline", "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"),
-    "sana_video": ("SanaVideoPipeline", "SanaVideoTransformer3DModel", "AutoencoderKLWan"),
     "flux": ("FluxPipeline", "FluxTransformer2DModel", "AutoencoderKL"),
     "flux2": ("Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2"),
     "sd3": ("StableDiffusion3Pipeline", "SD3Transformer2DModel", "AutoencoderKL"),
@@ -35,12 +33,9 @@ class Configs:
     )
     transformer: Mapping[str, Any] = field(default_factory=dict)
     vae: Mapping[str, Any] = field(default_factory=dict)
-    guidance: float | None = None
-    """Scale of its guider, where it has one."""
-    boundary: float | None = None
-    """Wan 2.2 with two experts: the noise level at which the second takes over."""
-    expand_timesteps: bool = False
-    """Wan 2.2 5B: every token has a timestep."""
+    guidance: float | None = None  # scale of its guider, where it has one
+    boundary: float | None = None  # Wan 2.2 with two experts: the noise level at which the second takes over
+    expand_timesteps: bool = False  # Wan 2.2 5B: every token has a timestep
 
     def write(self, folder: Path) -> None:
         """Write the config files as a checkpoint has them, without weights."""
@@ -123,7 +118,6 @@ PUBLISHED: Mapping[str, Configs] = {
     ),
     "LTX-Video": Configs(family="ltx", scheduler=LTX_GRID),
     "LTX-2": Configs(family="ltx2", vae=LTX2_VAE, scheduler=LTX_GRID),
-    "HunyuanVideo": Configs(family="hunyuan", scheduler=_euler(7.0)),
     "FLUX.1-dev": Configs(family="flux", transformer={"guidance_embeds": True}, vae=IMAGE_VAE, scheduler=FLUX_GRID),
     "FLUX.1-schnell": Configs(family="flux", vae=IMAGE_VAE, scheduler=_euler(1.0)),
     "FLUX.2-klein-base-4B": Configs(family="flux2", transformer=KLEIN_4B, scheduler=FLUX_GRID),

@@ -9,14 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sage_grpo.models.distilled import find_distilled
 from sage_grpo.plan.changes import Change, outcome, over_memory, way_to_fit
-from sage_grpo.plan.costs import Forecast
+from sage_grpo.plan.costs import Forecast, worker_costs
 from sage_grpo.plan.costs import forecast as make_forecast
 from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
-from sage_grpo.plan.passes import PHASES, PassCount, evaluations
-from sage_grpo.plan.workers import worker_costs
+from sage_grpo.plan.passes import PHASES, PassCount
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import kept
 from sage_grpo.training.plan import Plan
@@ -36,7 +34,11 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
     trained = " + ".join(str(len(steps)) for steps in plan.groups[0].trained)
     held_out = forecast.held_out
-    judged = f"{evaluations(config)} evaluations of {held_out} prompts" if held_out else "no evaluation"
+    judged = (
+        f"{len(config.evaluate.points(config.iterations))} evaluations of {held_out} prompts"
+        if held_out
+        else "no evaluation"
+    )
     rows = {
         "clips": f"{batch.prompts} prompts x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
@@ -157,7 +159,7 @@ def show(
 def model_rows(forecast: Forecast) -> dict[str, str]:
     """Rows on the model, its trained parameters and its tokens."""
     network, job, video = forecast.network, forecast.job, forecast.architecture.model.video
-    advice = distilled(forecast)
+    advice = forecast.advice()
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
@@ -168,14 +170,6 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
         "blocks": f"keep {kept(forecast.activations)}; {'compiled' if job.compiled else 'not compiled'}",
         "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
     }
-
-
-def distilled(forecast: Forecast) -> str | None:
-    """Advice on guidance or steps of a distilled checkpoint."""
-    config, architecture = forecast.config, forecast.architecture
-    found = find_distilled(config.model, architecture.folder)
-    steps, evaluated = config.rollout.steps, config.evaluate.steps_for(config.model)
-    return None if found is None else found.advice(architecture.guidance_scale, steps, evaluated)
 
 
 def _kind(forecast: Forecast) -> str:
@@ -206,7 +200,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
     """A few lines for the start of a run."""
-    lines = [text for text in (distilled(forecast), forecast.unexplored()) if text]
+    lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")

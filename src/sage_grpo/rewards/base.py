@@ -15,7 +15,6 @@ from torch import Tensor
 from sage_grpo.rewards.frames import check_clips
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import ClipBatch, FailureReport, Outcome, RewardMember, without_latents
-from sage_grpo.rewards.ray_reward import ActorMember, RewardActors
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import BatchScores, Placeable, Reward, Sound, VideoSpec
 
@@ -53,17 +52,14 @@ class AsyncScoring:
 
 
 def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
-    outcomes = [one.result() for one in coming]
-    values: dict[str, list[Tensor]] = {part: [] for part in outcomes[0].values}
-    failures, remarks, count = [], [], 0
+    outcomes, count = [one.result() for one in coming], 0
+    failures, remarks = [], []
     for outcome in outcomes:
         failures += [replace(one, index=one.index + count) for one in outcome.failures]
         remarks += [replace(one, index=one.index + count) for one in outcome.remarks]
-        for part, value in outcome.values.items():
-            values[part].append(value)
         count += len(next(iter(outcome.values.values())))
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    return Outcome({part: torch.cat(pieces) for part, pieces in values.items()}, failures, remarks, seconds)
+    values = {part: torch.cat([outcome.values[part] for outcome in outcomes]) for part in outcomes[0].values}
+    return Outcome(values, failures, remarks)
 
 
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
@@ -88,11 +84,9 @@ class CompositeReward:
         offload_between: bool = False,
         require_weights: bool = True,
         objects: Mapping[str, Reward] | None = None,
-        away: Mapping[str, RewardActors] | None = None,
         optional: bool = False,
     ) -> None:
-        """objects: rewards already loaded, by spec name. away: rewards in other processes, by title. All others are loaded. optional: allow an empty
-        list."""
+        """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
         if not 0 <= max_failed_fraction <= 1:
@@ -100,19 +94,11 @@ class CompositeReward:
         self.max_failed_fraction = max_failed_fraction
         self.device = torch.device(device)
         self.offload_between = offload_between
-        self.seconds: dict[str, float] = {}
         self._placed: set[str] = set()
-        loaded, self.away = objects or {}, dict(away or {})
+        given = objects or {}
+        loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
         self._members = [
-            ActorMember(spec, self.away[spec.title], require_weights=require_weights)
-            if spec.title in self.away
-            else RewardMember(
-                spec,
-                loaded[spec.name] if spec.name in loaded else load_reward(spec),
-                require_weights=require_weights,
-                device=self.device,
-            )
-            for spec in specs
+            RewardMember(spec, reward, require_weights=require_weights, device=self.device) for spec, reward in loaded
         ]
         for title in self.titles:
             if self.titles.count(title) > 1:
@@ -138,12 +124,8 @@ class CompositeReward:
 
     def judging(self, part: str) -> dict[str, float]:
         """Weights of the rewards that judge this part of a clip, or all parts."""
-        return {
-            self._public(member, name): weight
-            for member in self._members
-            for name, weight in member.weights.items()
-            if member.spec.judges in ("", part)
-        }
+        judges = [member for member in self._members if member.spec.judges in ("", part)]
+        return {self._public(member, name): weight for member in judges for name, weight in member.weights.items()}
 
     @property
     def watching(self) -> dict[str, dict[str, float]]:
@@ -151,11 +133,9 @@ class CompositeReward:
         metrics = {}
         for member in self._members:
             names, spec = member.reward.names, member.spec
-            weights = spec.weights or ({names[0]: 1.0} if len(names) == 1 else {})
             if spec.metric_only:
-                metrics[spec.title] = {
-                    self._public(member, part): weight for part, weight in weights.items() if part in names
-                }
+                weights = spec.weights or ({names[0]: 1.0} if len(names) == 1 else {})
+                metrics[spec.title] = {self._public(member, part): weight for part, weight in weights.items()}
         return metrics
 
     def _public(self, member: RewardMember, part: str) -> str:
@@ -221,9 +201,8 @@ class CompositeReward:
     ) -> tuple[BatchScores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3. A failing reward never raises; the report lists the failures.
 
-        metadata: the metadata of each clip's prompt, for rewards with a parameter of this name. early: these same clips, already queued for rewards
-        that compute elsewhere. latents: the latents that the clips were decoded from. groups: the number of each clip's group, for rewards that
-        compare; without it, clips of one prompt form a group. sound: the clips' sound, for rewards with a parameter of this name.
+        metadata: that of each clip's prompt. early: these same clips, already queued for rewards that compute elsewhere. latents: those that the
+        clips were decoded from. groups: the number of each clip's group; without it, clips of one prompt form a group.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
@@ -235,7 +214,6 @@ class CompositeReward:
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
         for member, outcome in zip(self._members, outcomes):
-            self.seconds[member.spec.title] = outcome.seconds
             for part, value in outcome.values.items():
                 parts[self._public(member, part)] = value.to(videos.device)
                 if part in member.weights:
@@ -278,12 +256,13 @@ class CompositeReward:
         return torch.where(finite.view(-1, *[1] * (slope.ndim - 1)), slope, 0.0)
 
     def early(self, fps: float) -> AsyncScoring:
+        """Scoring of clips as they come, by the rewards that compute elsewhere. A micro-batch may hold a part of a group, and has no sound."""
         elsewhere = [
             member
             for member in self._members
             if member.spec.overlap
             and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
-            and not member.compares  # a micro-batch may hold a part of a group
+            and not member.compares
             and not member.hears
         ]
         return AsyncScoring(elsewhere, fps)
@@ -313,10 +292,9 @@ class CompositeReward:
     ) -> str:
         """Call every reward once with a small clip, and differentiate those in the total if `gradient`; returns the problems, or an empty string.
 
-        A NaN with a reason (no text to read, no face) is accepted. Problems are an exception, a wrong return value, a server that does not answer, or
-        NaN without a reason for this prompt and all `others` (each with its metadata). A failure on the small clip is tried again in the run's own
-        format, if known. Rewards of latents are not tried, because the latents' format depends on the model. sampled: whether the run will have
-        latents.
+        A NaN with a reason (no text to read, no face) is accepted; NaN without one for this prompt and all `others` (each with its metadata) is a
+        problem. A failure on the small clip is tried again in the run's own format, if known. Rewards of latents are not tried, because the latents'
+        format depends on the model. sampled: whether the run will have latents.
         """
         problems = []
         self.onload()
@@ -340,11 +318,18 @@ def _try(
     member: RewardMember, video: VideoSpec, *, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool
 ) -> str:
     """The fault in a reward's scores of a clip with the first prompt, or an empty string; without a score and a reason, the others are tried."""
-    picture = _moving_picture(video)
-    videos = torch.cat([picture, picture.flip(3)]) if member.compares else picture
-    sound = _noise(video, len(videos))
+    # a coarse random picture that moves sideways: a blank clip would have zero contrast
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randint(0, 256, (8, 8, 3), generator=generator, dtype=torch.uint8)
+    rows, columns = (torch.arange(size) * 8 // size for size in (video.height, video.width))
+    picture = coarse[rows][:, columns]
+    videos = torch.stack([picture.roll(frame, dims=1) for frame in range(video.frames)]).unsqueeze(0)
+    if member.compares:
+        videos = torch.cat([videos, videos.flip(3)])
+    count, rate = len(videos), 16_000
+    waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=generator) - 0.5
     clips, *others = (
-        ClipBatch(videos, [text] * len(videos), video.fps, [metadata] * len(videos), sound=sound)
+        ClipBatch(videos, [text] * count, video.fps, [metadata] * count, sound=Sound(waves, rate))
         for text, metadata in prompts
     )
     try:
@@ -359,19 +344,3 @@ def _try(
         return str(error)
     size = f"{video.frames} frames of {video.height} x {video.width} at {video.fps:g} fps"
     return f"{raised[0]} (a clip of {size}, prompt {prompts[0][0][:120]!r})" if raised else ""
-
-
-def _noise(video: VideoSpec, count: int) -> Sound:
-    rate = 16_000
-    waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=torch.Generator().manual_seed(0))
-    return Sound(waves - 0.5, rate)
-
-
-def _moving_picture(video: VideoSpec) -> Tensor:
-    """One clip of a coarse random picture that moves sideways; a blank clip would have zero contrast."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.randint(0, 256, (8, 8, 3), generator=generator, dtype=torch.uint8)
-    rows = torch.arange(video.height) * 8 // video.height
-    columns = torch.arange(video.width) * 8 // video.width
-    picture = coarse[rows][:, columns]
-    return torch.stack([picture.roll(frame, dims=1) for frame in range(video.frames)]).unsqueeze(0)

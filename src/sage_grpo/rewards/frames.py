@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 
 Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 CLIP_PIXELS: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-IMAGENET_PIXELS: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and std of the pixels that encoders were trained on (Qwen2-VL on CLIP's)."""
+"""Mean and std of the pixels that CLIP and Qwen2-VL were trained on."""
 Halves = Literal["even", "down"]
 """Rounding of a centre crop's offset when it ends in half a pixel."""
 
@@ -113,18 +112,3 @@ def normalise(pixels: Tensor, statistics: Statistics = CLIP_PIXELS) -> Tensor:
     """Normalise N x 3 x H x W in 0..1 for an encoder: minus the mean, over the std."""
     mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in statistics)
     return (pixels - mean) / std
-
-
-def stretch(curve: Sequence[float], count: int) -> list[float]:
-    """A curve of any number of points, read at `count` evenly spaced places: linear between points, constant beyond the ends.
-
-    Points and places are the centres of equal slices, so a curve of `count` points is returned as it is.
-    """
-    values = []
-    for k in range(count):
-        place = (k + 0.5) / count * len(curve) - 0.5
-        below = max(math.floor(place), 0)
-        above = min(below + 1, len(curve) - 1)
-        share = max(place - below, 0.0)
-        values.append((1 - share) * curve[below] + share * curve[above])
-    return values

@@ -16,17 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.frames import sample_indices, stretch
-from sage_grpo.rewards.preference import ordered_pairs, win_rates
+from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.types import PartScores, Sound
 from sage_grpo.utils.suggest import did_you_mean
 
 REASONS = "reasons"
 """Key of a returned mapping for the reward's reasons: one text (or None) a clip, or index -> text."""
-EVEN = (1.0,)
-"""Frame weights that count every frame alike."""
-Takes = Literal["clips", "group", "pairs"]
-"""The clips of one call of a reward: any clips, all clips of one group, or pairs of clips of one group."""
+Takes = Literal["clips", "group"]
+"""The clips of one call of a reward: any clips, or all clips of one group."""
 
 
 class RewardConfigError(ValueError):
@@ -69,10 +66,6 @@ def finish(result: Any) -> Any:
     async def wait() -> Any:
         return await result
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(wait())
     with ThreadPoolExecutor(max_workers=1) as executor:  # a notebook's thread has a loop already
         return executor.submit(asyncio.run, wait()).result()
 
@@ -85,10 +78,14 @@ def check_return(result: object, parts: Sequence[str], count: int) -> PartScores
     """
     reasons: dict[int, str] = {}
     if isinstance(result, Mapping):
-        given = result.reasons if isinstance(result, PartScores) else {}
+        given: Any = result.reasons if isinstance(result, PartScores) else {}
         if REASONS in result and REASONS not in parts:
             given = result[REASONS]
-        reasons = _as_reasons(given, count)
+        if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == count:
+            given = dict(enumerate(given))
+        if not isinstance(given, Mapping | None):
+            raise BadReturn(f"reasons must be one text a clip, or index -> text; got {given!r} for {count} clips")
+        reasons = {int(index): str(reason) for index, reason in (given or {}).items() if reason not in (None, "")}
         check_known(parts, [str(part) for part in result], "The reward returned no part")
         values = {part: result[part] for part in parts}
     elif len(parts) == 1:
@@ -98,18 +95,6 @@ def check_return(result: object, parts: Sequence[str], count: int) -> PartScores
             f"Parts {list(parts)} were asked for, but the reward returned a {type(result).__name__}."
         )
     return PartScores({part: _as_floats(part, value, count, reasons) for part, value in values.items()}, reasons)
-
-
-def _as_reasons(given: object, count: int) -> dict[int, str]:
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    elif isinstance(given, Sequence) and not isinstance(given, str) and len(given) == count:
-        pairs = list(enumerate(given))
-    else:
-        raise BadReturn(f"reasons must be one text a clip, or index -> text; got {given!r} for {count} clips")
-    return {int(index): str(reason) for index, reason in pairs if reason is not None and reason != ""}
 
 
 def _as_floats(part: str, value: object, count: int, reasons: dict[int, str]) -> Tensor:
@@ -135,8 +120,8 @@ class FunctionReward:
     """A function `(videos, prompts, fps) -> tensor, list or mapping` as a reward; it may be async.
 
     With `per_frame` the function sees frames only, `(frames: uint8 N x H x W x 3, N prompts) -> N floats`, and a clip's score is the mean over its
-    sampled frames, weighted by `frame_weights`. A parameter called `metadata` receives the prompt file's other columns. With `takes: group` every
-    call has all clips of one group and no others.
+    sampled frames. A parameter called `metadata` receives the prompt file's other columns. With `takes: group` every call has all clips of one group
+    and no others.
     """
 
     def __init__(
@@ -148,29 +133,24 @@ class FunctionReward:
         per_frame: bool = False,
         sample_fps: float = 2.0,
         num_frames: int = 0,
-        frame_weights: Sequence[float] = (),
         takes: Takes = "clips",
         **arguments: Any,
     ) -> None:
-        """reads: the function's input. frame_weights: a curve over the clip, from beginning to end, of any number of points."""
         check_known([reads], ("clips", "latents"), "A reward reads clips or latents, not")
-        self.compares = check_takes(takes) != "clips"
+        check_known([takes], get_args(Takes), "takes: a reward takes clips or a whole group, not")
+        self.compares = takes == "group"
         if per_frame and reads == "latents":
             raise RewardConfigError("per_frame does not go with reads: latents, which have no frames of pixels.")
         if self.compares and per_frame:
             raise RewardConfigError(f"takes: {takes} does not go with per_frame, where a function sees single frames.")
         self.function, self.reads = function, reads
         self.names = tuple(parts) or (function.__name__,)
-        self._per_frame = per_frame
-        self._sample_fps = sample_fps
-        self._num_frames = num_frames
-        self._frame_weights = _check_weights(frame_weights, per_frame=per_frame)
+        self._per_frame, self._sample_fps, self._num_frames = per_frame, sample_fps, num_frames
         self._arguments = arguments
-        positional = {"pairs": 4}.get(takes, 2 if per_frame else 3)
-        taken = _check_arguments(function, arguments, positional=positional)
+        taken = _check_arguments(function, arguments, positional=2 if per_frame else 3)
         self._takes_metadata, self.hears = "metadata" in taken, "sound" in taken
-        if self.hears and (per_frame or takes == "pairs"):
-            raise RewardConfigError("A function of frames or of pairs gets no `sound`: let it take clips.")
+        if self.hears and per_frame:
+            raise RewardConfigError("A function of frames gets no `sound`: let it take clips.")
 
     def __call__(
         self,
@@ -181,10 +161,18 @@ class FunctionReward:
         sound: Sound | None = None,
     ) -> Mapping[str, Tensor]:
         rows = metadata or [{} for _ in prompts]
-        if self._per_frame:
-            return self._score_frames(videos, prompts, fps, rows)
-        extra = {"sound": sound} if self.hears else {}
-        return check_return(finish(self._call(rows, videos, list(prompts), fps, **extra)), self.names, len(prompts))
+        indices = self.frames_read(videos.shape[1], fps)
+        if indices is None:
+            extra = {"sound": sound} if self.hears else {}
+            return check_return(finish(self._call(rows, videos, list(prompts), fps, **extra)), self.names, len(prompts))
+        texts = [prompt for prompt in prompts for _ in indices]
+        result = finish(self._call([row for row in rows for _ in indices], videos[:, indices].flatten(0, 1), texts))
+        flat = check_return(result, self.names, len(texts))
+        reasons: dict[int, str] = {}
+        for place, reason in sorted(flat.reasons.items()):
+            clip, number = divmod(place, len(indices))
+            reasons.setdefault(clip, f"frame {indices[number]}: {reason}")
+        return PartScores({part: value.view(-1, len(indices)).mean(dim=1) for part, value in flat.items()}, reasons)
 
     def _call(self, metadata: Sequence[Mapping[str, Any]], *inputs: Any, **extra: Any) -> Any:
         if self._takes_metadata:
@@ -193,35 +181,9 @@ class FunctionReward:
 
     def frames_read(self, count: int, fps: float) -> list[int] | None:
         """The frames that a per-frame function receives; None (all) for any other."""
-        return [index for index, _ in self._chosen(count, fps)] or None if self._per_frame else None
-
-    def _chosen(self, count: int, fps: float) -> list[tuple[int, float]]:
-        indices = sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
-        curve = stretch(self._frame_weights, len(indices))
-        return [(index, weight) for index, weight in zip(indices, curve) if weight > 0]
-
-    def _score_frames(
-        self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]]
-    ) -> PartScores:
-        count = videos.shape[0]
-        chosen = self._chosen(videos.shape[1], fps)
-        if not chosen:
-            raise BadReturn(f"frame_weights {list(self._frame_weights)} are 0 at all sampled frames of a clip")
-        frames = videos[:, [index for index, _ in chosen]].flatten(0, 1)
-        repeated = [prompt for prompt in prompts for _ in chosen]
-        result = finish(self._call([row for row in metadata for _ in chosen], frames, repeated))
-        flat = check_return(result, self.names, len(repeated))
-        weights = torch.tensor([weight for _, weight in chosen])
-        tables = {part: value.view(count, len(chosen)) for part, value in flat.items()}
-        if self._frame_weights == EVEN:
-            means = {part: table.mean(dim=1) for part, table in tables.items()}
-        else:
-            means = {part: (table * weights).sum(dim=1) / weights.sum() for part, table in tables.items()}
-        reasons: dict[int, str] = {}
-        for place, reason in sorted(flat.reasons.items()):
-            clip, number = divmod(place, len(chosen))
-            reasons.setdefault(clip, f"frame {chosen[number][0]}: {reason}")
-        return PartScores(means, reasons)
+        if not self._per_frame:
+            return None
+        return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
 
 
 class DifferentiableFunction(FunctionReward):
@@ -246,65 +208,6 @@ class DifferentiableFunction(FunctionReward):
             f"A differentiable reward returns a tensor, or a mapping of tensors; {self.function.__name__} returned a "
             f"{type(result).__name__}."
         )
-
-
-class PairFunction(FunctionReward):
-    """A function `(first, second, prompts, fps)` that returns its preference for each first clip over the second, from 1 to 0 (0.5: neither).
-
-    A clip's score is its win rate over the others of its group. Every pair is asked in both orders, `pairs_per_call` at a time.
-    """
-
-    def __init__(self, function: Callable[..., Any], *, pairs_per_call: int = 8, **options: Any) -> None:
-        super().__init__(function, **{**options, "takes": "pairs"})
-        if pairs_per_call < 1:
-            raise RewardConfigError(f"pairs_per_call must be at least 1, got {pairs_per_call}.")
-        self._pairs_per_call = pairs_per_call
-
-    def __call__(
-        self,
-        videos: Tensor,
-        prompts: Sequence[str],
-        fps: float,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
-        sound: Sound | None = None,
-    ) -> Mapping[str, Tensor]:
-        count = len(prompts)
-        pairs = ordered_pairs(count)
-        rows = metadata or [{} for _ in prompts]
-        preferences: dict[str, list[Tensor]] = {part: [] for part in self.names}
-        for start in range(0, len(pairs), self._pairs_per_call):
-            some = pairs[start : start + self._pairs_per_call]
-            first, second = ([pair[side] for pair in some] for side in (0, 1))
-            asked, about = [prompts[place] for place in first], [rows[place] for place in first]
-            result = finish(self._call(about, videos[first], videos[second], asked, fps))
-            for part, value in check_return(result, self.names, len(some)).items():
-                preferences[part].append(check_preferences(value))
-        return {part: win_rates(count, pairs, torch.cat(values)) for part, values in preferences.items()}
-
-
-def check_takes(takes: str) -> str:
-    if takes not in get_args(Takes):
-        raise RewardConfigError(f"takes: a reward cannot take {takes!r}.{nearest(takes, get_args(Takes))}")
-    return takes
-
-
-def check_preferences(values: Tensor) -> Tensor:
-    """Preferences within 0 and 1, or NaN; BadReturn names one that is neither."""
-    wrong = values[(values < 0) | (values > 1)]
-    if len(wrong):
-        raise BadReturn(
-            f"a preference must be within 0 (the second clip is better) and 1 (the first is), got {float(wrong[0]):g}"
-        )
-    return values
-
-
-def _check_weights(weights: Sequence[float], *, per_frame: bool) -> tuple[float, ...]:
-    values = tuple(float(weight) for weight in weights)
-    if values and not per_frame:
-        raise RewardConfigError("frame_weights belong to functions that see frames: set per_frame as well.")
-    if any(not (math.isfinite(weight) and weight >= 0) for weight in values) or (values and not any(values)):
-        raise RewardConfigError(f"frame_weights must be 0 or more, and one of them positive, got {list(values)}.")
-    return values or EVEN
 
 
 def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> set[str]:

@@ -35,7 +35,7 @@ class Backoff:
 
 
 def read_address(url: object, what: str, example: str, option: str) -> SplitResult:
-    """The parts of an address, as in `redact.parse_address`; RewardConfigError if it is invalid or holds a key."""
+    """As `redact.parse_address`; RewardConfigError if the address is invalid or holds a key."""
     try:
         return parse_address(url, what, example, option)
     except ValueError as error:

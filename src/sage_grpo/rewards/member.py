@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -62,8 +60,7 @@ class FailureReport:
     """Failures of one call of `CompositeReward.score`."""
 
     failures: tuple[Failure, ...]
-    """Every failure, in the order of the rewards and then of the clips; a clip may fail in several rewards, and in rewards that
-    do not count in the total."""
+    """In the order of the rewards and then of the clips; a clip may fail in several rewards, also in those that do not count."""
     failed: int
     """Clips without a valid total."""
     total: int
@@ -94,22 +91,19 @@ def describe_failures(counts: dict[str, int], total: int, failures: Iterable[Fai
 def check_failures(failed: int, total: int, limit: float, report: str = "") -> None:
     """Raise RewardFailure when more than the fraction `limit` of the clips has no valid score, and always when none has one.
 
-    Pure, and apart from scoring: on several ranks the counts are summed first, so all ranks decide alike.
+    Apart from scoring: on several ranks the counts are summed first, so all ranks decide alike.
     """
     if total > 0 and failed == total:  # there is nothing to learn from or to compare, however much failure is allowed
         raise RewardFailure(f"None of {total} clips could be scored.\n{report}\nRepair the reward.")
     if total > 0 and failed > limit * total:
         raise RewardFailure(
-            f"{failed} of {total} clips could not be scored, more than the allowed fraction {limit:g}.\n"
-            f"{report}\n"
+            f"{failed} of {total} clips could not be scored, more than the allowed fraction {limit:g}.\n{report}\n"
             "Repair the reward, or raise the allowed fraction of failures (max_failed_fraction)."
         )
 
 
 ALONE = BadReturn("a reward that compares needs at least two clips of a prompt, and there is one")
-"""Error for a group of one clip."""
 DEFAULT_BATCH = 8
-"""Default clips per call."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +113,13 @@ class ClipBatch:
     videos: Tensor
     """uint8 B x F x H x W x 3; black if no reward reads clips."""
     prompts: Sequence[str]
-    """One a clip."""
     fps: float
     metadata: Sequence[Mapping[str, Any]]
-    """One a clip."""
     latents: Tensor | None = None
     """Latents that the clips were decoded from, if known."""
     groups: Sequence[int] = ()
     """Group of each clip; rewards that compare clips compare those of one group. Empty: clips of one prompt are a group."""
     sound: Sound | None = None
-    """Sound of the clips, if any."""
 
     def grouped(self) -> list[list[int]]:
         groups: dict[object, list[int]] = {}
@@ -144,10 +135,9 @@ class Outcome:
     values: dict[str, Tensor]
     """Every part, NaN where it could not be scored."""
     failures: list[Failure] = field(default_factory=list)
-    """A failure for every clip that lacks a part."""
+    """For every clip that lacks a part."""
     remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
-    seconds: float = 0.0
 
     def is_silent(self, counting: Collection[str]) -> bool:
         """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
@@ -167,24 +157,19 @@ class RewardMember:
         function = reward.function if isinstance(reward, FunctionReward) else type(reward).__call__
         code = getattr(inspect.unwrap(function), "__code__", None)
         self._defined = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
-        asynchronous = inspect.iscoroutinefunction(function)
-        self._takes_metadata = "metadata" in inspect.signature(reward.__call__).parameters
-        self.hears = (
-            reward.hears
-            if isinstance(reward, FunctionReward)
-            else "sound" in inspect.signature(reward.__call__).parameters
-        )
+        parameters = inspect.signature(reward.__call__).parameters
+        self._takes_metadata = "metadata" in parameters
+        self.hears = reward.hears if isinstance(reward, FunctionReward) else "sound" in parameters
         self._is_users = ":" in spec.name
         facts = facts_of(spec.name)
         self.asks_others = facts is not None and bool(facts.network)
-        self._isolates = not (self.asks_others or asynchronous)
-        if spec.isolate_failures is not None:
-            self._isolates = spec.isolate_failures
+        self._isolates = spec.isolate_failures
+        if self._isolates is None:
+            self._isolates = not (self.asks_others or inspect.iscoroutinefunction(function))
         if spec.isolate_failures and self.asks_others:
             raise RewardConfigError(
                 f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
-        check_known(spec.standardize, reward.names, f"standardize: {spec.title!r} has no part")
         self.compares = isinstance(reward, ComparesClips) and reward.compares
         if self.compares and (spec.batch_size is not None or spec.isolate_failures):
             given = "isolate_failures" if spec.batch_size is None else "batch_size"
@@ -193,20 +178,16 @@ class RewardMember:
             )
 
     def batch(self, count: int) -> int:
-        default = 0 if self.asks_others else DEFAULT_BATCH
-        size = default if self.spec.batch_size is None else self.spec.batch_size
+        size = (0 if self.asks_others else DEFAULT_BATCH) if self.spec.batch_size is None else self.spec.batch_size
         return max(1, size or count)
 
     def frames_read(self, count: int, fps: float) -> set[int] | None:
         """Frames of a clip that the reward reads; None is all, also if this fails: the scoring call then reports the error."""
         if self.reads_latents:
             return set()
-        if not isinstance(self.reward, ReadsFrames):
-            return None
-        try:
-            frames = self.reward.frames_read(count, fps)
-        except ValueError:
-            return None
+        frames = None
+        with suppress(ValueError):
+            frames = self.reward.frames_read(count, fps) if isinstance(self.reward, ReadsFrames) else None
         if frames is None:
             return None
         wrong = [index for index in frames if not 0 <= index < count]
@@ -219,7 +200,7 @@ class RewardMember:
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:
         """Score all clips; exceptions of the reward become failures, errors of its configuration are raised."""
-        start, count = time.perf_counter(), len(clips.prompts)
+        count = len(clips.prompts)
         outcome = Outcome({part: torch.full((count,), torch.nan) for part in self.reward.names})
         size, at = self.batch(count), 0
         # a thread has its own current device
@@ -233,13 +214,16 @@ class RewardMember:
                     size = max(1, len(chunk) // 2)
                     torch.cuda.empty_cache()
                     continue
-                if self._isolates and _raised(result) and len(chunk) > 1:
-                    self._search(outcome, clips, chunk, result)
+                raised = isinstance(result, Exception) and not isinstance(result, BadReturn)
+                if (
+                    self._isolates and raised and len(chunk) > 1
+                ):  # one bad prompt does not cost its neighbours their scores
+                    for one in chunk:
+                        self._write(outcome, clips, [one], self.call(clips, range(one, one + 1)))
                 else:
                     self._write(outcome, clips, chunk, result)
                 at = chunk.stop
         outcome.failures.sort(key=lambda one: one.index)
-        outcome.seconds = time.perf_counter() - start
         return outcome
 
     def differentiable(
@@ -259,49 +243,29 @@ class RewardMember:
                     f"Reward {self.spec.title!r}: its part {part!r} does not depend on what was read, as far as PyTorch saw. Compute it in "
                     "torch from the float values, without no_grad, detach, item, numpy or whole numbers."
                 )
-            mean, std = self.spec.standardize.get(part, (0.0, 1.0))
-            total = total + weight * (parts[part].to(videos.device) - mean) / std
+            total = total + weight * parts[part].to(videos.device)
         return total
-
-    def _search(self, outcome: Outcome, clips: ClipBatch, chunk: range, error: PartScores | Exception) -> None:
-        """Halve failing calls, breadth first, so that one bad prompt does not cost its neighbours their scores.
-
-        At most 2 log2(n) further calls find a single bad clip among n; where many clips fail, the remaining pieces are masked as a whole.
-        """
-        waiting = deque([(chunk, error)])
-        calls = 2 * math.ceil(math.log2(len(chunk)))
-        while waiting:
-            piece, error = waiting.popleft()
-            if len(piece) == 1 or calls < 2:
-                self._write(outcome, clips, piece, error)
-                continue
-            calls -= 2
-            middle = piece.start + len(piece) // 2
-            for half in (range(piece.start, middle), range(middle, piece.stop)):
-                result = self.call(clips, half)
-                if _raised(result):
-                    waiting.append((half, result))
-                else:
-                    self._write(outcome, clips, half, result)
 
     def call(self, clips: ClipBatch, chunk: Sequence[int]) -> PartScores | Exception:
         """One call of the reward, on memory that no other reward reads."""
         try:
-            chosen = self._read(clips)
+            if self.reads_latents and clips.latents is None:
+                raise RewardConfigError(without_latents(self.spec))
+            chosen = clips.latents if self.reads_latents and clips.latents is not None else clips.videos
             # a range is a view, any other choice of clips a copy
             chosen = chosen[chunk.start : chunk.stop] if isinstance(chunk, range) else chosen[list(chunk)]
             inputs = chosen.to(self.device)
             if self._is_users and inputs.device == chosen.device:
                 inputs = inputs.clone()  # user code may write through numpy, which torch does not notice
             version = inputs._version
-            extra: dict[str, Any] = (
-                {"metadata": copy.deepcopy([dict(clips.metadata[i]) for i in chunk])} if self._takes_metadata else {}
-            )
+            extra: dict[str, Any] = {}
+            if self._takes_metadata:
+                extra["metadata"] = copy.deepcopy([dict(clips.metadata[i]) for i in chunk])
             if self.hears:
                 if clips.sound is None:
                     raise RewardConfigError(
-                        f"Reward {self.spec.title!r} listens to clips (it has a parameter `sound`), and these are silent. Use it with a model that makes sound, "
-                        "as LTX-2 does."
+                        f"Reward {self.spec.title!r} listens to clips (it has a parameter `sound`), and these are silent. Use it with a model that "
+                        "makes sound, as LTX-2 does."
                     )
                 extra["sound"] = clips.sound[list(chunk)]
             result = finish(self.reward(inputs, [clips.prompts[index] for index in chunk], clips.fps, **extra))
@@ -312,13 +276,6 @@ class RewardMember:
             raise
         except Exception as error:  # noqa: BLE001 - users' code may raise anything; it is masked and reported
             return error
-
-    def _read(self, clips: ClipBatch) -> Tensor:
-        if not self.reads_latents:
-            return clips.videos
-        if clips.latents is None:
-            raise RewardConfigError(without_latents(self.spec))
-        return clips.latents
 
     def _write(self, outcome: Outcome, clips: ClipBatch, chunk: Sequence[int], result: PartScores | Exception) -> None:
         """Store one call's scores, and a Failure for every clip that has none."""
@@ -331,9 +288,7 @@ class RewardMember:
             outcome.failures += [about(index, clips.prompts[index], reason, raised=True) for index in chunk]
             return
         for part, value in result.items():
-            mean, std = self.spec.standardize.get(part, (0.0, 1.0))
-            scaled = torch.where(value.isfinite(), (value - mean) / std, torch.nan)
-            outcome.values[part][list(chunk)] = scaled
+            outcome.values[part][list(chunk)] = torch.where(value.isfinite(), value, torch.nan)
         for offset, index in enumerate(chunk):
             bad = {part: float(value[offset]) for part, value in result.items() if not value[offset].isfinite()}
             shown = ", ".join(f"{part} = {number}" for part, number in bad.items())
@@ -358,10 +313,6 @@ def without_latents(spec: RewardSpec) -> str:
         f"Reward {spec.title!r} reads latents, which only a run has that samples clips: files and requests to a reward server have none. "
         "Leave it out here."
     )
-
-
-def _raised(result: PartScores | Exception) -> bool:
-    return isinstance(result, Exception) and not isinstance(result, BadReturn)
 
 
 def check_device(spec: RewardSpec) -> torch.device | None:

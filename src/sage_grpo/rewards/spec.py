@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.config.metadata import Machine, Speed
-from sage_grpo.config.ranges import Finite, Natural, NotNegative, Positive, checked
+from sage_grpo.config.metadata import Speed
+from sage_grpo.config.ranges import Finite, Natural, checked
 from sage_grpo.rewards.functions import (
     DifferentiableFunction,
     FunctionReward,
-    PairFunction,
     RewardConfigError,
     check_known,
     nearest,
@@ -31,25 +31,25 @@ BUILT_IN: Mapping[str, str] = {
     "aesthetic": "sage_grpo.rewards.built_in.clip:Aesthetic",
     "hpsv2": "sage_grpo.rewards.built_in.clip:Hpsv2",
     "hpsv3": "sage_grpo.rewards.built_in.hpsv3:Hpsv3",
-    "imagereward": "sage_grpo.rewards.built_in.imagereward:ImageReward",
-    "subject_consistency": "sage_grpo.rewards.built_in.consistency:SubjectConsistency",
-    "background_consistency": "sage_grpo.rewards.built_in.consistency:BackgroundConsistency",
     "video_stats": "sage_grpo.rewards.built_in.video_stats:VideoStats",
-    "sound_stats": "sage_grpo.rewards.built_in.sound:SoundStats",
     "clap": "sage_grpo.rewards.built_in.sound:Clap",
-    "sight_and_sound": "sage_grpo.rewards.built_in.sound:SightAndSound",
     "ocr": "sage_grpo.rewards.built_in.ocr:OcrReward",
     "remote": "sage_grpo.rewards.serving.remote:RemoteReward",
-    "vlm_judge": "sage_grpo.rewards.judge.vlm:VlmJudge",
+    "vlm_judge": "sage_grpo.rewards.built_in.vlm_judge:VlmJudge",
     "shapes": "sage_grpo.worlds.shapes.judge:ShapesJudge",
     "shapes_proxy": "sage_grpo.worlds.shapes.judge:NaiveProxy",
 }
 """Names of the rewards that come with the package; import paths, loaded only when asked for. Each class says all about itself in `facts`."""
-MOVED: Mapping[str, str] = {
-    "scenes": "research.scenes.judge:ScenesJudge",
-    "scenes_learned": "research.scenes.learned:LearnedReward",
+GONE: Mapping[str, str] = {
+    "scenes": "name it 'research.scenes.judge:ScenesJudge', in the folder of the project's repository (research/README.md)",
+    "scenes_learned": "name it 'research.scenes.learned:LearnedReward', in the folder of the project's repository (research/README.md)",
+    "imagereward": "hpsv2, hpsv3 and pickscore are models of human preference",
+    "subject_consistency": "video_stats has motion, warp_error and midframe_error",
+    "sound_stats": "write a function with a parameter `sound` (docs/rewards.md, Rewards that listen)",
+    "sight_and_sound": "docs/rewards.md has one by a network for both (Perception Encoder AV), to copy",
+    "background_consistency": "video_stats has motion, warp_error and midframe_error",
 }
-"""Import paths of rewards that earlier versions knew by a name; they lie in the project's repository."""
+"""Rewards that earlier versions knew by a name, and what to do."""
 
 
 @checked
@@ -64,8 +64,6 @@ class RewardSpec:
     """Weight of each part in the total. May be left out for a reward with one part (weight 1)."""
     metric_only: bool = False
     """Log the parts, but keep them out of the total."""
-    standardize: dict[str, list[Finite]] = field(default_factory=dict)
-    """Part -> [mean, std]: report (raw - mean) / std instead of the raw score."""
     judges: str = ""
     """The part of a clip that it judges (LTX-2: video, audio): its advantage moves that part alone. Empty: all parts."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -78,30 +76,10 @@ class RewardSpec:
     overlap: Speed[bool] = False
     """Score in a thread of its own, at the same time as the other rewards: for rewards that wait for a network."""
     isolate_failures: Speed[bool | None] = None
-    """After an exception, call again with halves of the batch to find the clip that fails, at most 2 log2(n) times. Default: yes
-    for what runs here, no for `remote`, `vlm_judge` and async functions, whose calls may cost money."""
+    """After an exception, call again for each clip of the batch to find the one that fails. Default: yes for what runs here, no
+    for `remote`, `vlm_judge` and async functions, whose calls may cost money."""
     try_out: Speed[bool] = True
     """Call it once with a small clip before anything expensive starts."""
-    actors: Machine[Natural] = 0
-    """With rollout.on ray: processes of its own on the cluster, for each training process; workers and trainer send them clips. 0: it runs where clips
-    are scored."""
-    actor_gpus: Machine[NotNegative] = 0.0
-    """GPUs of each of its actors; 0 computes on the CPU."""
-    actor_cpus: Machine[Positive] = 1.0
-    """CPUs that Ray reserves for each of its actors."""
-
-    def __post_init__(self) -> None:
-        if self.actors and self.device:
-            raise RewardConfigError(f"Reward {self.title!r}: actors have devices of their own, leave device out.")
-        if not self.actors and (self.actor_gpus, self.actor_cpus) != (0.0, 1.0):
-            raise RewardConfigError(
-                f"Reward {self.title!r}: actor_gpus and actor_cpus are about actors, and it has none."
-            )
-        for part, pair in self.standardize.items():
-            if len(pair) != 2 or pair[1] <= 0:
-                raise RewardConfigError(
-                    f"Reward {self.title!r}: standardize.{part} must be [mean, std] with a positive std, got {list(pair)}."
-                )
 
     @property
     def counts(self) -> bool:
@@ -139,34 +117,31 @@ def load_reward(spec: RewardSpec) -> Reward:
 
 def function_reward(function: Callable[..., Any], options: Mapping[str, Any]) -> FunctionReward:
     """A function as a reward of the kind that its options select."""
-    differentiable, pairs = options.get("differentiable", False), options.get("takes") == "pairs"
-    if differentiable and options.get("takes", "clips") != "clips":
+    more = {name: value for name, value in options.items() if name != "differentiable"}
+    if not options.get("differentiable", False):
+        return FunctionReward(function, **more)
+    if options.get("takes", "clips") != "clips":
         raise RewardConfigError(
             f"takes: {options['takes']} does not go with differentiable, where clips are taken one by one."
         )
-    kind = DifferentiableFunction if differentiable else PairFunction if pairs else FunctionReward
-    return kind(function, **{name: value for name, value in options.items() if name != "differentiable"})
+    return DifferentiableFunction(function, **more)
 
 
 def find_reward(spec: RewardSpec) -> Any:
     """The function or class that a spec names, not called yet."""
     refuse_object(spec.name, "a reward", "Give other rewards (--rewards)")
-    path = spec.name if ":" in spec.name else BUILT_IN.get(spec.name)
-    if spec.name in MOVED:
-        raise RewardConfigError(
-            f"The reward {spec.name!r} is not in the package any more: name it {MOVED[spec.name]!r}, in the folder of the project's "
-            "repository (research/README.md)."
-        )
-    if path is None:
+    if spec.name in GONE:
+        raise RewardConfigError(f"The reward {spec.name!r} is not in the package any more: {GONE[spec.name]}.")
+    if ":" not in spec.name and spec.name not in BUILT_IN:
         raise RewardConfigError(
             f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own reward is written module:function."
         )
     try:
-        target = import_object(path, "Reward")
+        target = import_object(BUILT_IN.get(spec.name, spec.name), "Reward")
     except NoSuchModule as error:
         raise RewardConfigError(str(error)) from error
     if not callable(target):
-        raise RewardConfigError(f"{path} is a {type(target).__name__}, neither a function nor a class.")
+        raise RewardConfigError(f"{spec.name} is a {type(target).__name__}, neither a function nor a class.")
     _check_kind(target, spec)
     return target
 
@@ -182,8 +157,6 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
             )
         return
     needed = "frames, prompts" if spec.options.get("per_frame") else "videos, prompts, fps"
-    if spec.options.get("takes") == "pairs":
-        needed = "first, second, prompts, fps"
     if _named_arguments(target) < len(needed.split(", ")):
         raise RewardConfigError(
             f"{spec.name!r} is not a reward: a reward is a Python function ({needed}), see docs/rewards.md."
@@ -192,12 +165,9 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
 
 def _named_arguments(function: Any) -> int:
     """Number of named positional parameters of a Python function; *args does not count, C code has none."""
-    if inspect.isbuiltin(function):
-        return 0
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 0
+    parameters: Iterable[inspect.Parameter] = ()
+    with suppress(TypeError, ValueError):
+        parameters = () if inspect.isbuiltin(function) else inspect.signature(function).parameters.values()
     return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters)
 
 
@@ -205,11 +175,11 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
     parameters = inspect.signature(target).parameters
     if "parts" in parameters and spec.weights:
         options.setdefault("parts", list(spec.weights))
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    variable = {one.name for one in parameters.values() if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         check_known(options, parameters, f"Reward {spec.name!r} has no option")
     for name, parameter in parameters.items():
-        variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and not variable and name not in options:
+        if parameter.default is parameter.empty and name not in variable and name not in options:
             raise RewardConfigError(f"Reward {spec.name!r} needs the option {name!r}.")
     try:
         reward = target(**options)
@@ -343,11 +313,11 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Any) -> GivenRew
     An object has `names` and `__call__(videos, prompts, fps)`. For functions see docs/rewards.md; `options` are a function's further arguments (or
     options such as `per_frame`), and its parts are the keys of `weights`, or one of its own name.
     """
-    known = {field.name for field in fields(RewardSpec)} - {"name", "actors", "actor_gpus", "actor_cpus"}
-    check_known(settings, known, "own_reward has no setting")
+    check_known(settings, {field.name for field in fields(RewardSpec)} - {"name"}, "own_reward has no setting")
     if inspect.isclass(target):
         raise RewardConfigError(f"{target.__name__} is a class: give an object of it, {target.__name__}(...).")
-    label = settings.get("label") or _label(target)
+    plain = target.__name__ if inspect.isroutine(target) else type(target).__name__
+    label = settings.get("label") or ("reward" if plain == "<lambda>" else plain)
     spec = RewardSpec(name=name_of(label), **settings)
     if isinstance(target, Reward):
         if spec.options:
@@ -364,8 +334,7 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Any) -> GivenRew
 
 
 def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[RewardSpec], dict[str, Reward]]:
-    """Specs and objects (by the names in their specs) of one reward or a list of them: names of built-in rewards, specs, objects, functions, or
-    results of `own_reward`."""
+    """Specs and objects (by the names in their specs) of one reward or a list of them."""
     given = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     specs: list[RewardSpec] = []
     objects: dict[str, Reward] = {}
@@ -387,9 +356,3 @@ def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[Rew
         specs.append(one.spec)
         objects[one.spec.name] = one.reward
     return specs, objects
-
-
-def _label(target: Any) -> str:
-    if inspect.isroutine(target):
-        return "reward" if target.__name__ == "<lambda>" else target.__name__
-    return type(target).__name__

@@ -140,14 +140,14 @@ def plain(value: Any) -> Any:
 def _without_free(rewards: Any) -> Any:
     if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
         return rewards  # no run writes this, so it counts as a difference
-    return [{key: value for key, value in one.items() if affects(RewardSpec, key) in MEANING} for one in rewards]
+    known = [field.name for field in dataclasses.fields(RewardSpec) if affects(RewardSpec, field.name) in MEANING]
+    return [{name: one[name] for name in known if name in one} for one in rewards]
 
 
 def _of_prompts(prompts: Sequence[Prompt]) -> str:
     sha = hashlib.sha256()
     for prompt in prompts:
         sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
-        sha.update("".join(f"@{one.frame_index}" for one in prompt.conditions).encode())
         for file in (*prompt.files, *prompt.clips):
             with file.open("rb") as stream:
                 sha.update(f"{file.stat().st_size}/".encode() + stream.read(1 << 16))

@@ -81,10 +81,9 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
     return found
 
 
-def _meaning(prompt: Prompt) -> tuple[str, tuple[Path | int, ...]]:
+def _meaning(prompt: Prompt) -> tuple[str, tuple[Path, ...]]:
     """Key of a prompt that ignores blanks and capitals."""
-    places = (one.frame_index for one in prompt.conditions)
-    return " ".join(prompt.text.split()).casefold(), (*(file.resolve() for file in prompt.files), *places)
+    return " ".join(prompt.text.split()).casefold(), tuple(file.resolve() for file in prompt.files)
 
 
 def check_model(model: ModelSpec) -> None:

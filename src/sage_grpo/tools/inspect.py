@@ -36,35 +36,27 @@ CLOSE = 0.05
 class StepRow:
     """One step of a rollout."""
 
-    step: int
-    """Index, from 0 at the noise end."""
+    step: int  # index, from 0 at the noise end
     sigma: float
     sigma_next: float
-    std: float
-    """Standard deviation of the injected noise; 0 for a deterministic step."""
+    std: float  # standard deviation of the injected noise; 0 for a deterministic step
     sensitivity: float | None
     """|b| / std, the size of d(log-prob)/dv up to a constant; None where the step is not trained."""
-    weight: float | None
-    """Equalizer weight; None where the step is not trained."""
-    share: float
-    """Part of the total injected variance, 0 to 1."""
+    weight: float | None  # equalizer weight; None where the step is not trained
+    share: float  # part of the total injected variance, 0 to 1
 
 
 @dataclass(frozen=True)
 class KernelReport:
     """A kernel on a schedule: rows per step and totals."""
 
-    kernel: str
-    """Name as in a config file."""
-    eta: float | None
-    """Exploration scale; None for the ODE."""
+    kernel: str  # name as in a config file
+    eta: float | None  # exploration scale; None for the ODE
     rows: tuple[StepRow, ...]
-    total_variance: float
-    """Sum of std^2 over the rollout."""
+    total_variance: float  # sum of std^2 over the rollout
     off_manifold_variance: float
     """Final variance for point data (c = 0): noise left in the video by a perfect network."""
-    on_manifold_variance: float
-    """Final variance for data of variance 1 (c = 1): 1 is right."""
+    on_manifold_variance: float  # final variance for data of variance 1 (c = 1): 1 is right
     peak_excess: float
     """Largest ratio of the noise variance that the network meets to the one that it was trained for (c = 0); 1 is right."""
     sensitivity_span: float | None

@@ -359,16 +359,8 @@ class TrainConfig:
     """Logging."""
     sentinel: SentinelConfig = SentinelConfig()
     """Watches the run."""
-    profile: Start[Natural | None] = None
-    """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
-    first passes and a table of phases and kernels; see docs/speed.md."""
 
     def __post_init__(self) -> None:
-        if self.profile is not None and self.profile >= self.iterations:
-            raise ValueError(
-                f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
-                f"use at most {self.iterations - 1}."
-            )
         late = [number for number in self.evaluate.early if number > self.iterations]
         if late:
             raise ValueError(
@@ -421,17 +413,10 @@ class TrainConfig:
         """Source of the held-out prompts; None without one, or without a reward that would score their clips."""
         return self.data.held_out if self.rewards else None
 
-    @property
-    def actor_cpus(self) -> float:
-        workers = self.rollout.ray.workers * self.rollout.ray.cpus
-        return workers + sum(spec.actors * spec.actor_cpus for spec in self.rewards)
-
     def _check_workers(self) -> None:
         rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
         reasons = {
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
-            "actors of rewards: they are processes on a Ray cluster; set rollout.on ray, or let a reward server have it": not ray
-            and any(spec.actors for spec in self.rewards),
             "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": ray
             and self.model.lora is None,
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "

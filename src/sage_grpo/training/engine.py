@@ -119,8 +119,7 @@ class RolloutEngine:
 
     def example(self, plan: Plan, member: Member) -> Tensor:
         assert self.clip_encoder is not None
-        prompt = plan.groups[member.group].prompt
-        return self.clip_encoder(prompt.clips[member.index])
+        return self.clip_encoder(plan.groups[member.group].prompt.clips[member.index])
 
     def policy(self, group: Group) -> Policy:
         places = tuple(part.place for part in self.parts)

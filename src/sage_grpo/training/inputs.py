@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import load_examples
-from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
+from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, load_examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
@@ -27,10 +25,10 @@ from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
-from sage_grpo.training.scoring import compose, hire, metadata_of
-from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
+from sage_grpo.training.scoring import compose, metadata_of
+from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_image, read_pictures, read_video
+from sage_grpo.utils.video import read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -60,8 +58,6 @@ class Inputs:
     held_out: Sequence[Prompt] = ()
     examples: Examples | None = None
     """Clips to learn from, where prompts come with them."""
-    opened: ExitStack = field(default_factory=ExitStack)
-    """Rewards with processes of their own, which end when it is closed."""
 
 
 def adopt(
@@ -114,23 +110,20 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
     if given.model is None:
         compiles(config, device)  # refuses bad options before anything is loaded
     prompts, held_out = load_sources(config, given)
-    with ExitStack() as opened:
-        reward = load_rewards(config, prompts, world, given, opened)
-        model = load_model(config, world) if given.model is None else given.model
-        if given.model is not None and world.device is not None and model.device != world.device:
-            raise ConfigError(
-                f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
-                f"ModelSpec(...).load({str(world.device)!r})."
-            )
-        check_sources(model, [*prompts, *held_out])
-        examples = None
-        if config.data.clips is not None:
-            encoder_of(model)
-            examples = usable(config.data.clips, prompts, model.video)
-            prompts = list(examples.prompts)
-        return Inputs(
-            model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples, opened=opened.pop_all()
+    reward = load_rewards(config, prompts, world, given)
+    model = load_model(config, world) if given.model is None else given.model
+    if given.model is not None and world.device is not None and model.device != world.device:
+        raise ConfigError(
+            f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
+            f"ModelSpec(...).load({str(world.device)!r})."
         )
+    check_sources(model, [*prompts, *held_out])
+    examples = None
+    if config.data.clips is not None:
+        encoder_of(model)
+        examples = usable(config.data.clips, prompts, model.video)
+        prompts = list(examples.prompts)
+    return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples)
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
@@ -165,15 +158,13 @@ def load_rewards(
     prompts: Sequence[Prompt],
     world: World,
     given: Overrides | None = None,
-    opened: ExitStack | None = None,
 ) -> CompositeReward:
-    """The rewards of a run, tried out. `opened` gets their actors; without it there are none."""
+    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
     given = given or Overrides()
     differentiates = config.build_objective().differentiates
     if differentiates:  # before any weights are read
         check_gradients(config.rewards, given.rewards)
-    away = {} if opened is None else hire(config, opened)
-    reward = compose(config, _device(config, world, given), given.rewards, away)
+    reward = compose(config, _device(config, world, given), given.rewards)
     try_rewards(reward, prompts, config.model, world, gradient=differentiates)
     return reward
 
@@ -229,10 +220,15 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
     return load_prompts(source, NAMES)
 
 
+def pictures_of(prompt: Prompt) -> Tensor | None:
+    return read_pictures(prompt.image, prompt.last_image)
+
+
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
     """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
     check_sources(model, prompts)
-    found, start = _encoded(model, prompts), abilities(model).start
+    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    start = abilities(model).start
     if start is None:
         return found
 
@@ -245,45 +241,11 @@ def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Condi
     ]
 
 
-def pictures_of(prompt: Prompt) -> Tensor | None:
-    return read_pictures(prompt.image, prompt.last_image)
-
-
-def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    def plain(some: Sequence[Prompt]) -> list[Conditioning]:
-        return model.encode([prompt.text for prompt in some], [pictures_of(prompt) for prompt in some])
-
-    encode_placed = abilities(model).encode_placed
-    if encode_placed is None or not any(prompt.conditions for prompt in prompts):
-        return plain(prompts)
-    return [
-        encode_placed(prompt.text, _placed(prompt, model.video)) if prompt.conditions else plain([prompt])[0]
-        for prompt in prompts
-    ]
-
-
-def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
-    """A prompt's placed images and clips, clips at the run's frame rate; its image is the first frame."""
-    given = [] if prompt.image is None else [Placed(read_image(prompt.image)[None])]
-    for one in prompt.conditions:
-        if one.kind == "image":
-            given.append(Placed(read_image(one.file)[None], one.frame_index))
-            continue
-        clip, fps = read_video(one.file)
-        given.append(Placed(clip[[frame for frame in frames_at(fps, video) if frame < len(clip)]], one.frame_index))
-    return given
-
-
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not take."""
-    able = abilities(model)
-    strength = None if able.start is None else able.start.strength
+    """Refuse source clips that are missing, too short or of no use to the model."""
+    start = abilities(model).start
+    strength = None if start is None else start.strength
     for prompt in prompts:
-        if prompt.conditions and able.encode_placed is None:
-            raise ModelError(
-                f"The prompt {prompt.text!r} has conditions, which an LTXConditionPipeline takes, and {type(model).__name__} does not: take the column "
-                "out. A first frame is the column image."
-            )
         if prompt.source_video is None and strength is not None and not prompt.clips:
             raise ModelError(
                 f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,47 +13,29 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.distributed.cluster import Actors, connected, hired
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import agreements
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
-from sage_grpo.rewards.ray_reward import RewardActor, RewardActors
 from sage_grpo.training.config import AdvantageConfig, TrainConfig
-from sage_grpo.training.offload import get_ready
 from sage_grpo.types import Reward, Sound, VideoSpec
-
-
-def hire(config: TrainConfig, opened: ExitStack) -> dict[str, Actors]:
-    away: dict[str, Actors] = {}
-    for spec in config.rewards if config.rollout.on == "ray" else ():
-        if spec.actors:
-            ray = opened.enter_context(connected(config.rollout.ray.address, config.actor_cpus))
-            paths = [os.path.abspath(path) for path in sys.path]
-            ready = partial(get_ready, wanted=config.model.deterministic)
-            judge = (spec, torch.get_num_threads(), paths, ready, "cuda" if spec.actor_gpus else "cpu")
-            made = hired(ray, RewardActor, judge, copies=spec.actors, cpus=spec.actor_cpus, gpus=spec.actor_gpus)
-            away[spec.title] = opened.enter_context(made)
-    return away
 
 
 def compose(
     config: TrainConfig,
     device: torch.device,
     objects: Mapping[str, Reward] | None = None,
-    away: Mapping[str, RewardActors] | None = None,
     *,
     scores: bool = True,
 ) -> CompositeReward:
-    """Build the rewards of a run; none unless it `scores`. `away` are those with Ray actors."""
+    """Build the rewards of a run; none unless it `scores`."""
     return CompositeReward(
         config.rewards if scores else (),
         max_failed_fraction=config.max_failed_fraction,
         device=device,
         offload_between=device.type != "cpu",
         objects=objects,
-        away=away,
         optional=config.data.clips is not None or not scores,
     )
 

@@ -91,7 +91,6 @@ class Trainer:
             self.reward,
             clips=config.batch.prompts * config.group_size,
             clip_range=self.clip_range,
-            deviates=self.old is not None,
         )
         self._check_groups()
         if self.objective.differentiates and self.reward.learns_from_clips:
@@ -173,7 +172,7 @@ class Trainer:
         if not self.plan.examples:
             if self.clips.thumbnails is not None:
                 look |= appearance(self.clips.thumbnails, self.engine.scored(self.plan), self.world)
-            rewards = describe(self.scores, advantages, self.state.sentinel.witnesses.scores)
+            rewards = describe(self.scores, advantages, self.state.sentinel.witnesses)
         return {**rewards, **look, **workers, **times}
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
@@ -206,7 +205,6 @@ class Trainer:
     def close(self) -> None:
         if self.workers is not None:
             self.workers.close()
-        self.inputs.opened.close()
 
     def export(self, folder: Path) -> None:
         """Write weights that load into diffusers: the EMA's if there is one. Called by all ranks."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from sage_grpo.distributed.world import World
 from sage_grpo.models.devices import choose_device
-from sage_grpo.rewards.ray_reward import RewardActors
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import load_model
@@ -38,14 +37,12 @@ class Worker:
         ranks: int,
         threads: int,
         paths: Sequence[str],
-        actors: Mapping[str, RewardActors],
         attention: tuple[str, str] | None = None,
     ) -> None:
         """ranks: training processes, among which plans divide clips. threads: PyTorch's CPU threads, as in the trainer:
-        other numbers change the last bits of sums. paths: import paths of the trainer. actors: rewards with actors of
-        their own, by title. attention: the trainer's device, and the kernel that it measured to be the fastest. The
-        same kind of card uses it without measuring: beside other processes another one could win, with other last
-        bits."""
+        other numbers change the last bits of sums. paths: import paths of the trainer. attention: the trainer's
+        device, and the kernel that it measured to be the fastest. The same kind of card uses it without measuring:
+        beside other processes another one could win, with other last bits."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
         if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker only its own GPU
@@ -56,7 +53,7 @@ class Worker:
         model = load_model(config, World())
         hold_to_budget(config.model, model.device)
         self.scores, self.version = config.rollout.ray.scores == "workers", -1
-        reward = compose(config, model.device, away=actors, scores=self.scores)
+        reward = compose(config, model.device, scores=self.scores)
         self.engine = RolloutEngine(config, model, reward, world=World(size=ranks))
 
     def ready(self) -> str:

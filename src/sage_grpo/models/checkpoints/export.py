@@ -41,10 +41,8 @@ def describe_merge(merge: Merge, dtype: str) -> str:
 
 
 def save_folder(source: Path, target: Path, states: Mapping[str, Mapping[str, Tensor]], dtype: torch.dtype) -> None:
-    """A copy of the checkpoint `source` with the weights of some components replaced.
-
-    They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
-    """
+    """A copy of the checkpoint `source` with the weights of some components replaced. They are stored in `dtype`, but for modules that the
+    component's class keeps in float32 (Wan's norms and time embedding)."""
     import diffusers
 
     if target.resolve() == source.resolve():
@@ -98,10 +96,8 @@ def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache.
-
-    A copy from an earlier save is kept while its size and time are the source's: text encoders are large.
-    """
+    """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache. A copy from an earlier save is kept
+    while its size and time are the source's: text encoders are large."""
     if _differs(source, target):
         origin = source.stat()
         with replacing(target) as temporary:
@@ -110,7 +106,6 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def _differs(source: Path, target: Path) -> bool:
-    """True unless `target` is a copy of the file from an earlier save."""
     if not target.is_file() or target.is_symlink() or target.samefile(source):
         return True
     origin, copy = source.stat(), target.stat()

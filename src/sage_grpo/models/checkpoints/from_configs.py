@@ -71,7 +71,6 @@ def _by_text(name: str, config: str) -> Any:
 
 
 def _shared(name: str, config: Mapping[str, Any]) -> Any:
-    """A network without storage, cached: a plan needs the same one many times."""
     return _by_text(name, json.dumps(config, sort_keys=True))
 
 

@@ -12,12 +12,10 @@ from torch import Tensor
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
-from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512
 """Tokens to which the pipeline cuts a prompt."""
@@ -47,7 +45,6 @@ class QwenImage(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         codec=QwenCodec,
-        split=SplitPlan(at="transformer_blocks.0", inputs={TOKENS: 1, TEXT: 1}, positions=("pos_embed",), rotary=JOINT),
     )
 
     @classmethod

@@ -31,10 +31,8 @@ GRAPH_PIXELS = 2 * 2**20
 def to_uint8(
     chunks: Iterable[Tensor], frames: Sequence[int] | None = None, decoders: Iterable[nn.Module] = ()
 ) -> Tensor:
-    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU.
-
-    With `frames` (in order) only those are converted and copied, and no chunk is asked for after the last of them.
-    """
+    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU. With `frames` (in order) only
+    those are converted and copied, and no chunk is asked for after the last of them."""
     clips, device, passed, broken = [], torch.device("cpu"), 0, torch.tensor(False)
     for pixels in chunks:
         count = pixels.shape[2]
@@ -154,10 +152,8 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
 def _in_turn(
     up: Callable[[int, Tensor, list[Any]], Tensor], chunks: Sequence[Tensor], past: list[Any]
 ) -> Iterator[Tensor]:
-    """The results of `up(number, chunk, past)` for one chunk after the other; `past`, the last inputs of the convolutions, is overwritten.
-
-    With a graph, runs of sqrt(n) chunks keep only the past before them and run again in the backward pass; there every chunk does the same.
-    """
+    """The results of `up(number, chunk, past)` for one chunk after the other; `past`, the last inputs of the convolutions, is overwritten. With a
+    graph, runs of sqrt(n) chunks keep only the past before them and run again in the backward pass; there every chunk does the same."""
     if not chunks[0].requires_grad:
         for number, chunk in enumerate(chunks):
             yield up(number, chunk, past)
@@ -211,7 +207,6 @@ def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor])
 
 @contextmanager
 def _running(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """A context in which modules run these functions instead of their own forward."""
     for module, forward in forwards.items():
         vars(module)["forward"] = forward
     try:
@@ -270,7 +265,6 @@ class _Carry:
 
 
 def _first(module: Any, x: Tensor) -> Tensor:
-    """The past of a clip: its first frame, repeated."""
     return x[:, :, :1].expand(-1, -1, module.time_causal_padding[4], -1, -1)
 
 

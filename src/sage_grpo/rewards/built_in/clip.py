@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +18,13 @@ from torch import Tensor
 from sage_grpo.rewards.built_in.pretrained import (
     Layers,
     NetworkReward,
-    check_head,
-    fill,
     load_tokenizer,
     load_whole,
-    read_safetensors,
     read_weights,
-    renamed,
 )
 from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
-from sage_grpo.utils.pretrained import load_config
 
 Fit = Literal["crop", "pad"]
 CLIP_FOLDER = FileSource(
@@ -42,54 +37,32 @@ def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves 
     """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
 
     crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves` rounds its offset
-    when an odd number of pixels is left over. pad: the longest edge becomes `size`, and black is added on both sides, as HPSv2's authors do.
+    when an odd number of pixels is left over ("down" is that of transformers' processors). pad: the longest edge becomes `size`, and black is added on both sides, as HPSv2's authors do.
     """
-    images = frames.permute(0, 3, 1, 2)
-    return normalise(_padded(images, size) if fit == "pad" else _cropped(images, size, halves))
-
-
-def _cropped(images: Tensor, size: int, halves: Halves) -> Tensor:
-    rows, columns = short_edge_size(images.shape[2], images.shape[3], size)
-    top, left = (centre_offset(side, size, halves=halves) for side in (rows, columns))
-    return resize_as_pillow(images, rows, columns)[:, :, top : top + size, left : left + size] / 255
-
-
-def _padded(images: Tensor, size: int) -> Tensor:
-    """HPSv2's transform: a tensor of floats in 0..1 is resized in one pass, and neither rounded nor cut to 0..1.
-
-    Antialiased, as torchvision resizes tensors from 0.17 on. Before, it did not, with the authors' same lines: scores differ by
-    up to 0.07 between the two.
-    """
-    height, width = images.shape[2:]
+    images, (height, width) = frames.permute(0, 3, 1, 2), frames.shape[1:3]
+    if fit == "crop":
+        rows, columns = short_edge_size(height, width, size)
+        top, left = (centre_offset(side, size, halves=halves) for side in (rows, columns))
+        return normalise(resize_as_pillow(images, rows, columns)[:, :, top : top + size, left : left + size] / 255)
     scale = size / max(height, width)
     rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
     pixels = images.float() / 255
-    if (rows, columns) != (height, width):
+    if (rows, columns) != (height, width):  # in one pass, neither rounded nor cut to 0..1
         pixels = F.interpolate(pixels, (rows, columns), mode="bicubic", antialias=True, align_corners=False)
     above, before = (size - rows) // 2, (size - columns) // 2
-    return F.pad(pixels, (before, size - columns - before, above, size - rows - above))
+    return normalise(F.pad(pixels, (before, size - columns - before, above, size - rows - above)))
 
 
 class ClipEncoder:
     """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
 
-    def __init__(
-        self,
-        model: str,
-        tokenizer: str | None,
-        fit: Fit = "crop",
-        loaded: Any = None,
-        halves: Halves = "even",
-    ) -> None:
-        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. loaded: a CLIPModel in memory.
-
-        halves: as in `clip_pixels`; "even" is torchvision's crop, "down" that of transformers' processors.
-        """
+    def __init__(self, model: str, tokenizer: str | None, fit: Fit = "crop", halves: Halves = "even") -> None:
+        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. halves: as in `clip_pixels`."""
         from transformers import CLIPModel
 
         if fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-        self.model = load_whole(CLIPModel, model) if loaded is None else loaded
+        self.model = load_whole(CLIPModel, model)
         rows = self.model.config.text_config.vocab_size
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
         self._size = self.model.config.vision_config.image_size
@@ -116,11 +89,7 @@ class ClipEncoder:
 
 
 class ClipScore(NetworkReward):
-    """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames.
-
-    With scale 1, clamp false, an empty prefix and fit pad it is HPSv2's score for a checkpoint in transformers' format (hpsv2.py
-    reads the authors'): the plain cosine of the whole picture, black where it is not square.
-    """
+    """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames."""
 
     facts = RewardFacts(
         what="CLIPScore of frames and prompt",
@@ -152,13 +121,37 @@ class ClipScore(NetworkReward):
         indices = self.frames_read(videos.shape[1], fps)
         cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], indices)
         kept = cosine.clamp(min=0) if self._clamp else cosine
-        return {"CLIPScore": self._scale * kept.mean(dim=1)}
+        return {self.facts.parts: self._scale * kept.mean(dim=1)}
+
+
+class Hpsv2(ClipScore):
+    """HPSv2 (Wu et al., 2023): cosine of the whole picture (padded with black to a square) and the prompt, mean over frames; about 0.2 to 0.35."""
+
+    facts = RewardFacts(
+        what="HPSv2, human preference of frames given the prompt",
+        parts="HPSv2",
+        files={
+            "model": FileSource(
+                text="HPSv2 in transformers' format, a folder or a hub name (adams-story/HPSv2-hf)", hub="config.json"
+            ),
+            "tokenizer": CLIP_FOLDER,
+        },
+        parameters=0.99e9,
+        gigabytes=3.9,
+        licence="xswu/HPSv2: Apache-2.0",
+    )
+
+    def __init__(
+        self, *, model: str, tokenizer: str = "", sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
+    ) -> None:
+        given = {"sample_fps": sample_fps, "num_frames": num_frames, "dtype": dtype}
+        super().__init__(model=model, tokenizer=tokenizer, scale=1.0, clamp=False, prefix="", fit="pad", **given)
 
 
 class PickScore(NetworkReward):
     """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
 
-    About 20 on real pictures. Some toolkits divide by 26; use `divide_by` for that. Pictures are prepared as transformers' processor
+    About 20 on real pictures; some toolkits divide by 26. Pictures are prepared as transformers' processor
     does it, which its authors use: half a pixel of the centre crop is dropped (the other CLIP scores go by torchvision's crop).
     """
 
@@ -178,21 +171,17 @@ class PickScore(NetworkReward):
         *,
         model: str,
         tokenizer: str = "",
-        divide_by: float = 1.0,
         sample_fps: float = 2.0,
         num_frames: int = 16,
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        if divide_by <= 0:
-            raise RewardConfigError(f"divide_by must be positive, got {divide_by}.")
         self._encoder = ClipEncoder(model, tokenizer, fit, halves="down")
         super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
-        self._divide_by = divide_by
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
-        scale = self._encoder.model.logit_scale.float().exp() / self._divide_by
+        scale = self._encoder.model.logit_scale.float().exp()
         return {"PickScore": scale * cosine.mean(dim=1)}
 
 
@@ -225,7 +214,13 @@ class Aesthetic(NetworkReward):
         fit: Fit = "crop",
     ) -> None:
         self._encoder = ClipEncoder(model, None, fit)
-        layers = check_head(_read_linears(Path(head)), self._encoder.model.config.projection_dim, head)
+        layers, width = _read_linears(Path(head)), self._encoder.model.config.projection_dim
+        for weight, _ in layers:
+            if weight.shape[1] != width:
+                raise RewardConfigError(f"The head in {head} does not fit: a layer takes {weight.shape[1]} of {width}.")
+            width = weight.shape[0]
+        if width != 1:
+            raise RewardConfigError(f"The head in {head} ends with {width} outputs, a score needs one.")
         super().__init__(self._encoder.model, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
@@ -251,76 +246,3 @@ def _read_linears(path: Path) -> Layers:
     if not layers:
         raise RewardConfigError(f"{path} holds no linear layers; it has {sorted(state)[:5]}.")
     return layers
-
-
-CONVERT = "Make it from HPS_v2.1_compressed.pt once, as docs/rewards.md (HPSv2) shows."
-_OPEN_CLIP = (
-    (r"^visual\.transformer\.resblocks\.", "vision_model.encoder.layers."),
-    (r"^transformer\.resblocks\.", "text_model.encoder.layers."),
-    (r"\.ln_([12])\.", r".layer_norm\1."),
-    (r"\.attn\.", ".self_attn."),
-    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
-    (r"^visual\.class_embedding$", "vision_model.embeddings.class_embedding"),
-    (r"^visual\.positional_embedding$", "vision_model.embeddings.position_embedding.weight"),
-    (r"^visual\.conv1\.", "vision_model.embeddings.patch_embedding."),
-    (r"^visual\.ln_pre\.", "vision_model.pre_layrnorm."),
-    (r"^visual\.ln_post\.", "vision_model.post_layernorm."),
-    (r"^token_embedding\.", "text_model.embeddings.token_embedding."),
-    (r"^positional_embedding$", "text_model.embeddings.position_embedding.weight"),
-    (r"^ln_final\.", "text_model.final_layer_norm."),
-    (r"^visual\.proj$", "visual_projection.weight"),
-    (r"^text_projection$", "text_projection.weight"),
-)
-
-
-def from_open_clip(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip's weights under transformers' names."""
-    result = {}
-    for name, value in renamed(state, _OPEN_CLIP).items():
-        if name in ("visual_projection.weight", "text_projection.weight"):
-            result[name] = value.T.contiguous()  # open_clip multiplies from the right
-        elif ".self_attn.in_proj_" in name:
-            for letter, third in zip("qkv", value.chunk(3)):
-                result[name.replace("in_proj_", f"{letter}_proj.")] = third.contiguous()
-        else:
-            result[name] = value
-    return result
-
-
-class Hpsv2(NetworkReward):
-    """HPSv2: cosine of the whole picture (padded with black to a square) and the prompt, mean over frames; about 0.2 to 0.35."""
-
-    facts = RewardFacts(
-        what="HPSv2 or HPSv2.1, human preference of frames given the prompt",
-        parts="HPSv2",
-        files={
-            "checkpoint": FileSource(
-                text="HPS_v2.1_compressed.pt of xswu/HPSv2 as safetensors: docs/rewards.md says how"
-            ),
-            "base": FileSource(
-                text="configuration and tokenizer: hub name laion/CLIP-ViT-H-14-laion2B-s32B-b79K, or a folder",
-                hub="config.json",
-            ),
-        },
-        parameters=0.99e9,
-        gigabytes=3.9,
-        licence="xswu/HPSv2: Apache-2.0",
-    )
-
-    def __init__(
-        self, *, checkpoint: str, base: str, sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
-    ) -> None:
-        """checkpoint: the weights as safetensors. base: configuration and tokenizer of the CLIP that was fine-tuned."""
-        from transformers import CLIPConfig, CLIPModel
-
-        # half precision becomes float32 when it is copied
-        state = from_open_clip(read_safetensors(checkpoint, CONVERT))
-        model = CLIPModel(load_config(CLIPConfig, base))
-        fill(model, state, f"The HPSv2 checkpoint {checkpoint} for a {base}")
-        self._encoder = ClipEncoder(base, "", "pad", loaded=model)
-        super().__init__(model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
-
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
-        return {"HPSv2": cosine.mean(dim=1)}

@@ -6,26 +6,21 @@ differ. The template's text is the authors' and is read from the user's copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import (
-    FrameReward,
-    load_whole,
-    numbered_layers,
-    read_safetensors,
-    under,
-)
+from sage_grpo.rewards.built_in.pretrained import NetworkReward, load_whole, read_weights
 from sage_grpo.rewards.built_in.qwen import Chat, read_template, target_size, transformers_names
 from sage_grpo.rewards.frames import normalise, resize_as_pillow
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
 from sage_grpo.utils.pretrained import load_config
 
-CONVERT = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
+SOURCE = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
 REWARD_TOKEN = "<|Reward|>"
 TEMPLATE = ("INSTRUCTION", "prompt_with_special_token")
 """Strings of the authors' file that form the template."""
@@ -33,7 +28,7 @@ PIXELS = 256 * 28 * 28
 """Pixels of a picture: small and large ones are resized to about this size."""
 
 
-class Hpsv3(FrameReward):
+class Hpsv3(NetworkReward):
     """The head's predicted mean preference (its first output; the second is the spread), averaged over frames."""
 
     facts = RewardFacts(
@@ -51,6 +46,7 @@ class Hpsv3(FrameReward):
         licence="MizzenAI/HPSv3: MIT; Qwen2-VL-7B: Apache-2.0",
     )
     frames_a_pass = 8
+    """Frames per call of the network, so that memory does not grow with the clip."""
 
     def __init__(
         self,
@@ -71,10 +67,16 @@ class Hpsv3(FrameReward):
 
         source = "hpsv3/dataset/data_collator_qwen.py from the HPSv3 repository"
         words = read_template(Path(template).expanduser(), TEMPLATE, [REWARD_TOKEN], source)
-        state = transformers_names(read_safetensors(checkpoint, CONVERT))
-        layers = numbered_layers(under(state, "rm_head."), checkpoint)
-        # the scores do not need lm_head
-        state = {k: v for k, v in state.items() if not k.startswith("rm_head.") and k != "lm_head.weight"}
+        state = transformers_names(_read(Path(checkpoint).expanduser()))
+        head = {name.removeprefix("rm_head."): state.pop(name) for name in list(state) if name.startswith("rm_head.")}
+        # the numbers between layers are activations and dropouts
+        numbers = sorted({name.split(".")[0] for name in head}, key=lambda number: (len(number), number))
+        if not numbers or {f"{n}.{kind}" for n in numbers for kind in ("weight", "bias")} != head.keys():
+            raise RewardConfigError(
+                f"{checkpoint} has no whole head (a weight and a bias for each layer): {sorted(head)[:6]}."
+            )
+        layers = [(head[f"{n}.weight"].float(), head[f"{n}.bias"].float()) for n in numbers]
+        state.pop("lm_head.weight", None)  # the scores do not need it
         config = load_config(AutoConfig, base)
         rows = config.get_text_config().vocab_size
         self._chat = Chat(base, rows, words, "image", [REWARD_TOKEN])
@@ -84,6 +86,13 @@ class Hpsv3(FrameReward):
         self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
         # loaded as it computes; its rope stays float32
         super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        chosen = self.frames_read(videos.shape[1], fps)
+        frames, texts = videos[:, chosen].flatten(0, 1), [prompt for prompt in prompts for _ in chosen]
+        starts, size = range(0, len(texts), self.frames_a_pass), self.frames_a_pass
+        scores = [self._score(frames[at : at + size], texts[at : at + size]) for at in starts]
+        return {"HPSv3": torch.cat(scores).view(len(prompts), -1).mean(dim=1)}
 
     def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
         batch = self.prepare(frames.permute(0, 3, 1, 2), prompts)
@@ -103,3 +112,16 @@ class Hpsv3(FrameReward):
         batch = self._chat.batch(prompts, [picture.unsqueeze(0) for picture in pictures])
         batch["pixel_values"] = batch["pixel_values"].to(self.model.dtype)
         return {name: value.to(device) for name, value in batch.items()}
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+
+    if file.suffix != ".safetensors":
+        raise RewardConfigError(f"{file} is not read: only safetensors cannot run code. {SOURCE}")
+    if not file.is_file():
+        raise RewardConfigError(f"{file} does not exist. {SOURCE}")
+    try:
+        return read_weights(file)
+    except SafetensorError as error:
+        raise RewardConfigError(f"{file} is damaged ({error}): download it again. {SOURCE}") from error

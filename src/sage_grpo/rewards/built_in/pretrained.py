@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,6 @@ from sage_grpo.utils.pretrained import (
     loading_fault,
     tokenizer_files_fault,
     vocabulary_fault,
-    weights_fault,
 )
 
 Layers = Sequence[tuple[Tensor, Tensor]]
@@ -32,8 +30,6 @@ class NetworkReward(ABC):
     """A reward of one part, named in its facts, whose networks move between devices; subclasses score the clips."""
 
     facts: ClassVar[RewardFacts]
-    frames_a_pass: ClassVar[int] = 32
-    """Frames per call of a network, so that memory does not grow with the clip."""
 
     def __init__(
         self,
@@ -74,20 +70,6 @@ class NetworkReward(ABC):
         return self
 
 
-class FrameReward(NetworkReward):
-    """The mean over frames of a score that subclasses compute for frames and their prompts, a limited number at a time."""
-
-    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        chosen = self.frames_read(videos.shape[1], fps)
-        texts = [prompt for prompt in prompts for _ in chosen]
-        scores = in_passes(self._score, self.frames_a_pass, videos[:, chosen].flatten(0, 1), texts)
-        return {self.facts.parts: scores.view(len(prompts), -1).mean(dim=1)}
-
-    @abstractmethod
-    def _score(self, frames: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Scores of frames N x H x W x 3 with a prompt each."""
-
-
 def frozen(model: Any) -> Any:
     """A network for scoring: no dropout, no gradient of weights, and activation checkpointing of its repeated blocks for a backward pass to the
     pixels."""
@@ -105,35 +87,6 @@ def _again(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*inputs, **named)
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
-
-
-def in_passes(score: Callable[..., Tensor], size: int, *rows: Any) -> Tensor:
-    """Scores of rows, computed `size` at a time so that memory does not grow with the clip."""
-    starts = range(0, len(rows[0]), size)
-    return torch.cat([score(*(one[at : at + size] for one in rows)) for at in starts])
-
-
-def numbered_layers(state: Mapping[str, Tensor], where: str) -> Layers:
-    """The layers of a head by their numbers, in float32; the numbers between them are activations and dropouts."""
-    numbers = sorted({int(name.split(".")[0]) for name in state if name.split(".")[0].isdigit()})
-    if not numbers or {f"{n}.{kind}" for n in numbers for kind in ("weight", "bias")} != state.keys():
-        raise RewardConfigError(f"{where} has no whole head (a weight and a bias for each layer): {sorted(state)[:6]}.")
-    return [(state[f"{n}.weight"].float(), state[f"{n}.bias"].float()) for n in numbers]
-
-
-def under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def check_head(layers: Layers, width: int, where: str) -> Layers:
-    """The layers of a head on `width` features, if each fits the one before and the last gives one score."""
-    for weight, _ in layers:
-        if weight.shape[1] != width:
-            raise RewardConfigError(f"The head in {where} does not fit: a layer takes {weight.shape[1]} of {width}.")
-        width = weight.shape[0]
-    if width != 1:
-        raise RewardConfigError(f"The head in {where} ends with {width} outputs, a score needs one.")
-    return layers
 
 
 def load_whole(
@@ -189,46 +142,8 @@ def load_tokenizer(name: str, rows: int) -> Any:
     return tokenizer
 
 
-def read_safetensors(path: str, convert: str) -> dict[str, Tensor]:
-    """The weights of a file in its authors' names; `convert` is the advice for converting the authors' file."""
-    from safetensors import SafetensorError
-
-    file = Path(path).expanduser()
-    if file.suffix != ".safetensors":
-        raise RewardConfigError(f"{file} is not read: only safetensors cannot run code. {convert}")
-    if not file.is_file():
-        raise RewardConfigError(f"{file} does not exist. {convert}")
-    try:
-        return read_weights(file)
-    except SafetensorError as error:
-        raise RewardConfigError(f"{file} is damaged ({error}): make it again. {convert}") from error
-
-
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, or of a pickle, which cannot run code when only weights are read."""
     from safetensors.torch import load_file
 
     return load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
-
-
-def renamed(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """Weights under other names, by patterns and replacements in order; unknown names are kept, so that loading refuses them."""
-    result = {}
-    for name, value in state.items():
-        for pattern, replacement in rules:
-            name = re.sub(pattern, replacement, name)
-        result[name] = value
-    return result
-
-
-def fill(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:
-    """Put weights into a model, all of them and in their shapes; RewardConfigError names the mismatches."""
-    expected = model.state_dict()
-    fault = weights_fault(
-        expected.keys() - state.keys(),
-        state.keys() - expected.keys(),
-        [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape],
-    )
-    if fault is not None:
-        raise RewardConfigError(f"{what} does not fit: it {fault}.")
-    model.load_state_dict(dict(state))

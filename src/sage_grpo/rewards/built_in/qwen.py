@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import load_tokenizer, renamed
+from sage_grpo.rewards.built_in.pretrained import load_tokenizer
 from sage_grpo.rewards.functions import RewardConfigError, check_known
 
 PATCH, MERGE, TEMPORAL = 14, 2, 2
@@ -105,8 +106,15 @@ def read_template(path: Path, strings: Sequence[str], tokens: Sequence[str], sou
 
 
 def transformers_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The authors' weights under transformers' names, without peft's untouched copies beside modules_to_save."""
-    return renamed({name: value for name, value in state.items() if ".original_module." not in name}, _WEIGHT_NAMES)
+    """The authors' weights under transformers' names, without peft's untouched copies beside modules_to_save. Unknown names are kept, so that
+    loading refuses them."""
+    result = {}
+    for name, value in state.items():
+        if ".original_module." not in name:
+            for pattern, replacement in _WEIGHT_NAMES:
+                name = re.sub(pattern, replacement, name)
+            result[name] = value
+    return result
 
 
 def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int) -> tuple[int, int]:

@@ -1,16 +1,12 @@
 """Rewards over HTTP: the server, its client, and their wire format."""
 
-from sage_grpo.config.ranges import Count, NotNegative, Seconds, checked
+from sage_grpo.config.ranges import Count, Seconds, checked
 
 
 @checked
 class ServerLimits:
     """Limits on the server's load."""
 
-    max_batch: Count = 16
-    """Clips that are scored together."""
-    max_wait_ms: NotNegative = 5.0
-    """Milliseconds that a batch waits for more requests."""
     max_queue: Count = 256
     """Requests that wait or are scored at a time; more are answered 503."""
     max_connections: Count = 2048

@@ -26,11 +26,9 @@ log = logging.getLogger(__name__)
 
 LONGEST = 600.0
 """Longest pause in seconds for a server that hung."""
-TRY_AGAIN = frozenset({408, 425, 429, 502, 503, 504})
+TRY_AGAIN = {408, 425, 429, 502, 503, 504}
 """Answers after which the same request may succeed."""
 LARGEST_ANSWER = 64 * 2**20
-LOOKED_AT = 20_000
-"""Bytes of an answer without scores from which its first words are taken."""
 CONNECT_SECONDS = 10.0
 """Seconds for opening a connection; a machine that takes longer counts as unreachable."""
 
@@ -131,10 +129,9 @@ class RemoteReward:
     ) -> None:
         """Prepare; nothing is sent yet.
 
-        parts: names of the scores to ask for (the keys of the weights). token_env: environment variable that holds
-        the token; without it no token is sent. timeout: seconds for one try. retries: tries after the first.
-        backoff: first pause in seconds, doubled every time up to max_backoff, with jitter. parallel: requests at a
-        time, default two a server.
+        parts: names of the scores to ask for (the keys of the weights). token_env: environment variable that holds the token; without it no token is
+        sent. timeout: seconds for one try. retries: tries after the first. backoff: first pause in seconds, doubled every time up to max_backoff, with
+        jitter. parallel: requests at a time, default two a server.
         """
         addresses = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not addresses:
@@ -157,13 +154,9 @@ class RemoteReward:
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; failed requests give NaN and a reason."""
         starts = range(0, len(prompts), self._clips)
+        pieces = [(videos[i : i + self._clips], prompts[i : i + self._clips]) for i in starts]
         with ThreadPoolExecutor(self._parallel) as executor, Connections() as connections:
-            requests = [
-                executor.submit(
-                    self._request, videos[i : i + self._clips], prompts[i : i + self._clips], fps, connections
-                )
-                for i in starts
-            ]
+            requests = [executor.submit(self._request, *piece, fps, connections) for piece in pieces]
             wait(requests, return_when=FIRST_EXCEPTION)
             answers = [request.result() for request in requests]  # a wrong configuration ends the run
         again = sum(tries - 1 for _, tries in answers)
@@ -177,7 +170,7 @@ class RemoteReward:
     def _request(
         self, videos: Tensor, prompts: Sequence[str], fps: float, connections: Connections
     ) -> tuple[PartScores, int]:
-        """The scores of one request after its retries, and the number of tries."""
+        """Scores after the retries, and the number of tries."""
         request_id, refused = uuid.uuid4().hex, list[ServerState]()
         body, checksum = encode_request(videos, prompts, fps, request_id)
         tries, reason = 0, "not tried"
@@ -209,7 +202,7 @@ class RemoteReward:
                 reason = f"{server.url.geturl()}: {fault}"
                 self._pool.failed(server, start, fault)
                 continue
-            fault = f"answered {status}: {self._hidden(answer[:LOOKED_AT].decode('utf-8', 'replace'))[:500]}"
+            fault = f"answered {status}: {self._hidden(answer[:20_000].decode('utf-8', 'replace'))[:500]}"
             reason = f"{server.url.geturl()} {fault}"
             if status in (429, 503):
                 self._pool.busy(server)
@@ -221,7 +214,6 @@ class RemoteReward:
         return PartScores(missing, dict.fromkeys(range(len(prompts)), reason)), tries
 
     def _token(self) -> str:
-        """The token, read from the environment on each use and never stored; empty without one."""
         return read_token(self._token_env, "The remote reward's token_env")
 
     def _hidden(self, text: str) -> str:

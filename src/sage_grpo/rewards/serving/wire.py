@@ -48,13 +48,10 @@ class ScoreRequest:
     """Clips to score."""
 
     id: str
-    """Chosen by the client, repeated in the answer."""
+    """Chosen by the client, repeated in the answer like the checksum of clips, prompts and fps."""
     checksum: str
-    """Of clips, prompts and fps; repeated in the answer."""
     videos: Tensor
-    """uint8 B x F x H x W x 3."""
     prompts: list[str]
-    """One a clip."""
     fps: float
 
 
@@ -88,7 +85,9 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
     with _reading("The request"):
         header, start = _header(body)
         metadata = _metadata(header, ("id", "prompts", "fps", "checksum"))
-        videos, fps = _videos(header, body, start), float(metadata["fps"])
+        if header.keys() - {"__metadata__"} != {"videos"}:
+            raise WireError(f"A request holds the tensor 'videos' alone, got {sorted(header)}.")
+        videos, fps = _videos(header["videos"], body, start), float(metadata["fps"])
         prompts = parse_json(metadata["prompts"], "prompts")
         if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
             raise WireError("prompts must be a list of strings.")
@@ -103,12 +102,9 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
     return ScoreRequest(metadata["id"], metadata["checksum"], videos, prompts, fps)
 
 
-def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
+def _videos(entry: Any, body: bytearray, start: int) -> Tensor:
     """The one tensor of a request, as a view of the body."""
-    if header.keys() - {"__metadata__"} != {"videos"}:
-        raise WireError(f"A request holds the tensor 'videos' alone, got {sorted(header)}.")
-    entry, size = header["videos"], len(body) - start
-    shape: Any = entry.get("shape") if isinstance(entry, dict) else None
+    size, shape = len(body) - start, entry.get("shape") if isinstance(entry, dict) else None
     whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
     if not whole or entry.get("dtype") != "U8" or entry.get("data_offsets") != [0, size]:
         raise WireError(f"videos must be U8 and fill the file of {size} bytes, its entry says {str(entry)[:200]}.")
@@ -119,13 +115,9 @@ def _videos(header: dict[str, Any], body: bytearray, start: int) -> Tensor:
 
 def encode_response(request: ScoreRequest, parts: Mapping[str, Tensor], reasons: Mapping[int, str]) -> bytes:
     tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in parts.items()}
-    metadata = {
-        "id": request.id,
-        "checksum": request.checksum,
-        "reasons": json.dumps({str(index): reason for index, reason in reasons.items()}),
-        "scores": _scores_checksum(tensors),
-    }
-    return save(tensors, metadata=metadata)
+    texts = json.dumps({str(index): reason for index, reason in reasons.items()})
+    about = {"id": request.id, "checksum": request.checksum, "reasons": texts, "scores": _scores_checksum(tensors)}
+    return save(tensors, metadata=about)
 
 
 def decode_response(body: bytes, *, request_id: str, checksum: str, count: int) -> PartScores:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.tools.compare.design import Suite, suite_from
-from sage_grpo.utils.json_schema import DocumentError, demand, misfit, parse_json, read_object, shown
+from sage_grpo.utils.json_schema import demand, misfit, parse_json, read_object, shown
 from sage_grpo.utils.safe_io import inside, replace_text
 
 ROWS, SUITE, UNFINISHED = "runs.jsonl", "suite.json", "unfinished"
@@ -127,10 +127,7 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
         raise FileNotFoundError(f"{folder} is not the folder of a comparison: it has no {SUITE}.")
     try:
         content = read_object(file)
-        demand(content, {"suite": dict, "keys": list, "command": str}, str(file))
-        fault = misfit(content["suite"], Suite, "suite") or misfit(content["keys"], list[str], "keys")
-        if fault:
-            raise DocumentError(fault)
+        demand(content, {"suite": Suite, "keys": list[str], "command": str}, str(file))
         return suite_from(content["suite"]), list(content["keys"]), str(content["command"])
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

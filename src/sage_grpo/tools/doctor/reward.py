@@ -26,19 +26,13 @@ HIDDEN = "two equal calls differ by as much (reward spread)"
 class Scoring:
     """The scores of one set of clips, in several ways."""
 
-    groups: Tensor
-    """The prompt of each clip."""
+    groups: Tensor  # the prompt of each clip
     first: Tensor
-    again: Tensor
-    """The same call once more."""
-    reversed: Tensor
-    """Scored in the opposite order; stored in the first one's."""
-    single: Tensor
-    """Scored one by one."""
-    path: Tensor
-    """Scored as the trainer does."""
-    swapped: Tensor
-    """With the prompts of other groups, a row for every rotation."""
+    again: Tensor  # the same call once more
+    reversed: Tensor  # scored in the opposite order; stored in the first one's
+    single: Tensor  # scored one by one
+    path: Tensor  # scored as the trainer does
+    swapped: Tensor  # with the prompts of other groups, a row for every rotation
 
     def finite(self) -> Scoring:
         """Without the clips that have no score."""

@@ -83,7 +83,6 @@ def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, P
         "title": ", ".join(titles),
         "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "watch": None,
         "clips": {"kind": "none", "list": []},
         "runs": [_run(run, name) for run, name in zip(runs, names)],
         "summary": table(runs),
@@ -99,7 +98,7 @@ def render(data: Mapping[str, Any]) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "media-src 'self' file: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+        "media-src 'self' file: blob:; base-uri 'none'; form-action 'none'"
     )
     values = {
         "POLICY": policy,

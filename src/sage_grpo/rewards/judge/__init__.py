@@ -1,1 +1,0 @@
-"""A vision-language model as a judge: its questions, answers and cost."""
