@@ -111,7 +111,8 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
         for gone in GONE:
-            if gone.partition(".")[0] in groups(options):
+            group = gone.partition(".")[0] if "." in gone else "update"  # without a group it is of a whole configuration
+            if group in groups(options):
                 parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser

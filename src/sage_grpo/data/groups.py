@@ -18,7 +18,7 @@ class Member:
     """One rollout of an iteration."""
 
     group: int
-    """Index of its group within the iteration; a prompt may have several (rollout.window.branches)."""
+    """Index of its group within the iteration."""
     index: int
     """Index within the group."""
 

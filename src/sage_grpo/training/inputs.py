@@ -28,7 +28,7 @@ from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.scoring import compose, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_video
+from sage_grpo.utils.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
