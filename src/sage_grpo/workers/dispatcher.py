@@ -153,7 +153,7 @@ class Dispatcher:
     ) -> None:
         conditions, rank = self.engine.conditions(plan), self.engine.world.rank
         sent = moved(conditions, torch.device("cpu"))
-        prompts = tuple({group.number: group.prompt for group in plan.groups}.values())
+        prompts = tuple(plan.prompts)
         jobs = []
         for part, task in enumerate(plan.tasks(rank)):
             needed = {group: sent[group] for group in task.members(0)}
