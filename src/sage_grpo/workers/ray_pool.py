@@ -169,10 +169,6 @@ class Worker:
         self.version = -1
         self.engine = RolloutEngine(config, model, compose(config, model.device), world=World(size=ranks))
 
-    def ready(self) -> str:
-        """Name of its device."""
-        return device_name(self.engine.model.device)
-
     def run(self, task: RolloutTask, weights: bytes) -> TaskResult:
         """Sample and score."""
         began, engine = time.perf_counter(), self.engine
@@ -220,7 +216,7 @@ class RayWorkerPool:
         if self._killed:
             raise WorkerLost(name)
         self._actors[name] = self._class.remote(*self._arguments)
-        self._get(self._actors[name].ready.remote())
+        self._get(self._actors[name].__ray_ready__.remote())
         return self._actors[name]
 
     def publish(self, weights: bytes) -> Any:
