@@ -37,12 +37,10 @@ class Engine:
         self.synchronize(self.sync_every_pass)
 
     def synchronize(self, on: bool = True) -> None:
-        """Set if the next backward pass reduces gradients over processes."""
         for network in self.networks:
             network.set_requires_gradient_sync(on)
 
     def clip_gradients(self, params: Iterable[nn.Parameter], max_norm: float) -> float:
-        """Scale gradients down to a norm; returns the norm before, over all shards."""
         params = list(params)
         norm = get_total_norm([p.grad for p in params if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -70,7 +68,6 @@ def disagreeing(tensors: Mapping[str, Tensor], world: World) -> list[int]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

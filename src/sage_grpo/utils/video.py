@@ -73,7 +73,6 @@ def _frame_of(sound: Sound) -> Any:
 
 @cache
 def has_sound(path: Path) -> bool:
-    """True if a video file can be read and has a sound."""
     import av
 
     with suppress(av.error.FFmpegError), av.open(str(path)) as container:
@@ -160,7 +159,6 @@ def video_format(path: str | Path) -> VideoSpec:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """A picture as uint8 H x W x 3."""
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
@@ -269,7 +267,6 @@ def _line(text: str) -> str:
 
 @cache
 def _letters_of(file: str) -> frozenset[str]:
-    """Letters that a font has as outlines; none where it cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     with suppress(OSError, RuntimeError, ValueError):
