@@ -42,6 +42,8 @@ GONE: dict[str, tuple[Any, str]] = {
     "objective.frames": (None, "the whole clip is decoded"),
     "optimizer.max_lr_factor": (1.0, "a higher rate than optimizer.lr did not help, research/results/heat.md"),
     "trust_region.estimator": ("closed_form", "the KL is exact"),
+    "rollout.ray.scores": ("workers", "workers score the clips that they sample"),
+    "parallel.async_checkpoint": (ANY, "checkpoints are written at once"),
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "data.formats": ([], "given clips are learned in the model's own format"),

@@ -336,7 +336,7 @@ def worker_costs(trainer: Forecast, worker: Forecast) -> dict[str, Any] | None:
         return None
     own, workers, ranks = len(plan.tasks()), config.rollout.ray.workers, range(len(plan.shares))
     rounds = math.ceil(own / max(1, workers // len(ranks)))  # every training process has its own workers
-    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    theirs = ("rollout", "decode", "reward")
     phases = [phase for phase in worker.phases if phase.name in theirs]
     sampling = sum(phase.seconds for phase in phases) * rounds / own
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)

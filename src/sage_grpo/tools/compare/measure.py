@@ -232,7 +232,6 @@ class SavedRun:
         try:
             record = json.dumps(self.record.state_dict()).encode()
             trainer.save(self.root, {"made_by": self.made_by}, {RECORD: record})
-            trainer.writer.finish()
             checkpoint.prune(self.root, 1, number, spare=trainer.state.sentinel.good)
         except (checkpoint.SaveFailed, OSError) as error:
             if needed:
@@ -277,7 +276,7 @@ def train(job: CompareJob, bases: Bases, saved: SavedRun) -> None:
     trainer.encode_prompts()  # the prompts depend on the iteration
     saved.points = points = {*job.points, *record.budgets.values()}
     recording = Recording(trainer, record, bases, job.budgets, points)
-    guard = HealthGuard(trainer.config, trainer.state, trainer.writer, saved.root, held_out=bool(trainer.held_out))
+    guard = HealthGuard(trainer.config, trainer.state, trainer.world, saved.root, held_out=bool(trainer.held_out))
     loop = Loop(trainer, guard, saved, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
         recording.keep(recording.evaluate(), trainer.config.iterations)
