@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Lock
 
 import torch
 
@@ -12,8 +13,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers import ray_pool
-from sage_grpo.workers.dispatcher import Outcome
-from sage_grpo.workers.messages import RolloutTask, TaskResult
+from sage_grpo.workers.messages import RolloutTask, TaskResult, WorkerLost
 from sage_grpo.workers.worker import Worker
 
 Behaviour = Callable[[str, RolloutTask], str]
@@ -25,40 +25,30 @@ class InProcess:
 
     def __init__(self, config: TrainConfig, names: Sequence[str], outcome: Behaviour, ranks: int = 1) -> None:
         self.worker = Worker(config, ranks, torch.get_num_threads(), [])
-        self.names, self.outcome, self.replaces = list(names), outcome, True
-        self.weights: dict[int, bytes] = {}
-        self.tasks: list[tuple[str, RolloutTask]] = []
+        self.names, self.outcome, self.turn = list(names), outcome, Lock()
+        self.weights: list[bytes] = []
         self.done: list[tuple[str, RolloutTask]] = []
 
-    def ready(self) -> Sequence[str]:
-        return list(self.names)
+    def start(self, name: str) -> str:
+        return name
 
-    def publish(self, version: int, weights: bytes, oldest: int) -> None:
-        self.weights = {number: one for number, one in self.weights.items() if number >= oldest} | {version: weights}
+    def publish(self, weights: bytes) -> bytes:
+        self.weights.append(weights)
+        return weights
 
-    def start(self, worker: str, task: RolloutTask) -> None:
-        self.tasks.append((worker, task))
+    def run(self, worker: str, task: RolloutTask, weights: bytes) -> TaskResult:
+        with self.turn:
+            outcome = self.outcome(worker, task)
+            if outcome == "dies":
+                raise WorkerLost("it died")
+            if outcome == "fails":
+                raise RuntimeError("out of memory")
+            self.done.append((worker, task))
+            result = self.worker.run(task, weights)
+            return wrong(result) if outcome == "wrong" else result
 
-    def wait(self, seconds: float) -> Sequence[Outcome]:
-        if not self.tasks:
-            return []
-        worker, task = self.tasks.pop()
-        outcome = self.outcome(worker, task)
-        if outcome == "dies":
-            self.names.remove(worker)
-            self.names += [f"{worker}'"] if self.replaces else []
-            return [Outcome(worker, error="it died", lost=True)]
-        if outcome == "fails":
-            return [Outcome(worker, error="out of memory")]
-        self.done.append((worker, task))
-        result = self.worker.run(task, self.weights[task.version])
-        return [Outcome(worker, wrong(result) if outcome == "wrong" else result)]
-
-    def dismiss(self, worker: str) -> None:
-        self.names.remove(worker)
-
-    def exhausted_reason(self) -> str:
-        return "" if self.names else "all are gone"
+    def kill(self) -> None:
+        """Nothing waits."""
 
     def close(self) -> None:
         self.names = []

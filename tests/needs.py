@@ -18,10 +18,8 @@ import pytest
 
 HOW = {
     "chromium": "`tests/browser/install.sh` as root, `python -m playwright install chromium` as anybody, or name one in SAGE_GRPO_CHROMIUM",
-    "shtab": "pip install -e '.[dev]'",
     "playwright": "pip install -e '.[dev]'",
     "wandb": "pip install -e '.[wandb]'",
-    "trackio": "pip install -e '.[trackio]'",
     "ray": "pip install -e '.[ray]'",
     "git": "install git, and test a clone of the repository",
     "bash": "install bash",

@@ -47,7 +47,7 @@ def rows(iteration: int, last: int, prompts: Sequence[str] = PROMPTS, gains: Seq
     return found
 
 
-CREW = {"workers": 3.0, "queue": 2.0, "staleness": 1.0, "waited_s": 0.5, "busy_s": 3.0, "idle_s": 1.0}
+CREW = {"workers": 3.0, "staleness": 1.0, "waited_s": 0.5, "busy_s": 3.0}
 """Metrics of workers."""
 
 

@@ -34,7 +34,7 @@ from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
-from sage_grpo.tools.compare.suite_file import load
+from sage_grpo.tools.compare.design import load
 from sage_grpo.training.config import TrainConfig
 
 ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")

@@ -33,18 +33,13 @@ DYNAMIC = {
 """A shift that differs visibly between 4 tokens and 64."""
 
 
-LTX_091 = {
+LTX_095 = {
     "decoder_block_out_channels": (8, 16, 16),
     "decoder_layers_per_block": (1, 1, 1, 1),
     "decoder_spatio_temporal_scaling": (True, True, False),
-    "decoder_inject_noise": (True, True, True, False),
     "upsample_residual": (True, True, False),
     "upsample_factor": (2, 2, 1),
     "timestep_conditioning": True,
-}
-"""How the VAE of 0.9.1 differs: its decoder adds noise in most of its layers."""
-LTX_095 = {
-    **LTX_091,
     "block_out_channels": (8, 16, 16, 16, 16),
     "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
     "spatio_temporal_scaling": (True, True, False, False),
@@ -163,41 +158,6 @@ def ltx2(newer: bool = False) -> Any:
     )
 
 
-def hunyuan(embedded: bool = True) -> Any:
-    """HunyuanVideo 1.0."""
-    from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
-    from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
-    from transformers import CLIPTextModel, LlamaConfig, LlamaModel
-
-    transformer = HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        attention_head_dim=10,
-        num_refiner_layers=1,
-        mlp_ratio=2.0,
-        patch_size=1,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 4, 4),
-        guidance_embeds=embedded,
-        **JOINT,
-    )
-    vae = AutoencoderKLHunyuanVideo(
-        latent_channels=4, block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4, scaling_factor=1.7
-    )
-    llama = LlamaConfig(**TEXT, vocab_size=400, num_hidden_layers=3, max_position_embeddings=512)
-    before = DEFAULT_PROMPT_TEMPLATE["template"].split("{}")[0]
-    return HunyuanVideoPipeline(
-        text_encoder=LlamaModel(llama).eval(),
-        tokenizer=_template_tokenizer(before, 95),
-        transformer=wake(transformer, gain=1.0),
-        vae=vae.eval(),
-        scheduler=_euler(**SCHEDULER),
-        text_encoder_2=CLIPTextModel(_clip(8)).eval(),
-        tokenizer_2=_clip_tokenizer(),
-    )
-
-
 def flux(embedded: bool = True) -> Any:
     """FLUX.1: dev with the guidance input and a dynamic shift, or schnell without both."""
     from diffusers import FluxPipeline, FluxTransformer2DModel
@@ -297,35 +257,8 @@ def sd3(third: bool = True) -> Any:
     )
 
 
-def sana_video(large: bool = False) -> Any:
-    """SANA-Video with Wan's VAE, or (720p) with LTX-2's, whose latents are tokens as they are."""
-    from diffusers import SanaVideoPipeline, SanaVideoTransformer3DModel
-    from transformers import Gemma2Config, Gemma2Model
-
-    channels, size = (8, {"patch_size": (1, 1, 1), "sample_size": 22}) if large else (16, {})
-    transformer = SanaVideoTransformer3DModel(
-        in_channels=channels,
-        out_channels=channels,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=12,
-        rope_max_seq_len=32,
-        **{**CROSS, **size},
-    )
-    vae = wan_vae()
-    if large:
-        vae = _ltx2_vae(channels)
-    gemma = Gemma2Config(**TEXT, vocab_size=300, num_hidden_layers=1, head_dim=8, pad_token_id=256)
-    return SanaVideoPipeline(
-        tokenizer=byte_level(),
-        text_encoder=Gemma2Model(gemma).eval(),
-        vae=vae.eval(),
-        transformer=wake(transformer),
-        scheduler=_euler(**SCHEDULER),
-    )
-
-
-def qwen_image(edit: bool = False) -> Any:
-    from diffusers import QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
+def qwen_image() -> Any:
+    from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     transformer = QwenImageTransformer2DModel(
@@ -340,40 +273,18 @@ def qwen_image(edit: bool = False) -> Any:
     vae = wan_vae("AutoencoderKLQwenImage")
     text = {**QWEN25, "num_hidden_layers": 1}
     vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>") if edit else ()
-    numbers = {
-        f"{mark.strip('<|>').replace('pad', 'token')}{'' if 'pad' in mark else '_token'}_id": mark for mark in marks
-    }
     components: dict[str, Any] = {
         "scheduler": _euler(**DYNAMIC),
         "vae": vae.eval(),
         "tokenizer": byte_level(),
         "transformer": wake(transformer),
     }
-    kind = QwenImageEditPipeline if edit else QwenImagePipeline
-    bare = kind(**components, text_encoder=None, **({"processor": None} if edit else {}))
-    before = bare.prompt_template_encode.split("<|vision_start|>" if edit else "{}")[0]
+    bare = QwenImagePipeline(**components, text_encoder=None)
+    before = bare.prompt_template_encode.split("{}")[0]
     tokenizer = _template_tokenizer(before, bare.prompt_template_encode_start_idx)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
-    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in numbers.items()}
-    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 400 if edit else 300}, vision_config=vision, **ids)
+    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 300}, vision_config=vision)
     components |= {"text_encoder": Qwen2_5_VLForConditionalGeneration(config).eval(), "tokenizer": tokenizer}
-    return kind(**components, **({"processor": None} if edit else {}))
-
-
-def qwen_processor(tokenizer: Any) -> Any:
-    """transformers' own, but for the videos, for which its constructor asks for torchvision."""
-    from transformers import Qwen2VLProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    processor: Any = object.__new__(Qwen2VLProcessor)
-    processor.image_processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=56 * 56)
-    processor.tokenizer, processor.video_processor, processor.chat_template = tokenizer, None, None
-    processor.image_token, processor.video_token = "<|image_pad|>", "<|video_pad|>"
-    processor.image_token_id, processor.video_token_id = tokenizer.convert_tokens_to_ids(
-        [processor.image_token, processor.video_token]
-    )
-    return processor
+    return QwenImagePipeline(**components)
 
 
 def z_image() -> Any:

@@ -195,8 +195,9 @@ def thinned(values: list[Any], most: int = 10) -> list[Any]:
 
 def leaderboard() -> dict[str, Any]:
     """Entries of all comparisons in research/results."""
+    from leaderboard import board
+
     from sage_grpo.tools.compare import store
-    from sage_grpo.tools.compare.leaderboard import board
 
     comparisons, seen = [], set[str]()
     for file in sorted(RESULTS.glob(f"*/{store.SUITE}")):

@@ -102,7 +102,7 @@ def probe(file: Path) -> str:
 
 
 def ways(file: Path) -> str:
-    """A ways.json of `sage-grpo probe`: passes per clip and how alike each way ranks clips; 95% intervals over prompts."""
+    """Passes per clip and how alike each way around the branch ranks clips; 95% intervals over prompts."""
     found = json.loads(file.read_text())
     cells = []
     for one in [found["full"], *found["ways"]]:

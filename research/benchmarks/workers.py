@@ -34,9 +34,7 @@ SHOWN = {
     "decoding, s": "time/decode",
     "update, s": "time/update",
     "workers busy, s": "crew/busy_s",
-    "workers idle, s": "crew/idle_s",
     "waited for them, s": "crew/waited_s",
-    "records, MB": "crew/megabytes",
     "gap of log-probabilities": "crew/gap",
 }
 """Rows of the table, and their metrics."""

@@ -17,9 +17,9 @@ from sage_grpo.cli.compare import start
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.tools.compare import store
+from sage_grpo.tools.compare.design import Size, load
 from sage_grpo.tools.compare.prepare import CompareJob, key_of, prepare
 from sage_grpo.tools.compare.report import text
-from sage_grpo.tools.compare.suite_file import Size, load
 from sage_grpo.tools.compare.summary import summarize
 from sage_grpo.training.planner import Planner
 from sage_grpo.worlds.world import SHAPES

@@ -113,17 +113,15 @@ def test_training_that_stops_is_1_and_leaves_its_report(capsys, monkeypatch) -> 
     assert capsys.readouterr().out == f"sage-grpo train stopped: not finite\nReport of {config.out}.\n"
 
 
-def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_weights_are_converted_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
     asked: list[Any] = []
-    for name in ("original_to_diffusers", "diffusers_to_original"):
-        monkeypatch.setattr(f"sage_grpo.tools.convert.{name}", lambda *words: asked.append(words) or 5)
+    monkeypatch.setattr("sage_grpo.tools.convert.original_to_diffusers", lambda *words: asked.append(words) or 5)
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     words = ["export", str(source), "--base", "base", "--out", str(out), "--dtype", "bfloat16"]
     assert main(words) == 0
     assert "with 5 tensors of" in capsys.readouterr().out
-    assert main(["export", "hub/name", "--to", "original", "--out", str(out)]) == 0
-    assert asked == [(source, "base", out, torch.bfloat16), ("hub/name", out, None)]
+    assert asked == [(source, "base", out, torch.bfloat16)]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
     capsys.readouterr()
@@ -132,7 +130,7 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
         ([str(source), "--out", str(source)], "exists already"),
         ([str(tmp_path / "run")], "sage-grpo export --run"),
         ([str(source), "--merged", "true"], "leave out --merged"),
-        (["--to", "original"], "--to needs weights to convert"),
+        (["--base", "other"], "--base needs weights to convert"),
     ):
         assert main(["export", *wrong]) == 2
         assert said in capsys.readouterr().err
@@ -140,102 +138,81 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
 
 def test_a_grid_has_an_arm_for_every_combination_and_each_option_changes_its_own() -> None:
     vary = ["optimizer.lr=1,2", "kernel.eta=3"]
-    (made,) = compare.suites_of(Options(recipes=["shapes/branch", "shapes/sage"], vary=vary, out="x/mine"))
+    made = compare.suite_of(Options(recipes=["shapes/branch", "shapes/sage"], vary=vary, out="x/mine"))
     assert (made.name, made.title) == ("mine", "shapes/branch and shapes/sage over optimizer.lr, kernel.eta")
     options = {"optimizer.lr": "2", "kernel.eta": "3"}
     assert made.arms[1] == Arm(name="shapes/branch lr=2 eta=3", recipe="shapes/branch", options=options)
     assert (made.baseline, len(made.arms)) == ("shapes/branch lr=1 eta=3", 4)
-    (twins,) = compare.suites_of(Options(recipes=["shapes/sage"], vary=["a.lr=1", "b.lr=2"]))
+    twins = compare.suite_of(Options(recipes=["shapes/sage"], vary=["a.lr=1", "b.lr=2"]))
     assert (twins.title, twins.arms[0].name) == ("shapes/sage over a.lr, b.lr", "shapes/sage a.lr=1 b.lr=2")
-    (plain,) = compare.suites_of(Options(recipes=["shapes/sage"]))
+    plain = compare.suite_of(Options(recipes=["shapes/sage"]))
     assert (plain.title, plain.arms[0].name, plain.iterations) == ("shapes/sage", "shapes/sage", None)
     assert plain.seeds == tuple(range(FIRST_SEED, FIRST_SEED + 8))
     more = {"set": ["seed=4"], "seeds": 2, "first_seed": 7, "iterations": 5, "points": [1, 3]}
-    (changed,) = compare.suites_of(Options(recipes=["shapes/sage"], **more))
+    changed = compare.suite_of(Options(recipes=["shapes/sage"], **more))
     assert (changed.options, changed.seeds, changed.iterations, changed.points) == ({"seed": "4"}, (7, 8), 5, (1, 3))
-    (rules,) = compare.suites_of(Options(recipes=["shapes/sage"], benchmark=True))
-    assert (rules.points, bool(rules.passes), bool(rules.clips)) == ((0,), True, True)
-    assert rules.options["evaluate.prompts"] > 16
+    for name in ("shapes/sage", "shapes/sage lr=1 eta=3"):  # a recipe is its first arm
+        named = Options(recipes=["shapes/branch", "shapes/sage"], vary=vary, baseline=name)
+        assert compare.suite_of(named).baseline == "shapes/sage lr=1 eta=3"
+    heat = Path("heat")
     for wrong, said in (
-        ({"benchmark": True, "seeds": 2, "recipes": ["shapes/sage"]}, "leave out --seeds"),
-        ({"suite": ["a/heat.yaml", "b/heat.yaml"]}, "'heat' twice"),
-        ({"suite": ["heat"], "recipes": ["shapes/sage"]}, "Name recipes"),
+        ({"suite": heat, "recipes": ["shapes/sage"]}, "Name recipes"),
         ({}, "Name recipes"),
-        ({"suite": ["heat"], "vary": vary}, "a suite has its own"),
+        ({"suite": heat, "vary": vary}, "a suite has its own"),
+        ({"recipes": ["shapes/sage"], "baseline": "shapes/sagee"}, "Did you mean 'shapes/sage'"),
     ):
         with pytest.raises(ConfigError, match=said):
-            compare.suites_of(Options(**wrong))
-
-
-def test_a_baseline_is_an_arm_or_a_recipes_own_values_or_its_first() -> None:
-    arms = [Arm(name=f"sage {lr}", recipe="shapes/sage", options={"optimizer.lr": lr}) for lr in ("1e-3", "5e-5")]
-    suite = Suite(name="s", title="", question="", arms=(Arm(name="b", recipe="shapes/branch"), *arms), baseline="b")
-    names = {name: compare._baseline(suite, name) for name in ("b", "shapes/sage", "shapes/cps", "sage 1e-3")}
-    assert names == {"b": "b", "shapes/sage": "sage 5e-5", "shapes/cps": "shapes/cps", "sage 1e-3": "sage 1e-3"}
-    other = Suite(name="s", title="", question="", arms=(arms[0], Arm(name="b", recipe="shapes/branch")), baseline="b")
-    assert compare._baseline(other, "shapes/sage") == "sage 1e-3"
-    assert compare.chosen([other], []) is None
-    assert compare.chosen([other], ["b"]) == ["b"]
-    with pytest.raises(ConfigError, match=r"no arm 'c'\. Arms: sage 1e-3, b"):
-        compare.chosen([other], ["c"])
+            compare.suite_of(Options(**wrong))
+    compare._check_arms(made, [made.arms[1].name])
+    with pytest.raises(ConfigError, match=r"no arm 'c'\. Arms: shapes/branch lr=1 eta=3, "):
+        compare._check_arms(made, ["c"])
 
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Runs that are asked for, and their end; tables are one word."""
-    asked: dict[str, Any] = {"failed": 0, "missing": 0}
+    asked: dict[str, Any] = {"ends": 0}
 
-    def begin(parts: Any, **named: Any) -> Any:
-        asked.update(named, parts=parts)
-        for part in parts:
-            part.folder.mkdir(parents=True)
-            (part.folder / SUITE).write_text("{}")
-        if asked.get("interrupted"):
+    def begin(folder: Path, suite: Suite, jobs: Any, **named: Any) -> int:
+        asked.update(named, folder=folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SUITE).write_text("{}")
+        if asked["ends"] is None:
             raise KeyboardInterrupt
-        return SimpleNamespace(finished=1, failed=asked["failed"], missing=asked["missing"])
+        return asked["ends"]
 
-    def render(folder: Path, place: Path) -> Any:
-        asked.setdefault("drawn", []).append((folder, place))
-        return SimpleNamespace(suite=SimpleNamespace(title=f"Title of {folder.name}"))
-
+    drawn = asked.setdefault("drawn", [])
     monkeypatch.setattr("sage_grpo.tools.compare.run.run", begin)
     monkeypatch.setattr(
         "sage_grpo.tools.compare.prepare.prepare", lambda suite, recipe, look: look(None) or [suite.name]
     )
     monkeypatch.setattr(import_module("sage_grpo.run.preflight"), "preflight", lambda config: ["slow"])
-    monkeypatch.setattr("sage_grpo.tools.compare.report.render", render)
+    monkeypatch.setattr("sage_grpo.tools.compare.report.render", lambda *folders: drawn.append(folders))
     monkeypatch.setattr("sage_grpo.tools.compare.report.tables", lambda summary: "TABLE")
-    monkeypatch.setattr(
-        "sage_grpo.tools.compare.store.unfinished", lambda folder: "cut off" if folder.name == "noise" else ""
-    )
     return asked
 
 
-def test_suites_have_folders_of_their_names_and_an_interruption_is_told(lab, tmp_path: Path, capsys) -> None:
-    lab["interrupted"] = True
-    files = [str(tmp_path / f"{name}.yaml") for name in ("heat", "noise")]
-    for file in files:
-        Path(file).write_text("{title: '', question: '', baseline: a, arms: [{name: a, recipe: shapes/branch}]}\n")
-    assert compare.run(Options(suite=files, size="smoke", out=str(tmp_path / "out"))) == 130
-    told, folders = capsys.readouterr(), [tmp_path / "out" / name for name in ("heat", "noise")]
-    assert [part.folder for part in lab["parts"]] == folders
-    assert (lab["side_by_side"], lab["weights"]) == (None, False)
-    heads = [f"Title of {one.name}\n\nTABLE\n\nReport: {one}/report.md\n" for one in folders]
-    assert told.out.startswith(f"{heads[0]}{heads[1]}cut off\nData: ")
-    assert told.err == "sage-grpo: slow\nInterrupted. The same command continues.\n"
+@pytest.mark.parametrize(
+    ("ends", "status", "told"),
+    [(None, 130, "Interrupted. The same command continues.\n"), (2, 1, "2 run(s) failed; "), (0, 0, "")],
+)
+def test_a_suite_is_run_and_drawn_and_its_end_is_told(ends, status, told, lab, tmp_path: Path, capsys) -> None:
+    lab["ends"], file, out = ends, tmp_path / "heat.yaml", tmp_path / "out"
+    file.write_text("{title: '', question: '', baseline: a, arms: [{name: a, recipe: shapes/branch}]}\n")
+    assert compare.run(Options(suite=file, size="smoke", out=str(out))) == status
+    printed = capsys.readouterr()
+    assert (lab["folder"], lab["side_by_side"], lab["weights"], lab["arms"]) == (out, None, False, None)
+    assert printed.out.startswith(f"TABLE\n\nReport: {out}/report.md\nData: ")
+    assert printed.err.startswith(f"sage-grpo: slow\n{told}")
 
 
 def test_tables_are_drawn_where_they_are_or_elsewhere_and_over_no_other_rows(lab, tmp_path: Path, capsys) -> None:
     table, out = tmp_path / "table", tmp_path / "out"
-    for name in ("one", "two"):
-        (table / name).mkdir(parents=True)
-        (table / name / SUITE).write_text("{}")
+    table.mkdir()
+    (table / SUITE).write_text("{}")
     assert main(["compare", "--table", str(table)]) == 0
     assert main(["compare", "--table", str(table), "--out", str(out)]) == 0
-    assert lab["drawn"] == [(table / name, place / name) for place in (table, out) for name in ("one", "two")]
-    assert compare._folders(tmp_path) == [tmp_path]
-    (table / SUITE).write_text("{}")
-    assert compare._folders(table) == [table]
+    assert lab["drawn"] == [(table, table), (table, out)]
     capsys.readouterr()
     out.mkdir()
     (out / ROWS).write_text("")

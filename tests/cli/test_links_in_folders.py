@@ -32,7 +32,6 @@ from sage_grpo.run.lock import ENTRIES, FolderLock, owned
 from sage_grpo.run.saved import Choice, find_checkpoint, read_config
 from sage_grpo.tools.report.page import leave_report, write_report
 from sage_grpo.tools.report.run_data import noise_picture, read_run
-from sage_grpo.tools.report.watch import Watcher
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.utils.safe_io import CONTROL, LeadsOut
 
@@ -92,31 +91,16 @@ def test_a_linked_folder_gets_and_loses_no_clips(run: Path, private: Path, capsy
     assert content(private.parent) == before
 
 
-def test_a_clip_that_is_a_link_is_neither_embedded_nor_put_beside_nor_served(run: Path, private: Path) -> None:
+def test_a_clip_that_is_a_link_is_neither_embedded_nor_put_beside(run: Path, private: Path) -> None:
     name = "heldout-000004-01.mp4"
     linked(run / "videos", name, private)
     with pytest.warns(UserWarning, match=f"1 link.*{name}"):
         page = write_report([run], run / "report.html")
     with pytest.warns(UserWarning, match="not followed"):
         write_report([run], run / "beside.html", embed_megabytes=0)
-    watcher = Watcher([run], 0.0)
-    with pytest.warns(UserWarning, match="not followed"):
-        watcher.data()
     assert base64.b64encode(SECRET)[:60] not in page.read_bytes()
     assert not [file for file in (run / "beside_clips").iterdir() if file.read_bytes() == SECRET]
     assert len(list((run / "beside_clips").iterdir())) == 17  # of 18
-    assert watcher.clip(f"00-{name}") is None
-
-
-def test_what_takes_a_clips_place_while_it_is_watched_is_not_served(run: Path, private: Path) -> None:
-    watcher = Watcher([run], 60.0)
-    watcher.data()
-    name = "heldout-000004-01.mp4"
-    assert watcher.clip(f"00-{name}") == run / "videos" / name
-    linked(run / "videos", name, private)
-    assert watcher.clip(f"00-{name}") is None
-    linked(run, "videos", private.parent)
-    assert watcher.clip("00-heldout-000004-02.mp4") is None
 
 
 @pytest.mark.parametrize(

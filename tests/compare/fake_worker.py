@@ -1,30 +1,28 @@
-"""A worker's side of the conversation, without the libraries: the name of the arm decides its end."""
+"""The body of a worker process without the libraries: the name of the arm decides its end."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 
-def main(descriptor: int) -> None:
-    pool = Connection(descriptor)
+def serve(connection: Connection, log: Path, environment: Mapping[str, str]) -> None:
     while True:
-        job = pool.recv().job
+        job = connection.recv().job
         kind = job.arm.split()[0]
-        print("---", job.arm, os.environ.get("OWN", ""), file=sys.stderr, flush=True)
+        with log.open("a") as stream:
+            stream.write(f"--- {job.arm} {environment['OWN']}\n")
         if kind == "dies":
             os._exit(9)
-        pool.send({"done": 1})
+        connection.send({"note": "begun"})
         if kind == "hangs":
             time.sleep(1000)
         row = {"arm": job.arm, "key": job.key, "status": "done", "error": None, "evaluations": {}, "pid": os.getpid()}
         if kind == "fails":
-            pool.send({"row": row | {"status": "failed", "error": "it broke"}})
+            connection.send({"row": row | {"status": "failed", "error": "it broke"}})
             sys.exit(1)
-        pool.send({"row": row})
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+        connection.send({"row": row})

@@ -44,7 +44,7 @@ def job_of(toy_suite: Suite) -> MakeJob:
 
 
 def run(job: CompareJob, bases: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    return lab.measure(job, {} if bases is None else bases, lambda done: None, **options)
+    return lab.measure(job, {} if bases is None else bases, **options)
 
 
 @pytest.mark.parametrize("arm", [pytest.param(arm, marks=[] if arm in QUICK else pytest.mark.slow) for arm in ARMS])
@@ -159,7 +159,7 @@ def recording(**budgets: int) -> lab.Recording:
     trainer: Any = SimpleNamespace(config=config, state=state, plan=Planned())
     trainer.plan.iteration = 0
     record = lab.RunRecord(grid={0: {}})
-    return lab.Recording(trainer, record, {}, lambda done: None, budgets, set())
+    return lab.Recording(trainer, record, {}, budgets, set())
 
 
 def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +169,7 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     plan: Any = Planned()
     rollout, updates = 3 + (3 + 1) * 4 + 5 * 4, 3 * (1 + 100) + 5 * (10 + 1000) + 80000
     assert (lab.scored_clips(plan), lab.rollout_cost(plan), lab.update_cost(plan, [0, 2])) == (9, rollout, updates)
-    done, each = list[int](), rollout + updates
-    object.__setattr__(one, "progress", done.append)
+    each = rollout + updates
     for number in (1, 2, 3):
         one.trainer.state.iteration, one.trainer.state.updates = number, 2 * number
         one.after({"time/total": 2.0})
@@ -178,7 +177,7 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     record = one.record
     assert (record.cost, record.scored, record.budgets) == (3 * each, 27, {"clips": 2})
     assert (record.seconds["iterations"], len(record.training), record.updates) == (6.0, 3, 6)
-    assert (record.grid, done) == ({0: {"weight": 0.5}}, [1, 2, 3])
+    assert record.grid == {0: {"weight": 0.5}}
     given: Any = Planned(examples=True)
     assert (lab.scored_clips(given), lab.rollout_cost(given)) == (0, 0)
     near = recording(clips=17)

@@ -1,4 +1,4 @@
-"""Several suites in one call, some arms of a suite, and what a call does with runs that were cut off: all but the computing."""
+"""Missing runs, some arms of a suite, and runs that were cut off: all but the computing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 from sage_grpo.config.parsing import parse
 from sage_grpo.recipes import recipe
-from sage_grpo.tools.compare import machine, store
-from sage_grpo.tools.compare import run as lab
+from sage_grpo.tools.compare import run as comparison
+from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.measure import measure
 from sage_grpo.tools.compare.prepare import CompareJob, head, prepare
@@ -30,19 +30,15 @@ from sage_grpo.training.config import TrainConfig
 class Here:
     """A worker without a process or a model: what it scores is its key. It keeps an account of what it was asked for."""
 
-    asked: list[str]
+    asked: list[RunRequest]
     fails: Callable[[CompareJob], bool]
 
-    def __init__(self, folder: Path, number: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         self.connection, self.process = Pipe()
 
     def begin(self, request: RunRequest) -> Any:
         job = request.job
-        self.asked.append(job.key)
-        self.process.send({"done": job.config.iterations})
-        if request.weights is not None:
-            request.weights.mkdir(parents=True)
-            (request.weights / "model").write_text(job.key)
+        self.asked.append(request)
         score = {"total": int(job.key, 16) / 2**64, "drift": 0.1}
         status = "failed" if type(self).fails(job) else "done"
         row = {
@@ -57,7 +53,7 @@ class Here:
     def receive(self) -> Any:
         return self.connection.recv()
 
-    def close(self, *, now: bool) -> None:
+    def close(self) -> None:
         self.connection.close()
         self.process.close()
 
@@ -65,128 +61,82 @@ class Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> type[Here]:
     Here.asked, Here.fails = [], staticmethod(lambda job: False)  # type: ignore[assignment]
-    monkeypatch.setattr(machine, "Worker", Here)
+    monkeypatch.setattr(comparison, "Worker", Here)
     return Here
 
 
-def jobs_of(suite: Suite) -> list[CompareJob]:
-    """Its runs, by hand: the key goes by settings and seed."""
-    kinds = {"plain": "a", "same": "a", "b": "b", "fast": "c"}
-    given = {"recipe": "shapes/sage", "settings": {}, "points": (1,), "kind": "train"}
+SUITE = Suite(
+    name="one", title="", question="", seeds=(1, 2), iterations=1, figures=(), baseline="plain",
+    arms=(Arm(name="plain", recipe="shapes/sage"), Arm(name="b", recipe="shapes/branch")),
+)  # fmt: skip
+KEYS = ["a1", "b1", "a2", "b2"]
+
+
+def jobs() -> list[CompareJob]:
+    given: Any = {"recipe": "shapes/sage", "settings": {}, "points": (1,), "kind": "train"}
+    named = [(arm.name, seed) for seed in SUITE.seeds for arm in SUITE.arms]
     config = TrainConfig(iterations=1)
-    named = [(arm.name, seed) for seed in suite.seeds for arm in suite.arms]
-    return [CompareJob(arm=arm, seed=seed, key=f"{kinds[arm]}{seed}", config=config, **given) for arm, seed in named]
+    return [CompareJob(arm=a, seed=n, key=key, config=config, **given) for (a, n), key in zip(named, KEYS)]
 
 
-@pytest.fixture
-def suites_of_two() -> dict[str, Suite]:
-    """Suites `one` and `other` with a run in common per seed, under different names."""
-    plain, same = (Arm(name=name, recipe="shapes/sage") for name in ("plain", "same"))
-    b, fast = Arm(name="b", recipe="shapes/branch"), replace(same, name="fast", options={"optimizer.lr": 2e-3})
-    given = {"title": "", "question": "", "seeds": (1, 2), "iterations": 1, "figures": ()}
-    one = Suite(name="one", arms=(plain, b), baseline="plain", **given)
-    return {"one": one, "other": Suite(name="other", arms=(same, fast), baseline="same", **given)}
+def call(folder: Path, **more: Any) -> int:
+    """The number of failed runs; runs that are asked for are counted from 0."""
+    Here.asked = []
+    return comparison.run(folder, SUITE, jobs(), command="the command", **{"side_by_side": 1, **more})
 
 
-def call(two: Mapping[str, Suite], folders: Mapping[str, Path], *, arms: Any = None, **more: Any) -> lab.CompareEnded:
-    suites = [(two[name], folder) for name, folder in folders.items()]
-    parts = [lab.SuiteRun(folder=folder, suite=one, jobs=jobs_of(one), arms=arms) for one, folder in suites]
-    return lab.run(parts, out=parts[0].folder, command="the command", **{"side_by_side": 1, **more})
-
-
-def test_a_run_that_one_suite_has_is_not_made_for_another_and_a_fault_is_told_to_both(
-    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two, both = suites_of_two, {name: tmp_path / name for name in ("other", "one")}
-    here.fails = lambda job: job.key in ("a1", "a2")  # type: ignore[assignment]
-    assert call(two, both) == lab.CompareEnded(finished=4, failed=2, missing=0)
-    for folder in both.values():
-        rows = store.read_rows(folder / "runs.jsonl")
-        assert sorted(row["status"] for row in rows) == ["done", "done", "failed", "failed"]
-    here.fails, here.asked = (lambda job: False), []  # type: ignore[assignment]
-    assert call(two, {"one": both["one"]}, arms=["plain"]) == lab.CompareEnded(finished=2, failed=0, missing=0)
-    assert here.asked == ["a1", "a2"]
-    capsys.readouterr()
-    assert call(two, both) == lab.CompareEnded(finished=6, failed=0, missing=0)
-    assert "6 of 6 runs are there already." in capsys.readouterr().err
-    assert len(here.asked) == 2  # other takes them from one
-    last = store.read_rows(both["other"] / "runs.jsonl")[-1]
-    assert (last["arm"], last["suite"], last["status"]) == ("same", "other", "done")
-    anew = {name: tmp_path / f"{name} anew" for name in both}
-    assert call(two, anew) == lab.CompareEnded(finished=6, failed=0, missing=0)
-    assert not any((folder / "weights").exists() for folder in anew.values())  # nobody asked for them
-    assert store.load_suite(anew["one"]) == (two["one"], ["a1", "b1", "a2", "b2"], "the command")
-    assert len(list((anew["one"] / "configs").iterdir())) == 4
-
-
-def test_weights_are_copied_to_every_suite_and_only_of_runs_that_are_done(
-    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path
-) -> None:
+def test_a_call_makes_what_is_missing_and_what_failed(here: type[Here], tmp_path: Path, capsys) -> None:
     here.fails = lambda job: job.seed == 2  # type: ignore[assignment]
-    assert call(suites_of_two, {name: tmp_path / name for name in suites_of_two}, weights=True).failed == 3
-    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/weights/*1/model"))
-    assert [name.split("-")[0] for name in found] == [
-        "one/weights/b", "one/weights/plain", "other/weights/fast", "other/weights/same"
-    ]  # fmt: skip
+    assert call(tmp_path) == 2
+    assert store.load_suite(tmp_path) == (SUITE, KEYS, "the command")
+    assert len(list((tmp_path / "configs").iterdir())) == 4
+    here.fails = lambda job: False  # type: ignore[assignment]
+    assert call(tmp_path) == 0
+    assert [request.job.key for request in here.asked] == ["a2", "b2"]
+    rows = store.read_rows(tmp_path / store.ROWS)
+    assert [row["status"] for row in rows] == ["done", "done", "failed", "failed", "done", "done"]
+    assert {row["suite"] for row in rows} == {"one"}
+    capsys.readouterr()
+    assert (call(tmp_path), here.asked) == (0, [])
+    assert "4 of 4 runs are there already." in capsys.readouterr().err
 
 
-def test_a_call_for_some_arms_leaves_the_others_missing(
-    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = {"one": tmp_path}
-    assert call(suites_of_two, folders, arms=["b"]) == lab.CompareEnded(finished=2, failed=0, missing=0)
+def test_a_call_for_some_arms_leaves_the_others_missing(here: type[Here], tmp_path: Path, capsys) -> None:
+    assert call(tmp_path, arms=["b"]) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told == [
-        "2 runs to make, 1 side by side on the CPU.",
-        "1/2  b, seed 1: Overall 0.0000  (0 s left)",
-        "2/2  b, seed 2: Overall 0.0000  (0 s left)",
-    ]
+    runs = ["1/2  b, seed 1: Overall 0.0000", "2/2  b, seed 2: Overall 0.0000"]
+    assert told == ["2 runs to make, 1 side by side on the CPU.", *runs]
     assert [row["arm"] for row in store.read_rows(tmp_path / "runs.jsonl")] == ["b", "b"]
-    assert call(suites_of_two, folders, budget=-1.0) == lab.CompareEnded(finished=2, failed=0, missing=2)
-    here.asked = []
-    assert call(suites_of_two, folders, budget=1000.0).finished == 4
-    assert here.asked == ["a1", "a2"]
 
 
 def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_no_fault(
-    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path
+    here: type[Here], tmp_path: Path
 ) -> None:
-    folders, keys = {"one": tmp_path}, ["a1", "b1", "a2", "b2"]
-    over, faulty, _, cut_off = keys
-    assert call({"one": replace(suites_of_two["one"], seeds=(1,))}, folders, arms=["plain"]).finished == 1
+    over, faulty, _, cut_off = KEYS
+    comparison.run(tmp_path, replace(SUITE, seeds=(1,)), jobs()[:2], command="", arms=["plain"], side_by_side=1)
     foreign = "0" * 16
-    for key, at in (
-        (over, 1),
-        (faulty, 2),
-        (cut_off, 3),
-        (cut_off, 1),
-        (foreign, 4),
-    ):  # `over` was killed after its row
+    # `over` was killed after its row
+    for key, at in ((over, 1), (faulty, 2), (cut_off, 3), (cut_off, 1), (foreign, 4)):
         (store.place(tmp_path, key) / f"{at:06d}").mkdir(parents=True)
     (store.place(tmp_path, faulty) / "odd").mkdir()
-    store.save_suite(tmp_path, suites_of_two["one"], keys, "")
-    told = "2 run(s) are unfinished, kept after iterations 2 to 3. The same command continues them."
-    assert store.unfinished(tmp_path) == told
-    here.fails, here.asked = (lambda job: job.key == faulty), []  # type: ignore[assignment]
-    assert call(suites_of_two, folders) == lab.CompareEnded(finished=3, failed=1, missing=0)
-    assert here.asked == [faulty, cut_off, "a2"]
+    store.save_suite(tmp_path, SUITE, KEYS, "")
+    assert store.kept(tmp_path, KEYS[1:]) == {faulty: 2, cut_off: 3}
+    here.fails = lambda job: job.key == faulty  # type: ignore[assignment]
+    assert call(tmp_path) == 1
+    assert [request.job.key for request in here.asked] == [faulty, cut_off, "a2"]
     assert {path.name for path in (tmp_path / store.UNFINISHED).iterdir()} == {faulty, foreign}
-    assert "1 run(s) are unfinished, kept after iteration 2." in store.unfinished(tmp_path)
     here.fails = lambda job: False  # type: ignore[assignment]
-    call(suites_of_two, folders)
-    assert store.unfinished(tmp_path) == ""
+    call(tmp_path)
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
 
 
-def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(
-    here: type[Here], suites_of_two: dict[str, Suite], tmp_path: Path
-) -> None:
-    job = replace(jobs_of(suites_of_two["one"])[3], arm="b at [1, 2]")
-    part = lab.SuiteRun(folder=tmp_path, suite=suites_of_two["one"], jobs=[job])
-    folder, unfinished = lab.SuiteFolder(part, "", print), store.place(tmp_path, job.key)
+def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(here: type[Here], tmp_path: Path) -> None:
+    job = replace(jobs()[3], arm="b at [1, 2]")
     assert (job.name, job.file) == ("b at [1, 2], seed 2", "b-at-1-2--b2.yaml")
-    assert folder.request(job, weights=False) == RunRequest(job=job, weights=None, unfinished=unfinished)
-    assert folder.request(job, weights=True).weights == tmp_path / "weights" / "b-at-1-2--b2-2"
+    for weights, kept in ((False, None), (True, tmp_path / "weights" / "b-at-1-2--b2-2")):
+        folder = tmp_path if weights else tmp_path / "other"
+        comparison.run(folder, SUITE, [job], command="", weights=weights)
+        assert here.asked[-1] == RunRequest(job=job, weights=kept, unfinished=store.place(folder, job.key))
     assert parse(TrainConfig, ["--config", str(tmp_path / "configs" / job.file)], prog="train") == job.config
 
 
@@ -211,5 +161,5 @@ def test_interrupted_and_continued_its_rows_are_those_of_runs_that_nobody_distur
     assert (done.returncode, "goes on after iteration" in done.stderr) == (0, True), done.stderr
     rows = {row["key"]: row for row in store.read_rows(out / store.ROWS)}
     for job in prepare(store.load_suite(out)[0], recipe):
-        whole = json.loads(json.dumps(measure(job, {}, lambda done: None)))
+        whole = json.loads(json.dumps(measure(job, {})))
         assert {**rows[job.key], "seconds": None} == {"suite": "out", **whole, "seconds": None}

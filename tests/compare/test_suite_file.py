@@ -9,9 +9,8 @@ import pytest
 from sage_grpo.cli.compare import start
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.recipes import recipe
-from sage_grpo.tools.compare.design import Column, Suite
+from sage_grpo.tools.compare.design import TINY, Column, Suite, load
 from sage_grpo.tools.compare.prepare import prepare
-from sage_grpo.tools.compare.suite_file import TINY, load
 
 TEXT = """
 title: Rates

@@ -132,7 +132,7 @@ def test_tables_and_figures_are_not_written_through_links(given: Path) -> None:
     _write(given, ROWS, ("bars",))
     mine = given.parent / "private" / "file"
     mine.write_text("mine")
-    for name in ("table.md", "table.json", "report.md", "leaderboard.json", "bars.png"):
+    for name in ("table.md", "report.md", "bars.png"):
         (given / name).symlink_to(mine)
         (given / f".{name}.tmp").symlink_to(mine)
     render(given)
@@ -149,18 +149,6 @@ def test_a_linked_folder_of_unfinished_runs_is_not_emptied(given: Path) -> None:
         with pytest.raises(LeadsOut):
             store.forget(given, key)
         assert kept.is_dir()
-
-
-def test_a_suite_in_a_linked_folder_is_not_drawn_into(given: Path, capsys) -> None:
-    private = given.parent / "private"
-    _write(private, ROWS)
-    before = sorted(file.name for file in private.iterdir())
-    (given / "inner").symlink_to(private)
-    assert main(["compare", "--table", str(given)]) == 2
-    assert "inner leads out" in capsys.readouterr().err
-    assert sorted(file.name for file in private.iterdir()) == before
-    (given.parent / "named").symlink_to(private)  # a link that the user names
-    assert main(["compare", "--table", str(given.parent / "named")]) == 0
 
 
 def test_names_of_a_comparison_do_not_steer_the_terminal(tmp_path: Path, capsys) -> None:

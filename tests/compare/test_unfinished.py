@@ -46,7 +46,7 @@ def run(
 
     with pytest.MonkeyPatch.context() as patch, suppress(CutOff):
         patch.setattr(lab.Trainer, "step", cut)
-        return lab.measure(job, {}, lambda done: None, unfinished=folder, on_note=tell)
+        return lab.measure(job, {}, unfinished=folder, on_note=tell)
 
 
 @pytest.mark.slow

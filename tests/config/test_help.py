@@ -1,16 +1,13 @@
-"""Help by group, and completion, from the dataclasses."""
+"""Help by group, from the dataclasses."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
-import needs
 from sage_grpo.cli.main import COMMANDS, main
 from sage_grpo.config.errors import ALSO_CALLED, leaves
 from sage_grpo.config.help import entries
@@ -52,27 +49,3 @@ def test_help_says_null_where_null_is_what_is_written_and_cuts_no_meaning(capsys
     flat = " ".join(said(capsys, "train", "--help", "recipes").split())
     for meanings in recipe_meanings().values():
         assert all(" ".join(meaning.split()) in flat for meaning in meanings.values())
-
-
-def test_bash_completes_commands_options_values_and_recipes(tmp_path: Path, capsys) -> None:
-    needs.program("bash")
-    needs.module("shtab")
-    file = tmp_path / "completion.bash"
-    file.write_text(said(capsys, "completion", "bash"))
-    script = (
-        'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
-        '_shtab_sage_grpo sage-grpo "${COMP_WORDS[-1]}"; echo "${COMPREPLY[*]}"'
-    )
-
-    def complete(*words: str) -> list[str]:
-        done = subprocess.run(
-            ["bash", "-c", script, "bash", str(file), "sage-grpo", *words],
-            capture_output=True, text=True, check=True, cwd=tmp_path,
-        )  # fmt: skip
-        return done.stdout.split()
-
-    assert complete("") == list(COMMANDS)
-    assert complete("train", "--optimizer.l") == ["--optimizer.lr"]
-    assert complete("train", "--kernel.name", "sage") == ["sage", "sage_exact"]
-    assert "hunyuan15/flow_grpo" in complete("train", "--recipe", "hunyuan15/")
-    assert complete("train", "--config", "comp") == ["completion.bash"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sage_grpo.config.ranges import LONGEST_PROMPT
-from sage_grpo.data.prompts import Condition, Prompt, PromptStream, load_prompts, look_ahead, prompts_of
+from sage_grpo.data.prompts import Prompt, PromptStream, load_prompts, look_ahead, prompts_of
 from sage_grpo.models.spec import ModelSpec
 
 
@@ -75,45 +75,16 @@ def test_a_last_image_goes_with_a_first(tmp_path: Path) -> None:
 
 def test_files_of_a_prompt_are_columns_and_each_makes_it_another_prompt() -> None:
     files = {name: Path(f"{name}.x") for name in ("image", "last_image", "source_video")}
-    whole = Prompt("a", **files, conditions=(Condition("video", Path("c.mp4"), 8),))
-    given = {name: f"{name}.x" for name in files} | {"conditions": [{"video": "c.mp4", "frame_index": 8}]}
-    assert whole.columns() == given
-    absolute = whole.columns(absolute=True)
-    assert absolute["image"] == str(Path("image.x").absolute())
-    assert absolute["conditions"] == [{"video": str(Path("c.mp4").absolute()), "frame_index": 8}]
-    assert whole.files == (*files.values(), Path("c.mp4"))
-    others = [replace(whole, **change) for change in ({"conditions": ()}, {"seed": 1}, *({one: None} for one in files))]
-    assert len({whole, *others}) == 6
+    whole = Prompt("a", **files)
+    assert whole.columns() == {name: f"{name}.x" for name in files}
+    assert whole.columns(absolute=True)["image"] == str(Path("image.x").absolute())
+    assert whole.files == tuple(files.values())
+    others = [replace(whole, **change) for change in ({"seed": 1}, *({one: None} for one in files))]
+    assert len({whole, *others}) == 5
+    with pytest.raises(ValueError, match="places of a clip"):
+        prompts_of([{"prompt": "a cat", "conditions": [{"image": "a.png", "frame_index": 8}]}])
     with pytest.raises(ValueError, match="is not text"):
         prompts_of(["half a \ud800 character"])
-
-
-def test_conditions_have_places(tmp_path: Path) -> None:
-    picture, clip = write(tmp_path, "a.png", ""), write(tmp_path, "b.mp4", "")
-    rows = [{"image": "a.png"}, {"video": "b.mp4", "frame_index": 80, "strength": 1.0}]
-    text = json.dumps(rows).replace('"', '""')
-    for file in (
-        write(tmp_path, "p.jsonl", json.dumps({"prompt": "a cat", "conditions": rows})),
-        write(tmp_path, "p.csv", f'prompt,conditions\na cat,"{text}"\n'),
-    ):
-        (prompt,) = load_prompts(file)
-        assert prompt.conditions == (Condition("image", picture), Condition("video", clip, 80))
-        assert prompt.files == (picture, clip)
-        assert not prompt.metadata
-        (again,) = prompts_of([{"prompt": "a cat", **prompt.columns(absolute=True)}])
-        assert again == prompt
-    for bad, message in (
-        ([{"frame_index": 3}], "condition 1: give an object with image or video"),
-        ([{"image": "a.png", "frame": 3}], "give an object with image or video"),
-        ([rows[0], {"video": "b.mp4", "frame_index": -1}], "condition 2: frame_index is a whole number from 0"),
-        ([{"image": "a.png", "strength": 0.5}], r"strength 0\.5: what is given weakly keeps a noise level"),
-        (["a.png"], "give an object with image or video"),
-    ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
-            load_prompts(write(tmp_path, "bad.jsonl", json.dumps({"prompt": "a cat", "conditions": bad})))
-    row = {"prompt": "a cat", "image": "a.png", "last_image": "a.png", "conditions": rows}
-    with pytest.raises(ValueError, match="leave last_image out"):
-        load_prompts(write(tmp_path, "bad.jsonl", json.dumps(row)))
 
 
 def test_other_columns_are_metadata_and_prompts_stay_hashable(tmp_path: Path) -> None:

@@ -164,7 +164,6 @@ def check_passes(results, config: c.TrainConfig) -> None:
         assert found["evaluation"][False] == (evaluation.forwards, evaluation.clips)
 
 
-@pytest.mark.filterwarnings("ignore:.*refused")
 def test_two_ranks_with_workers_are_two_ranks_without_and_decide_together(tmp_path) -> None:
     optimizer = c.OptimizerConfig(lr=1e-3, eps=1e-4)
     config = workers.configure(None, tmp_path, lora=True, batch=CLIPS, optimizer=optimizer)
@@ -174,16 +173,17 @@ def test_two_ranks_with_workers_are_two_ranks_without_and_decide_together(tmp_pa
         assert rows == alone
         assert weights.keys() == others.keys()
         assert all(np.array_equal(weights[name], others[name]) for name in weights)
-        figures = {"crew/workers": 3, "crew/refused": 1, "crew/gap": 0, "crew/staleness": 1}
+        figures = {"crew/workers": 4, "crew/gap": 0, "crew/staleness": 1}
         assert {name: crew[name] for name in figures} == figures
-        assert "failed 3 times on workers, the last time on lazy 1" in result["error"]
+        assert "failed 3 times on workers, the last time on lazy 1" in result["lazy"]
+        assert "that wrong 1 sampled differs by" in result["wrong"]
 
 
-KINDS = ("hunyuan15_i2v", "wan22_t2v", "wan22_5b_i2v", "qwen_image_edit", "flux2", "ltx2_3")
+KINDS = ("hunyuan15_i2v", "wan22_t2v", "wan22_5b_i2v")
 
 
 def test_every_family_can_be_split(checkpoint) -> None:
-    """Image-to-video, two experts (one of them frozen), a timestep per token; text of uneven length beside tokens, and sound. Every network
+    """Image-to-video, two experts (one of them frozen), a timestep per token; text of uneven length beside tokens. Every network
     sees a part of the tokens: one that saw all of them would be as right, and take twice as long."""
     checkpoints = {kind: str(checkpoint(kind)) for kind in KINDS}
     alone = processes.alone(workers.every_family, checkpoints)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import threading
 import time
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -15,86 +11,58 @@ from torch.distributed import HashStore
 
 from sage_grpo.cli import main
 from sage_grpo.distributed import heartbeat
-from sage_grpo.distributed.heartbeat import GONE, Beat, Heartbeat, condition_of, own_place
-
-MACHINE = own_place().rpartition(":")[0]
-DEAD = f"{MACHINE}:{2**22 + 1}"
-"""Above the largest number of a process."""
-
-
-def test_only_processes_of_this_machine_are_looked_at() -> None:
-    assert condition_of(own_place()) == ""
-    assert condition_of(DEAD) == "dead"
-    assert condition_of("another/machine:1") is None
-    assert condition_of(":1") is None
-
-
-def watching(ranks: int) -> tuple[Heartbeat, list[str]]:
-    beat, told = Heartbeat(0, ranks, HashStore(), 5.0), []
-    beat.leave = told.append
-    return beat, told
+from sage_grpo.distributed.heartbeat import GONE, SILENT, Beat, Heartbeat
 
 
 @pytest.mark.parametrize(
-    ("count", "place", "age", "lost"),
+    ("count", "age", "lost"),
     [
-        ("3", "dead", 100.0, "dead"),
-        ("3", "dead", 1.0, ""),  # it may be a beat that is on its way
-        ("3", "elsewhere", 100.0, "silent"),
-        ("3", "elsewhere", 30.0, ""),  # loading and compiling may take so long
-        ("3", "alive", 100.0, ""),
-        (GONE, "dead", 100.0, ""),
-        ("3", "unknown", 100.0, ""),  # it never said where it is
+        ("3", SILENT + 1, True),
+        ("3", SILENT - 1, False),  # loading and compiling may take so long
+        (GONE, SILENT + 1, False),
+        ("0", SILENT + 1, False),  # it never began
     ],
 )
-def test_who_counts_as_lost(count: str, place: str, age: float, lost: str) -> None:
-    places = {"dead": DEAD, "elsewhere": "another/machine:1", "alive": own_place(), "unknown": ""}
-    beat, told = watching(3)
-    beat._seen[2] = Beat("1", "rollout", time.monotonic() - 100.0, own_place())
-    beat._seen[1] = Beat(count, "rollout", time.monotonic() - age, places[place])
-    beat._check()
-    beat._check()
-    named = f"Lost rank 1 ({lost}; last seen at: rollout)."
+def test_who_counts_as_lost(count: str, age: float, lost: bool) -> None:
+    beat, told = Heartbeat(0, 3, HashStore(), 5.0), []
+    beat.leave = told.append
+    beat._seen = {1: Beat(count, "rollout", 100.0 - age), 2: Beat("1", "rollout", 100.0)}
+    for _ in range(2):
+        beat._check(100.0, paused=False)
+    named = "Lost rank 1 (last seen at: rollout)."
     assert [message[: len(named)] for message in told] == ([named] if lost else []), "once, where at all"
-    if place == "elsewhere":
-        beat, told = watching(2)
-        beat._seen[1] = Beat(count, "rollout", time.monotonic() - 100.0, places[place])
-        beat._heard = time.monotonic() - 100.0
-        beat._check()
-        assert told == [], "who does not hear the store takes nobody for silent"
 
 
 def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch) -> None:
     """After a laptop's sleep everyone's last sign is old."""
-    beat, told = watching(2)
-    beat._seen[1] = Beat("3", "rollout", time.monotonic() - 1000, DEAD)
-    beat._forgive()
-    beat._check()
+    beat, told = Heartbeat(0, 2, HashStore(), 5.0), []
+    beat.leave = told.append
+    beat._seen[1] = Beat("3", "rollout", 0.0)
+    beat._check(1000.0, paused=True)
     assert told == []
-    beat._seen[1] = dataclasses.replace(beat._seen[1], time=time.monotonic() - 1000)
-    beat._check()
+    beat._check(1001.0 + SILENT, paused=False)
     assert len(told) == 1
-    for step, forgiven in ((2 * heartbeat.STILL + 1, 2), (2 * heartbeat.STILL - 1, 0)):
-        clock, done = itertools.count(0, step), []
-        monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
-        beat._stop = SimpleNamespace(wait=lambda seconds, ends=[True, False, False]: ends.pop())
-        beat._forgive, beat._check = partial(done.append, "forgive"), partial(done.append, "check")
-        beat._watch()
-        assert (done.count("forgive"), done.count("check")) == (forgiven, 2)
+    rounds = []
+    beat._look, beat._check = lambda: None, lambda now, paused: rounds.append(paused)
+    times = iter([0.0, 1.0, 2.0 + SILENT / 2, 3.0 + SILENT / 2])
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(beat._stop, "wait", lambda seconds: len(rounds) == 3 and beat._stop.set())
+    beat._beat()
+    assert rounds == [False, True, False]
 
 
 def test_signs_are_read_once_all_are_there_and_only_new_ones_count() -> None:
     store = HashStore()
     beat = Heartbeat(0, 3, store, 5.0)
     before = dict(beat._seen)
-    store.set("1", "1 here:5 rollout of part 2")
+    store.set("1", "1 rollout of part 2")
     beat._look()
     assert beat._seen == before, "reading would wait for the last one"
-    store.set("2", "1 there:6 rollout")
+    store.set("2", "1 rollout")
     beat._look()
-    assert (beat._seen[1].where, beat._seen[1].place) == ("rollout of part 2", "here:5")
+    assert beat._seen[1].where == "rollout of part 2"
     first = dict(beat._seen)
-    store.set("2", "2 there:6 update")
+    store.set("2", "2 update")
     beat._look()
     assert beat._seen[1] is first[1]
     assert (beat._seen[2].where, beat._seen[2].count) == ("update", "2")
@@ -113,13 +81,13 @@ def test_a_missing_rank_is_named_with_what_it_did_last(age: float, store_lost: f
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
     now = time.monotonic()
     beat = Heartbeat(0, 2, HashStore(), 0.05)
-    beat._seen[1] = Beat("3", "update", now - age, own_place())
+    beat._seen[1] = Beat("3", "update", now - age)
     beat._store_lost = None if store_lost is None else now - store_lost
     assert beat.missing().startswith(said)
     told: list[str] = []
     beat.leave = told.append
-    beat._seen[1] = Beat("3", "update", now - 1000, DEAD)
-    beat._check()
+    beat._seen[1] = Beat("3", "update", now - 1000)
+    beat._check(now, paused=False)
     assert told == [], "the main thread has asked: it ends the process itself"
 
 
@@ -127,8 +95,9 @@ def test_ranks_leave_together() -> None:
     store = HashStore()
     first, second = (Heartbeat(number, 2, store, 5.0) for number in range(2))
     for beat in (first, second):
-        store.set(str(beat.number), f"1 {own_place()} rollout")
-        beat._threads = []  # they were never started
+        store.set(str(beat.number), "1 rollout")
+        beat._thread = threading.Thread()
+        beat._thread.start()
     first.stop()
     first.farewell(patience=0.2)
     assert first._seen[1].count == "1"  # looked, and gave up

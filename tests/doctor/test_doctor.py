@@ -11,6 +11,7 @@ import pytest
 
 from sage_grpo.cli.main import main
 from sage_grpo.models.spec import LoraSpec
+from sage_grpo.plan.description import describe
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import assemble
@@ -27,7 +28,6 @@ NAMES = [
         "plan",
         "files",
         "settings",
-        "trainable",
         "stability",
         "prompt",
         "padding",
@@ -68,7 +68,7 @@ def test_healthy_shapes() -> None:
     config, spec = replace(recipe("shapes/sage"), seed=3), DoctorSpec(prompts=3)
     made = build(recipe("shapes/sage"))
     sample = examine.prepare(assemble(examine.small(config, spec), made))
-    found = [*examine.of_schedule(sample.trainer, sample), *examine.of_sampling(sample)]
+    found = [*examine.of_schedule(describe(config)), *examine.of_sampling(sample)]
     found += examine.of_learning(sample)
     assert not raised(found)
     assert len(found) == 14
@@ -90,7 +90,7 @@ def test_a_stage_that_breaks_is_a_finding_and_the_others_go_on(make_config, monk
     def breaks(*given: object) -> Check:
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(examine.sampling, "guidance", breaks)
+    monkeypatch.setattr(examine.learning, "guidance", breaks)
     found = {one.name: one for one in examine.examine(make_config(), DoctorSpec(prompts=2, members=2))}
     assert {one.status for one in found.values()} <= set(ORDER)
     assert found["sampling"].status == "fail"

@@ -20,16 +20,18 @@ from sage_grpo.models import ModelError, lora
 from sage_grpo.models.checkpoints.checkpoint import load_pipeline
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.plan.architecture import Architecture
+from sage_grpo.plan.description import describe
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
-from sage_grpo.run.preflight import preflight
+from sage_grpo.run.preflight import preflight, prompt_remarks
 from sage_grpo.run.session import assemble
 from sage_grpo.samplers import kernels
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.tools.doctor import DoctorSpec, checkpoint, examine, learning, machine
 from sage_grpo.tools.doctor.check import Check
-from sage_grpo.tools.doctor.sampling import Sample
+from sage_grpo.tools.doctor.learning import Sample
 from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import build
 from sage_grpo.training.planner import Planner
@@ -67,24 +69,26 @@ def named(findings: Iterator[Check], name: str) -> str:
     return next(finding.status for finding in findings if finding.name == name)
 
 
-def test_noise_in_the_last_step(sample, monkeypatch) -> None:
-    sage = {"kernel": KernelSpec(name="sage"), "kind": "toy"}
-    healthy = sample(**sage)
-    assert named(examine.of_schedule(healthy.trainer, healthy), "stability") == "pass"
-    asked = sample(**sage, rollout={"steps": 3, "deterministic_last": False})
-    assert named(examine.of_schedule(asked.trainer, asked), "stability") == "warn"
-    monkeypatch.setattr(Planner, "unexplored", lambda planner: "step 1 is deterministic, too")
-    (told,) = examine.of_schedule(healthy.trainer, healthy)
-    assert told.value.endswith("step 1 is deterministic, too")
+def test_noise_in_the_last_step(make_config, monkeypatch) -> None:
+    def stability(**rollout: Any) -> Check:
+        config = make_config(kernel=KernelSpec(name="sage"), rollout={"steps": 3} | rollout)
+        run = describe(config, architecture=Architecture.of(build(config).model, "toy"))  # type: ignore[arg-type]
+        (found,) = examine.of_schedule(run)
+        return found
+
+    assert status(stability(), "stability") == "pass"
+    assert status(stability(deterministic_last=False), "stability") == "warn"
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "unexplored", lambda planner: "step 1 is deterministic, too")
+        assert stability().value.endswith("step 1 is deterministic, too")
     monkeypatch.setattr(kernels.Sage, "leaves_noise", False)
-    planted = sample(**sage)
-    assert named(examine.of_schedule(planted.trainer, planted), "stability") == "warn"
+    assert status(stability(), "stability") == "warn"
 
 
 def test_nothing_to_train_ends_the_check_up(make_config, monkeypatch) -> None:
     monkeypatch.setattr(ToyModel, "trainable", lambda model: {})
     found = examine.examine(make_config(), SMALL)
-    assert status(found[-1], "trainable") == "fail"  # and nothing after it
+    assert status(found[-1], "gradients") == "fail"  # and nothing after it
 
 
 def test_replay_of_what_was_not_sampled(sample, monkeypatch) -> None:
@@ -213,7 +217,7 @@ def test_incomplete_checkpoint(make_config, checkpoint, tmp_path) -> None:
     shutil.copytree(checkpoint("hunyuan15_t2v"), folder)
     config = replace(config, model=replace(config.model, path=str(folder)))
     (folder / "tokenizer" / "config.json").write_text("{}")  # which some have, and weights none
-    assert status(machine.files(config), "files") == "pass"
+    assert status(machine.files(config)[0], "files") == "pass"
     for name in ("vocab.json", "tokenizer.json"):
         (folder / "tokenizer" / name).unlink(missing_ok=True)
     found = examine.examine(config, SMALL)
@@ -253,23 +257,18 @@ def test_a_file_that_breaks_later_is_a_finding(make_config, monkeypatch) -> None
     assert status(found[-1], "loading") == "fail"
 
 
-def test_prompts_that_are_not_apart(monkeypatch) -> None:
-    model: Any = None
+def test_prompts_that_are_not_apart() -> None:
+    def remarks(training: str, held_out: str) -> list[str]:
+        return prompt_remarks(*([Prompt(text) for text in texts.split("/")] for texts in (training, held_out)))
 
-    def found(training: str, held_out: str) -> Check:
-        sources = [[Prompt(text) for text in texts.split("/")] for texts in (training, held_out)]
-        monkeypatch.setattr(machine, "load_sources", lambda config: sources)
-        return machine.settings(recipe("shapes/sage"), model)
-
-    assert status(found("a cat/a dog", "a tree/the sea"), "settings") == "pass"
-    for training, held_out, said in (
+    assert not remarks("a cat/a dog", "a tree/the sea")
+    for training, held_out, text in (
         ("a cat/a dog", "a tree/A  Dog", "1 of 2 held-out prompts are trained on"),
         ("a cat/a dog/a cat", "a tree", "1 of 3 training prompts are copies"),
         ("a cat", "a tree/the sea/the sea /the sea", "2 of 4 held-out prompts are copies"),
     ):
-        finding = found(training, held_out)
-        assert status(finding, "settings") == "warn"
-        assert said in finding.value
+        assert text in " ".join(remarks(training, held_out))
+        assert text in machine.settings(describe(recipe("shapes/sage")), remarks(training, held_out)).value
     seeds = [Prompt("a cat", seed=1), Prompt("a cat", seed=2)]
-    monkeypatch.setattr(machine, "load_sources", lambda config: (seeds, []))
-    assert machine.settings(recipe("shapes/sage"), model).status == "pass", "one prompt from two noises is two tasks"
+    assert not prompt_remarks(seeds, []), "one prompt from two noises is two tasks"
+    assert machine.settings(describe(recipe("shapes/sage")), []).status == "pass"

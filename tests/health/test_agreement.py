@@ -14,20 +14,20 @@ from watching import healthy_row, names
 
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import shortfall
-from sage_grpo.health.sentinel import MOST_REMEMBERED, Finding, HeldOutRewards, Sentinel
+from sage_grpo.health.sentinel import MOST_REMEMBERED, Finding, Sentinel
 from sage_grpo.health.statistics import agreements
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import EvalConfig
 from trainer_helpers import assert_same_run, interrupt, rows
 
-WATCHED = HeldOutRewards(scores={"judge": {"true": 1.0}})
+WATCHED = {"judge": {"true": 1.0}}
 MEAN, STDERR = "reward/agreement/judge", "reward/agreement_stderr/judge"
 
 
 def agreed(total: list[float], judge: list[float], groups: list[int]) -> dict[str, float]:
     columns = [torch.tensor(column, dtype=torch.float64) for column in (total, judge)]
-    return agreements(columns[0], {"true": columns[1]}, torch.tensor(groups), WATCHED.scores)
+    return agreements(columns[0], {"true": columns[1]}, torch.tensor(groups), WATCHED)
 
 
 def test_agreement_is_within_groups_and_has_a_sign() -> None:
@@ -109,7 +109,7 @@ def test_an_honest_witness_is_never_acted_on_and_hardly_ever_told(kind: str) -> 
 def test_a_hacked_reward_is_found_and_acted_on() -> None:
     for seed in range(3):
         found = watch("hacked", seed)
-        assert found[0].name in ("decoupled", "parted", "hacking")
+        assert found[0].name in ("decoupled", "hacking")
         assert found[0].iteration <= 20, seed
         assert [finding for finding in found if finding.act and finding.name == "hacking"], seed
 

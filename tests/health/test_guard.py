@@ -19,16 +19,15 @@ from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
     Agreement,
+    RewardParts,
     ScoreChange,
     agreement_of,
     change,
     evidence,
-    in_words,
     shortfall,
 )
-from sage_grpo.health.reward_parts import RewardParts
-from sage_grpo.health.sentinel import Finding, HeldOutRewards, PastEvaluation, Sentinel
-from sage_grpo.health.statistics import MOST, ParameterDrift, _mean, correlation, thumbnails
+from sage_grpo.health.sentinel import Finding, PastEvaluation, Sentinel
+from sage_grpo.health.statistics import MOST, ParameterDrift, agreements, correlation, thumbnails
 from sage_grpo.training.guard import HealthGuard
 
 FOUND = [Finding("a", 7, "old", True, False), Finding("b", 7, "fresh", False), Finding("c", 7, "both", True)]
@@ -148,20 +147,19 @@ def test_a_change_is_a_mean_with_its_standard_error_and_has_a_sign() -> None:
 
 
 def test_agreements_add_up_and_are_taken_away() -> None:
-    rows = [{AGREEMENT + "j": mean, STDERR + "j": 0.3} for mean in (0.5, 0.1)]
-    both = agreement_of([*rows, {AGREEMENT + "j": 0.9}, {STDERR + "j": 0.9}, {}], "j")
+    one, other = (agreement_of({AGREEMENT + "j": mean, STDERR + "j": 0.3}, "j") for mean in (0.5, 0.1))
+    for unknown in ({AGREEMENT + "j": 0.9}, {STDERR + "j": 0.9}, {}):
+        assert agreement_of(unknown, "j") == Agreement()
+    both = one.plus(other)
     assert both == (2, pytest.approx(0.6), pytest.approx(0.18))
     assert (both.mean, both.stderr) == pytest.approx((0.3, math.sqrt(0.18) / 2))
-    one = agreement_of(rows[:1], "j")
     rest = both.plus(one, -1)
     assert rest == (1, pytest.approx(0.1), pytest.approx(0.09))
     assert one.plus(rest) == pytest.approx(both)
     drop = one.to(rest)
     assert (drop.by, drop.stderr) == pytest.approx((0.4, math.hypot(0.3, 0.3)))
     assert one.to(Agreement()) is Agreement().to(one) is None
-    assert (Agreement().mean, Agreement().stderr, Agreement(1, 0.0, -1e-9).stderr) == (0.0, math.inf, 0.0)
-    assert in_words(one, rest) == " (agreement within groups 0.50 +- 0.3 before, 0.10 +- 0.3 since)"
-    assert in_words(one, Agreement()) == in_words(Agreement(), one) == ""
+    assert (Agreement().mean, Agreement(1, 0.0, -1e-9).stderr) == (0.0, 0.0)
     assert evidence(ScoreChange(3.0, 1.0), None) == 3.0
     assert evidence(ScoreChange(3.0, 1.0), ScoreChange(2.0, 2.0)) == pytest.approx(4.0 / math.sqrt(2))
 
@@ -183,9 +181,12 @@ def test_rank_correlations_and_their_mean() -> None:
     assert correlation(three, torch.tensor([1.0, 3.0, 2.0])) == (0.5, 0.5)
     assert correlation(torch.tensor([1.0, 2.0, 3.0, math.nan]), torch.tensor([3.0, 2.0, 1.0, 9.0])) == (-1.0, 0.5)
     assert correlation(three, torch.zeros(3)) is None
-    assert _mean([(0.5, 0.25)]) == (0.5, 0.5)
-    assert _mean([(1.0, 0.1), (0.0, 0.1), (0.5, 0.1)]) == (0.5, pytest.approx(math.sqrt(0.25 / 3)))
-    assert _mean([(0.5, 0.1), (0.5, 0.3)]) == (0.5, pytest.approx(math.sqrt(0.2 / 2))), "not less than chance has"
+    ranks, chance = three.double(), math.sqrt(0.5 / 2)
+    for judge, mean, stderr in (([1.0, 2.0, 3.0] * 2, 1.0, chance), ([1.0, 2.0, 3.0, 3.0, 2.0, 1.0], 0.0, 1.0)):
+        groups = torch.tensor([0] * 3 + [1] * 3)
+        parts = {"true": torch.tensor(judge)}
+        metrics = agreements(ranks.repeat(2), parts, groups, {"j": {"true": 1.0}})
+        assert metrics == {AGREEMENT + "j": mean, STDERR + "j": pytest.approx(stderr)}, "not less than chance has"
 
 
 def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:
@@ -199,10 +200,8 @@ def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:
 
 
 def watching(**known: list[float]) -> Sentinel:
-    sentinel = Sentinel(
-        SentinelConfig(), witnesses=HeldOutRewards(scores={"judge": {"true": 1.0}}, statistics=("blur",))
-    )
-    sentinel.held_out = {"total": known, "judge": known, "blur": known}
+    sentinel = Sentinel(SentinelConfig(), witnesses={"judge": {"true": 1.0}})
+    sentinel.held_out = {"total": known, "judge": known}
     return sentinel
 
 
@@ -234,20 +233,19 @@ def test_a_witness_that_falls_is_hacking_where_the_total_rises_and_a_loss_where_
     lost: float, stderr: float, gain: float, rise: float, hacked: bool, fell: bool
 ) -> None:
     sentinel, now, total = watching(first=[-gain] * 4, best=FLAT, then=FLAT), off(-lost, stderr), off(rise, 0.1)
-    assert bool(sentinel._hacked("judge", now, total)) == hacked
-    assert bool(sentinel._witness_fell("judge", now, total)) == fell
-    assert sentinel._hacked("nobody", now, total) == sentinel._witness_fell("nobody", now, total) == ""
+    assert sentinel._witness_lost("judge", now, total)[0] == "hacking" * hacked + "witness_fell" * fell
+    assert sentinel._witness_lost("nobody", now, total) == ("", "")
 
 
 @pytest.mark.parametrize(("drop", "told"), [(0.5, True), (0.01, False), (-0.5, False)])
 def test_groups_that_no_longer_agree_are_evidence_of_hacking(drop: float, told: bool) -> None:
     """Two and a half standard errors of held-out clips are too few alone, and with five of training's groups enough."""
     sentinel, total = watching(first=FLAT, best=FLAT, then=FLAT), off(1.0, 0.1)
-    assert not sentinel._hacked("judge", off(-0.25, 0.1), total)
+    assert sentinel._witness_lost("judge", off(-0.25, 0.1), total) == ("", "")
     sentinel.at_best = {"judge": Agreement(10, 5.0, 0.25)}
     sentinel.agreement = {"judge": Agreement(20, 10.0 - 10 * drop, 0.75)}
-    assert bool(sentinel._hacked("judge", off(-0.25, 0.1), total)) == told
-    assert not sentinel._hacked("judge", off(-0.09, 0.1), total), "held-out clips must say half as much"
+    assert sentinel._witness_lost("judge", off(-0.25, 0.1), total)[0] == "hacking" * told
+    assert not sentinel._witness_lost("judge", off(-0.09, 0.1), total)[0], "held-out clips must say half as much"
 
 
 @pytest.mark.parametrize(
@@ -279,26 +277,6 @@ def test_a_witness_no_longer_follows_where_its_first_gain_was_sure_and_its_secon
             assert f"judge, which nothing is trained on, rose by {gain:.3g} " in text
         sentinel.remembered = sentinel.remembered[:1]
         assert not sentinel._decoupled("judge", off(later, 0.1, judge), off(rise, 0.1, one))
-
-
-@pytest.mark.parametrize("side", [1.0, -1.0])
-def test_a_statistic_drifts_beyond_three_deviations_to_either_side_while_the_total_rises(side: float) -> None:
-    sentinel = watching(first=[0.0, 2.0, None])
-    for away, rise, told in ((4.3, 1.0, True), (4.2, 1.0, False), (4.3, -1.0, False), (4.3, 0.1, False)):
-        sentinel.held_out["total"] = {"first": FLAT}
-        assert bool(sentinel._drifted({"blur": [1.0 + side * away, None]}, off(rise, 0.1))) == told
-    sentinel.held_out["blur"] = {"first": [0.0]}
-    assert not sentinel._drifted({"blur": [9.0]}, off(1.0, 0.1)), "one clip has no range"
-
-
-@pytest.mark.parametrize(("since", "told"), [(0.0, True), (-0.4, True), (0.25, False), (0.45, False), (0.9, False)])
-def test_a_witness_parts_where_it_agreed_and_no_longer_does(since: float, told: bool) -> None:
-    """The halves' standard errors are 0.1 each: the drop needs three of theirs together, 0.42, and what is left less than two."""
-    sentinel, stderr = watching(), 0.1 * math.sqrt(5)
-    sentinel.recent = [{AGREEMENT + "judge": mean, STDERR + "judge": stderr} for mean in [0.6] * 5 + [since] * 5]
-    assert bool(sentinel._parted("judge")) == told
-    sentinel.recent = sentinel.recent[1:]
-    assert not sentinel._parted("judge"), "too few to say"
 
 
 def test_a_part_is_below_its_best_by_five_standard_errors_to_the_side_that_is_worse() -> None:

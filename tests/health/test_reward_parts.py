@@ -9,8 +9,7 @@ import pytest
 from watching import RESULTS, healthy_row
 
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.evidence import change
-from sage_grpo.health.reward_parts import RewardParts
+from sage_grpo.health.evidence import RewardParts, change
 from sage_grpo.health.sentinel import Finding, Sentinel
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec
@@ -74,7 +73,7 @@ def test_only_what_counts_is_a_part() -> None:
 def test_a_run_knows_what_it_is_trained_on(make_config) -> None:
     judge = RewardSpec(name="shapes", weights=WEIGHTS)
     config = make_config(rewards=[judge, RewardSpec(name="video_stats", metric_only=True, weights={"sharpness": 1.0})])
-    sentinel = Sentinel.of(config.sentinel, CompositeReward(config.rewards), clips=8, clip_range=0.01, deviates=False)
+    sentinel = Sentinel.of(config.sentinel, CompositeReward(config.rewards), clips=8, clip_range=0.01)
     assert sentinel.parts.weights == WEIGHTS
 
 

@@ -11,7 +11,7 @@ import pytest
 from watching import clips, curves, healthy_row, names, watched
 
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.sentinel import Finding, HeldOutRewards, Sentinel
+from sage_grpo.health.sentinel import Finding, Sentinel
 from sage_grpo.training.adaptive_lr import AdaptiveRate
 
 Break = Callable[[dict[str, float]], dict[str, float]]
@@ -97,9 +97,8 @@ def test_a_rate_that_findings_have_lowered_is_not_at_its_floor() -> None:
         assert names([one for some in found for one in some]) == told
 
 
-def evaluations(*means: dict[str, float], statistics: tuple[str, ...] = (), scatter: float = 0.05) -> list[Finding]:
-    witnesses = HeldOutRewards(scores={"judge": {"true": 1.0}} if "true" in means[0] else {}, statistics=statistics)
-    sentinel = Sentinel(SentinelConfig(), witnesses=witnesses)
+def evaluations(*means: dict[str, float], scatter: float = 0.05) -> list[Finding]:
+    sentinel = Sentinel(SentinelConfig(), witnesses={"judge": {"true": 1.0}} if "true" in means[0] else {})
     found: list[Finding] = []
     for number, point in enumerate(means):
         scores = {name: clips(mean, seed=100 * number + len(name), scatter=scatter) for name, mean in point.items()}

@@ -10,7 +10,6 @@ from PIL import Image
 
 import double
 import tiny
-from sage_grpo.models.families import ltx
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 LONG = [PROMPTS[0], PROMPTS[1] + " ".join(map(str, range(400)))]
@@ -19,10 +18,10 @@ NEGATIVE = "blurry"
 CLOSE = {"rtol": double.CLOSE, "atol": double.CLOSE}
 SLOW = pytest.mark.slow
 PICTURE, LAST = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
-TRUE_CFG = ("hunyuan_plain", "flux_plain", "qwen_image")
+TRUE_CFG = ("flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
 PACKED = ("ltx", "flux", "qwen_image")
-UNTOLD = ("flux", "hunyuan", "flux2", "flux2_distilled")
+UNTOLD = ("flux", "flux2", "flux2_distilled")
 """Pipelines without a negative prompt of the user's."""
 
 
@@ -40,11 +39,11 @@ def start(ours) -> torch.Tensor:
 
 
 def size_of(kind: str) -> dict[str, int]:
-    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape, and the
-    pipelines of LTX-Video and SANA ask for multiples of 32."""
+    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape, and LTX-Video
+    takes multiples of 32."""
     if kind == "hunyuan15_i2v":
         return {"height": 24, "width": 40}
-    return {"height": 32, "width": 64 if kind.startswith(("ltx", "sana")) else 48}
+    return {"height": 32, "width": 64 if kind.startswith("ltx") else 48}
 
 
 def fields_of(kind: str, scale: float | None) -> dict:
@@ -60,9 +59,7 @@ def conditions_of(ours, kind: str, prompts: list[str]) -> list:
 
 def call_of(kind: str, scale: float | None, count: int) -> dict:
     call = {} if kind == "hunyuan15_i2v" else size_of(kind)
-    if kind.startswith("sana"):
-        call |= {"frames": 5, "use_resolution_binning": False}
-    elif kind not in tiny.IMAGES:
+    if kind not in tiny.IMAGES:
         call["num_frames"] = 5
     if kind.startswith("ltx"):
         call["frame_rate"] = 8
@@ -76,7 +73,7 @@ def call_of(kind: str, scale: float | None, count: int) -> dict:
         # Z-Image counts from the prompt's own velocity.
         call["true_cfg_scale" if kind in TRUE_CFG else "guidance_scale"] = scale - (kind == "z_image")
     if kind not in UNTOLD:
-        call["negative_prompt"] = NEGATIVE if kind.startswith("sana") else [NEGATIVE] * count
+        call["negative_prompt"] = [NEGATIVE] * count
     return call
 
 
@@ -112,7 +109,6 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float | None, prompts: list
 
     def spy_decode(z, *arguments, **kwargs):
         seen["z"] = z
-        torch.manual_seed(ltx.INJECTED)  # the decoder of LTX-Video 0.9.1 draws from the process's generator
         return decode(z, *arguments, **kwargs)
 
     def spy_step(*arguments, **kwargs):

@@ -111,7 +111,7 @@ def test_attention_is_computed_once_where_it_is_kept(fresh_model) -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "bias", "frozen_input"),
-    [(6, 6, True, False), (6, 11, False, True), (6, 12, True, True), (12, 6, False, False)],
+    [(6, 6, True, False), (6, 11, False, True), (6, 12, True, True), (6, 13, False, False), (12, 6, False, False)],
 )
 def test_an_adapted_product_is_the_sum_of_both(inputs: int, outputs: int, bias: bool, frozen_input: bool) -> None:
     torch.manual_seed(0)

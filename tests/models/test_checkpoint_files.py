@@ -112,8 +112,6 @@ def test_wan_encodes_cleaned_prompts_and_refuses_to_do_without(model, checkpoint
         ("wan22_5b_t2v", {}, {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}),
         ("hunyuan15_t2v", {"target_size": 960}, {"height": 720, "width": 1280}),
         ("hunyuan15_t2v", {"target_size": 640}, {}),
-        ("sana_720p", {}, {"height": 704, "width": 1280}),
-        ("sana_video", {}, {}),
     ],
 )
 def test_checkpoints_that_are_made_for_other_clips(kind: str, says, known: dict[str, float], copy) -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from sage_grpo.cli import export as command
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.export import write_card
-from sage_grpo.models.experts import save_trained
 from sage_grpo.models.lora import Merge, merged_weights
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.run import saved
@@ -175,7 +174,7 @@ def test_a_merge_says_how_much_of_the_update_is_in_it(scale, kept, fresh_model, 
     ours = fresh_model("wan_t2v", dtype="bfloat16", lora=LORA)
     weights = {name: tensor * (scale if "lora_B" in name else 0.1) for name, tensor in drawn(ours).items()}
     before = merged_weights(ours.transformer, {}, Merge())
-    states, merge = save_trained(ours.experts, tmp_path, weights, whole=True)
+    states, merge = ours.experts.save(tmp_path, weights, whole=True)
     layers = [name.partition(".lora_A")[0] for name in weights if ".lora_A" in name]
     halves = [[weights[f"{layer}.lora_{side}.default.weight"].double() for side in "BA"] for layer in layers]
     update = torch.cat([(up @ down).flatten() for up, down in halves])

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import math
-import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import diffusers
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from stock_run import CLOSE, NEGATIVE, PROMPTS, assert_same_pixels, fields_of, start
-from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 import tiny
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import StateParts, abilities
-from sage_grpo.models.families.ltx2 import Ltx2, mel_bands
+from sage_grpo.models.families.ltx2 import Ltx2
 from sage_grpo.models.policy import Policy, integrate
-from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.types import Sound
 
 SIZE = {"height": 32, "width": 64}
 PICTURE = {"guidance_rescale": 0.6, "stg_scale": 0.8, "modality_scale": 2.0}
@@ -86,6 +79,7 @@ def test_ode_rollout_is_the_pipeline(kind: str, scale: float, options: dict, che
         assert abilities(ours).parts == ours.parts
         with pytest.raises(ModelError, match="Latents have shape"):
             ours.codec.sound(x[:, 1:])
+        assert abilities(ours).encoder is None
         assert (ours.branches(0.5), ours.branches(0.5, guidance=1.0)) == (4, 1)
         assert abs(sound.waves.shape[-1] / sound.rate - ours.video.frames / ours.video.fps) < 0.1
 
@@ -133,81 +127,3 @@ def test_parts_of_a_row() -> None:
     ours = SimpleNamespace(parts=parts, _by_part=lambda name: {"video": 0.0, "audio": 0.5})
     moved = parts.split(Ltx2._rescaled(ours, rows, torch.tensor(0.5), rows.cos(), rows.sin()) - rows.cos())
     assert [bool(moved[name].abs().max() > 1e-3) for name in parts.shapes] == [False, True], "a share of one part alone"
-
-
-def tone(seconds: float, rate: int, pitch: float, channels: int = 2) -> torch.Tensor:
-    """One clip's sound: a sine in every channel, each louder than the one before."""
-    times = torch.arange(round(seconds * rate)) / rate
-    return torch.stack([0.2 * (one + 1) * torch.sin(2 * torch.pi * pitch * times) for one in range(channels)])[None]
-
-
-@pytest.mark.usefixtures("in_double")
-def test_bands_of_a_sound_are_those_of_another_library() -> None:
-    waves = tone(0.5, 16000, 440.0) + 0.01 * torch.randn(1, 2, 8000)
-    bands = mel_bands(waves, 16000, 160, 64)
-    filters = mel_filter_bank(513, 64, 0.0, 8000.0, 16000, norm="slaney", mel_scale="slaney")
-    settings = {"frame_length": 1024, "hop_length": 160, "power": 1.0, "mel_floor": 1e-5, "dtype": np.float64}
-    for channel, wave in enumerate(waves[0].numpy()):
-        wanted = spectrogram(wave, window_function(1024, "hann"), mel_filters=filters, log_mel="log", **settings)
-        torch.testing.assert_close(bands[0, channel], torch.from_numpy(wanted.T), rtol=1e-6, atol=1e-6)
-    assert bands.shape == (1, 2, 51, 64)
-    assert mel_bands(torch.zeros(1, 2, 8000), 16000, 160, 64).unique().tolist() == pytest.approx([math.log(1e-5)])
-
-
-@pytest.mark.parametrize("kind", ["ltx2", pytest.param("ltx2_3", marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("in_double")
-def test_latents_of_clips_are_both_vaes_own_once_scaled(kind: str, model, checkpoint, monkeypatch) -> None:
-    ours, pipe = model(kind, train=False, **SIZE), tiny.shared_pipeline(checkpoint(kind))
-    clips = torch.stack([torch.stack([tiny.image(10 * row + frame, 32, 64) for frame in range(5)]) for row in range(2)])
-    waves = torch.cat([tone(1.0, ours.codec.sound_rate, pitch) for pitch in (100.0, 300.0)])  # longer than the clip
-    latents = ours.codec.to_latents(clips, Sound(waves, ours.codec.sound_rate))
-    parts, vae, audio_vae = ours.parts.split(latents), pipe.vae, pipe.audio_vae
-    pixels = (clips.to(torch.float32) / 127.5 - 1).permute(0, 4, 1, 2, 3)
-    z = pipe._denormalize_latents(parts["video"], vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-    with torch.no_grad():
-        torch.testing.assert_close(z, vae.encode(pixels).latent_dist.mode(), **CLOSE)
-        samples = round(5 / ours.video.fps * ours.codec.sound_rate)
-        config = audio_vae.config
-        bands = mel_bands(waves[..., :samples], ours.codec.sound_rate, config.mel_hop_length, config.mel_bins)
-        wanted = audio_vae.encode(bands).latent_dist.mode()
-    packed = pipe._pack_audio_latents(parts["audio"])
-    packed = pipe._denormalize_audio_latents(packed, audio_vae.latents_mean, audio_vae.latents_std)
-    heard = pipe._unpack_audio_latents(packed, parts["audio"].shape[2], num_mel_bins=parts["audio"].shape[3])
-    torch.testing.assert_close(heard, wanted[:, :, : heard.shape[2]], **CLOSE)
-    assert wanted.shape[2] - heard.shape[2] in (0, 1)
-    silent = ours.parts.split(ours.codec.to_latents(clips))
-    assert torch.equal(silent["video"], parts["video"])
-    assert (silent["audio"] - parts["audio"]).abs().max() > 1e-3
-    short = waves[:, :1, : samples // 2]  # of one channel, and too short: silence follows
-    whole = torch.cat([short, torch.zeros(2, 1, samples - samples // 2)], dim=-1).repeat(1, 2, 1)
-    made = (ours.codec.to_latents(clips, Sound(one, ours.codec.sound_rate)) for one in (short, whole))
-    torch.testing.assert_close(*made, **CLOSE)
-    monkeypatch.setattr(ours.pipe.vocoder, "forward", lambda bands: torch.tensor([[[-3.0, 0.5, 3.0]]]))
-    assert ours.codec.sound(latents).waves.tolist() == [[[-1.0, 0.5, 1.0]]] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("in_double")
-def test_upsampled_clips_are_the_pipelines(checkpoint, tmp_path) -> None:
-    from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
-
-    folder = tmp_path / "ltx2"
-    shutil.copytree(checkpoint("ltx2"), folder)
-    spec = ModelSpec(path=str(folder), cache=None, train=False, options={"upsample": 1}, **SIZE)
-    with pytest.raises(ModelError, match=r"has no latent_upsampler\. Download that folder"):
-        spec.load("cpu")
-    torch.manual_seed(0)
-    upsampler = LTX2LatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1)
-    upsampler.save_pretrained(folder / "latent_upsampler")
-    with pytest.raises(ModelError, match=r"upsample enlarges finished clips.*Leave it out"):
-        replace(spec, train=True).load("cpu")
-    ours = spec.load("cpu")
-    x = torch.randn(2, *ours.latent_shape())
-    assert ours.upsampler in ours.modules("vae")
-    pipe = diffusers.LTX2LatentUpsamplePipeline(ours.pipe.vae, ours.upsampler.double())
-    latents = ours.parts.split(x)["video"]
-    frames = pipe(latents=latents, latents_normalized=True, num_frames=5, output_type="pt", **SIZE).frames
-    clips = ours.decode(x)
-    assert clips.shape == (2, 5, 64, 128, 3)
-    assert (clips.double() / 255 - frames.permute(0, 1, 3, 4, 2)).abs().max() <= 0.5 / 255 + 1e-9
-    assert ours.codec.sound(x).waves.shape == replace(spec, options={}).load("cpu").codec.sound(x).waves.shape

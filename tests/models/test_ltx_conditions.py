@@ -1,4 +1,4 @@
-"""LTXConditionPipeline: pictures and clips at any place, and a clip to start from, are the stock pipeline's."""
+"""LTXConditionPipeline: a first frame is the stock pipeline's, also for checkpoints that name the older one."""
 
 from __future__ import annotations
 
@@ -18,86 +18,38 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.samplers.kernels import Ode, SageExact
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.types import Placed
 
 KIND = "ltx_condition"
 FORMAT = {"frames": 33, "height": 32, "width": 64}
 
 
-def frames(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.stack([tiny.image(seed + number, 48, 80) for number in range(count)])
-
-
-CASES = {
-    "a picture first": [Placed(frames(1))],
-    "a clip first": [Placed(frames(11))],
-    "a picture in the middle": [Placed(frames(1), 12)],
-    "a clip in the middle": [Placed(frames(30), 8)],
-    "several": [Placed(frames(1, 50)), Placed(frames(9, 60), 16), Placed(frames(1, 70), 32)],
-}
-
-
-def stock(folder, ours, x: torch.Tensor, given) -> torch.Tensor:
-    """The pipeline's latents from the noise x, with the means of what its VAE says of pictures, to which it adds no noise. One clip at a time: it
-    takes no more with conditions that stand beside a clip, nor with latents."""
+def stock(folder, ours, x: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
+    """The pipeline's latents from the noise x, with the mean of what its VAE says of the picture, to which it adds no noise."""
     pipe = tiny.shared_pipeline(folder)
-    conditions = []
-    for one in given:
-        shown = [Image.fromarray(frame.numpy()) for frame in one.frames]
-        what = {"image": shown[0]} if len(shown) == 1 else {"video": shown}
-        conditions.append(module.LTXVideoCondition(**what, frame_index=one.at))
+    conditions = [module.LTXVideoCondition(image=Image.fromarray(picture.numpy()))]
     size = {"num_frames": FORMAT["frames"], "height": FORMAT["height"], "width": FORMAT["width"]}
     options = {**size, "frame_rate": ours.video.fps, "guidance_scale": 4.0, "num_inference_steps": 2}
+    options |= {"image_cond_noise_scale": 0.0, "output_type": "latent", "negative_prompt": "blurry"}
     distribution = type(pipe.vae.encode(torch.zeros(1, 3, 1, 32, 64)).latent_dist)
-
-    def sampled(prompt: str, row: torch.Tensor) -> torch.Tensor:
-        def noise(shape, **kwargs):
-            return row.clone() if tuple(shape) == tuple(row.shape) else torch.randn(shape)
-
-        patch.setattr(module, "randn_tensor", noise)
-        fixed = {"image_cond_noise_scale": 0.0, "output_type": "latent", "negative_prompt": "blurry"}
-        return pipe(conditions=conditions, prompt=prompt, **fixed, **options).frames
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distribution, "sample", lambda self, generator=None: self.mode())
-        return torch.cat([sampled(prompt, row[None]) for prompt, row in zip(PROMPTS, x)])
+        patch.setattr(module, "randn_tensor", lambda *arguments, **kwargs: x.clone())
+        return pipe(conditions=conditions, prompt=PROMPTS[0], **options).frames
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case == "a clip in the middle" else pytest.mark.slow) for case in CASES]
-)
 @pytest.mark.usefixtures("in_double")
-def test_frames_that_are_given_are_the_pipelines(case: str, checkpoint, model) -> None:
-    ours = model(KIND, guidance_scale=4.0, negative_prompt="blurry", train=False, **FORMAT)
-    x, given = torch.randn(2, *ours.latent_shape()), CASES[case]
-    conditions = [ours.abilities.encode_placed(prompt, given) for prompt in PROMPTS]
+def test_a_first_frame_is_the_pipelines_and_stays(checkpoint, model) -> None:
+    ours = model(KIND, guidance_scale=4.0, negative_prompt="blurry", **FORMAT)
+    x, picture = torch.randn(1, *ours.latent_shape()), tiny.image(0, 48, 80)
+    conditions = ours.encode(PROMPTS[:1], [picture])
     y = integrate(Policy(ours, Ode(), Schedule(ours.sigmas(2))), x, conditions)
-    torch.testing.assert_close(y, stock(checkpoint(KIND), ours, x, given), **CLOSE)
-    moved = [replace(one, at=one.at + 8) for one in given[:1]]
-    others = (ours.encode(PROMPTS), [ours.abilities.encode_placed(prompt, moved) for prompt in PROMPTS])
-    with torch.no_grad():
-        v, *changed = (ours.velocity(x, ours.sigmas(2)[1], one) for one in (conditions, *others))
-    assert all((v - other).abs().max() > 1e-3 for other in changed)
-
-
-def test_given_frames_stay_and_the_rest_is_learned(model) -> None:
-    ours = model(KIND, guidance_scale=1.0, **FORMAT)
-    conditions = [ours.abilities.encode_placed("a cat", CASES["several"]), *ours.encode(["a dog"])]
-    x, sigma = torch.randn(2, *ours.latent_shape()), ours.sigmas(3)[1]
-    with torch.no_grad():
-        before = ours.velocity(x, sigma, conditions)
-    v = ours.velocity(x, sigma, conditions)
-    assert torch.equal(v.detach(), before)
-    held, at = conditions[0].tensors["condition"], conditions[0].tensors["at"]
-    assert at.tolist() == [0, 6]
-    torch.testing.assert_close((x - sigma * v)[0][:, at], held)
-    weights = list(ours.trainable().values())
-    fixed = torch.autograd.grad(v[0][:, at].sum(), weights, retain_graph=True, allow_unused=True)
-    assert all(one is None or not one.any() for one in fixed)
-    assert any(one is not None and one.any() for one in torch.autograd.grad(v.sum(), weights, allow_unused=True))
+    torch.testing.assert_close(y, stock(checkpoint(KIND), ours, x, picture), **CLOSE)
     explored = Policy(ours, SageExact(), Schedule(ours.sigmas(3)))
     y = integrate(explored, x, conditions, lambda index: torch.randn_like(x))
-    torch.testing.assert_close(y[0][:, at], held)
+    torch.testing.assert_close(y[0, :, :1], conditions[0].tensors["condition"].to(y))
+    v = ours.velocity(x, ours.sigmas(3)[1], conditions)
+    fixed = torch.autograd.grad(v[:, :, :1].sum(), list(ours.trainable().values()), allow_unused=True)
+    assert all(one is None or not one.any() for one in fixed)
 
 
 def test_a_checkpoint_that_names_the_older_pipeline_can_be_run_in_this_one(checkpoint, model, tmp_path) -> None:
@@ -120,15 +72,6 @@ def test_a_checkpoint_that_names_the_older_pipeline_can_be_run_in_this_one(check
 
 def test_what_does_not_fit_is_refused(model) -> None:
     ours = model(KIND, train=False, **FORMAT)
-    for given, message in (
-        (Placed(frames(1), 33), "frame 33 is outside of a clip of 33 frames"),
-        (Placed(frames(1), -1), "frame -1 is outside"),
-        (Placed(frames(4), 8), "begins at frame 8 needs 5 frames there, as in the pipeline, and has 4"),
-        (Placed(frames(20), 32), "and has 1: give a picture"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            ours.abilities.encode_placed("a cat", [given])
-    assert not any(model(kind, train=False).abilities.encode_placed for kind in ("ltx", "wan_t2v"))
     with pytest.raises(ModelError, match="leave last_image out"):
         ours.encode(["a cat"], [torch.stack([tiny.image()] * 2)])
     with pytest.raises(ModelError, match="guidance_rescale is for clips from text"):

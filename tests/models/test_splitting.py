@@ -47,24 +47,20 @@ class Rank:
         assert whole.shape[1] == total
         return whole
 
-    def attend(self, attention, query, key, value, counts, key_counts=None) -> Tensor:
+    def attend(self, attention, query, key, value, counts) -> Tensor:
         self.ranks.attended[self.rank] += 1
         keys, values = (self.ranks.gathered(self.rank, one) for one in (key, value))
         assert query.shape[1] == counts[self.rank]
-        assert [one.shape[1] for one in keys] == [one.shape[1] for one in values] == (key_counts or counts)
+        assert [one.shape[1] for one in keys] == [one.shape[1] for one in values] == counts
         return attention(query, torch.cat(keys, 1), torch.cat(values, 1))
 
 
 @pytest.mark.parametrize(
     ("kind", "calls"),
-    [
-        *(("wan22_t2v", 2), ("hunyuan15_t2v", 2), ("ltx2_3", 8), ("qwen_image", 2), ("flux", 4)),
-        *(pytest.param(kind, 2, marks=pytest.mark.slow) for kind in ("wan22_5b_i2v", "ltx")),
-        pytest.param("flux2", 4, marks=pytest.mark.slow),
-    ],
+    [*(("wan22_t2v", 2), ("hunyuan15_t2v", 2)), pytest.param("wan22_5b_i2v", 2, marks=pytest.mark.slow)],
 )
 def test_two_ranks_make_what_one_makes(kind: str, calls: int, fresh_model) -> None:
-    size = {"height": 32, "width": 64 if kind.startswith("ltx") else 48}
+    size = {"height": 32, "width": 48}
     models = [fresh_model(kind, guidance_scale=1.0, train=False, **size) for _ in range(2)]
     x = torch.randn(1, *models[0].latent_shape())
     conditions = models[0].encode(["a cat"], [tiny.image(1)] if 0 not in models[0].pictures else None)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sage_grpo.distributed.spec import Layout
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware
-from sage_grpo.plan.architecture import find_architecture
-from sage_grpo.plan.costs import _plans, forecast
+from sage_grpo.plan.costs import forecast
+from sage_grpo.plan.description import describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, HUNYUAN15_VAE, MASTER, RunShape, differentiating_memory
 from sage_grpo.recipes import recipe
 from sage_grpo.samplers.windows import Window
@@ -136,5 +135,5 @@ def test_several_iterations_are_looked_at_where_windows_move(window: dict, one: 
     config = recipe("shapes/sage")
     once = replace(config.update, updates_per_rollout=1)
     config = replace(config, rollout=replace(config.rollout, window=Window(**window)), update=once)
-    plans = _plans(config, find_architecture(config.model), Layout(1, 1, 1))
+    plans = describe(config).plans
     assert (len(plans) == 1) == one

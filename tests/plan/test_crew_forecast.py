@@ -13,8 +13,7 @@ from sage_grpo.config.parsing import parse
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.plan import hardware
-from sage_grpo.plan.costs import forecast
-from sage_grpo.plan.workers import worker_costs
+from sage_grpo.plan.costs import forecast, worker_costs
 from sage_grpo.recipes import recipe
 from sage_grpo.training.config import BatchConfig, TrainConfig
 

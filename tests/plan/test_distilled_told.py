@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 import tiny
-from sage_grpo.data.prompts import Prompt
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.costs import forecast
-from sage_grpo.tools.doctor import machine
+from sage_grpo.plan.description import describe
 from sage_grpo.tools.doctor.machine import settings
 
 SIZE = {"frames": 5, "height": 32, "width": 32}
@@ -37,7 +36,7 @@ def named(checkpoint, make_config, tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*distilled")
-def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list[str], named, monkeypatch) -> None:
+def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list[str], named) -> None:
     config = named(name, scale, steps)
     said = forecast(config, hardware.cpu())
     text = dict(show.model_rows(said)).get("distilled", "")
@@ -45,15 +44,13 @@ def test_a_plan_says_so(name: str, scale: float | None, steps: int, wanted: list
     assert all(part in text for part in wanted)
     assert (text in show.short(said)) == bool(wanted)
     assert show.document(said, [], [], said)["model"].get("distilled", "") == text
-    monkeypatch.setattr(machine, "load_sources", lambda config: ([Prompt("a")], [Prompt("b")]))
-    finding = settings(config, config.model.load("cpu"))
+    finding = settings(said, [])
     assert finding.status == ("warn" if wanted else "pass")
     assert name == "Wan2.2" or name in finding.value
 
 
-def test_guidance_that_is_an_input_is_not_counted(checkpoint, make_config, monkeypatch, tmp_path) -> None:
+def test_guidance_that_is_an_input_is_not_counted(checkpoint, make_config, tmp_path) -> None:
     folder = tiny.variant(checkpoint("flux"), tmp_path / "FLUX.1-turbo")
     config = make_config(kind="flux")
     config = replace(config, model=ModelSpec(path=str(folder), cache=None))
-    monkeypatch.setattr(machine, "load_sources", lambda config: ([Prompt("a")], []))
-    assert settings(config, config.model.load("cpu")).status == "pass"
+    assert settings(describe(config), []).status == "pass"

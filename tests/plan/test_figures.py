@@ -24,8 +24,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.plan.changes import _edits, _typed, changes, outcome, over_memory, way_to_fit
-from sage_grpo.plan.costs import Forecast, forecast
-from sage_grpo.plan.workers import worker_costs
+from sage_grpo.plan.costs import Forecast, forecast, worker_costs
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 

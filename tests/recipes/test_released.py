@@ -294,9 +294,11 @@ def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates() -> None:
     assert [len(part) for part in plan.chosen] == [8, 8]
 
 
-def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
-    config = preset("mix_grpo_flash", steps=25)
-    assert config.rollout.solver == "ab2"
+def test_a_share_of_the_steps_after_the_window_is_kept() -> None:
+    """MixGRPO's flash setting: two fifths of the later steps, and a solver of second order."""
+    config = preset("mix_grpo", steps=25)
+    window = replace(config.rollout.window, every=20)
+    config = replace(config, rollout=replace(config.rollout, solver="ab2", after_fraction=0.4, window=window))
     for iteration in (0, 20):
         schedule = planned(config, iteration).groups[0].schedule
         first, stop = schedule.exploring_range()

@@ -92,7 +92,9 @@ def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metri
     scores, report = composite.score(clips(), ["a", bad, "c", "d", "e"], FPS)
     assert scores.valid.tolist() == [True, metric_only, True, True, True]
     assert scores.total[1].isnan().item() is not metric_only
-    assert scores.parts[name].isfinite().tolist() == [True, False, True, True, True]
+    assert scores.parts[name].isnan().tolist() == [False, True, False, False, False], (
+        "an infinite reward is one that is missing"
+    )
     torch.testing.assert_close(scores.total[[0, 2, 3, 4]], LEVELS[[0, 2, 3, 4]] * (not metric_only) + 1)
     assert (report.failed, report.total, report.counts()) == (int(not metric_only), 5, {name: 1})
     failure = report.failures[0]

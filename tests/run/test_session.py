@@ -14,7 +14,7 @@ import torch
 
 from sage_grpo.callbacks.terminal import iteration_line
 from sage_grpo.cli.train import run
-from sage_grpo.data.prompts import Condition, Prompt
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.checkpoint import SaveFailed
 from sage_grpo.distributed.world import RankLost
 from sage_grpo.models.spec import LoraSpec
@@ -68,7 +68,7 @@ class Said:
 def trainer(tmp_path: Path) -> Any:
     sentinel = SimpleNamespace(doubts=[])
     return SimpleNamespace(
-        config=replace(recipe("shapes/sage"), out=str(tmp_path), profile=None), export=lambda folder: folder.mkdir(),
+        config=replace(recipe("shapes/sage"), out=str(tmp_path)), export=lambda folder: folder.mkdir(),
         state=SimpleNamespace(iteration=4, best={}, sentinel=sentinel, size=9, load=lambda *words: None),
         world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None),
     )  # fmt: skip
@@ -230,6 +230,4 @@ def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
     a, b = Prompt("A  cat", image=image), Prompt("a cat", image=image)
     (told,) = prompt_remarks([a], [b, Prompt("a cat", image=other), Prompt("a dog")])
     assert told.startswith("1 of 3 held-out prompts are trained on as well")
-    placed = [Prompt("a", conditions=(Condition("image", image, place),)) for place in (8, 16)]
-    assert prompt_remarks(placed[:1], placed[1:]) == []
     assert prompt_remarks([Prompt("a", metadata={"n": 1}), Prompt("a", metadata={"n": 2})], []) == []

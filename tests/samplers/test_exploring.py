@@ -27,10 +27,10 @@ TERMINAL = {"base_image_seq_len": 1024, "max_image_seq_len": 4096, "base_shift":
 LTX: dict[str, Any] = {**EULER, **TERMINAL, "use_dynamic_shifting": True, "shift_terminal": 0.1}
 QWEN: dict[str, Any] = {**LTX, "shift_terminal": 0.02, "max_image_seq_len": 8192, "base_shift": 0.5, "max_shift": 0.9}
 SCHEDULERS: dict[str, tuple[dict[str, Any], bool]] = {
-    "Hunyuan": (EULER, True),  # HunyuanVideo and 1.5, FLUX: the pipeline hands over even sigmas
+    "Hunyuan": (EULER, True),  # HunyuanVideo-1.5, FLUX: the pipeline hands over even sigmas
     "SD3": (EULER, False),  # SD3, SD3.5, and Wan saved with this scheduler
     "Wan": (UNIPC, False),
-    "SANA-Video": (DPM, False),
+    "Wan, DPM": (DPM, False),
     "LTX": (LTX, True),
     "Qwen-Image": (QWEN, True),
 }
@@ -105,7 +105,7 @@ def test_a_kernel_that_keeps_the_mixture_ends_where_the_ode_does_or_says_so(case
 @pytest.mark.parametrize("steps", [4, 10, 20, 50])
 @pytest.mark.parametrize("shift", [3.0, 8.0])
 def test_flow_takes_a_grids_first_step_as_such_wherever_the_grid_starts(steps: int, shift: float) -> None:
-    grid = grid_of("SANA-Video", steps, shift)
+    grid = grid_of("Wan, DPM", steps, shift)
     assert 0.99 < float(grid.sigmas[0]) < 1.0
     kernel = KernelSpec(name="flow", eta=0.5).build(grid)
     p, q = (float(value) for value in grid.pair(0))
@@ -154,7 +154,7 @@ def test_only_the_end_of_a_grid_is_left_out_and_only_unless_asked_otherwise() ->
 
 
 def test_a_kernel_knows_its_grid() -> None:
-    grid = grid_of("SANA-Video", 10, 8.0)
+    grid = grid_of("Wan, DPM", 10, 8.0)
     assert KernelSpec(name="flow").build(grid) == Flow(0.5, first=float(grid.sigmas[0]))
     assert KernelSpec(name="linear").build(grid) == Linear(0.5, second=float(grid.sigmas[1]))
     assert KernelSpec(name="sage").build(grid) == Sage(0.5)

@@ -17,7 +17,7 @@ from sage_grpo.models.base import Abilities
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.types import Conditioning, Sound, VideoSpec
+from sage_grpo.types import Conditioning, VideoSpec
 
 SHAPE = (3, 2, 4, 4)
 SIZE = 96
@@ -76,9 +76,7 @@ class ToyModel:
     def abilities(self) -> Abilities:
         return Abilities(pixels=self.pixels, encoder=self)
 
-    sound_rate: int | None = None
-
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
+    def to_latents(self, clips: Tensor) -> Tensor:
         pixels = clips[:, :, ::2, ::2].permute(0, 4, 1, 2, 3).to(torch.float32)
         return torch.logit(pixels / 255, eps=1e-3)
 

@@ -23,7 +23,6 @@ from sage_grpo.recipes.methods import METHODS
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, UpdateConfig
-from sage_grpo.training.reference import OldPolicy
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
 from trainer_toys import bright
 
@@ -167,19 +166,3 @@ def test_an_nft_without_an_old_policy_of_its_own_is_told_before_it_starts(make_c
     assert "awm with a clipped advantage" in remarks(alone)[0]
     assert remarks(replace(alone, update=UpdateConfig(updates_per_rollout=2))) == []
     assert remarks(replace(alone, objective=replace(alone.objective, kind="awm", weight="uniform"))) == []
-
-
-def test_a_run_whose_old_policy_never_parts_from_the_newest_says_so(make_config, make_trainer, monkeypatch) -> None:
-    """Here the average forgets all of itself. It is told after three iterations, and never acted on."""
-    config = METHODS["nft"](
-        make_config(rollout={"steps": 3}, batch=BatchConfig(prompts=1, group_size=3, micro_batch=3))
-    )
-    told = {}
-    for broken in (False, True):
-        trainer = make_trainer(config)
-        if broken:
-            monkeypatch.setattr(OldPolicy, "follow", lambda self, decay: self.renew())
-        rows = [trainer.step() for _ in range(8)]
-        found = [one for n, row in enumerate(rows) for one in trainer.state.sentinel.observe(n, row)]
-        told[broken] = [(one.iteration, one.act) for one in found if one.name == "old_is_new"]
-    assert told == {False: [], True: [(3, False)]}

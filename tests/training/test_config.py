@@ -17,9 +17,8 @@ SIGMAS = "--model.sigmas [1.0,0.9,0.8,0.5,0.2] --evaluate.steps 5"
 RAY = "--rollout.on ray --model.lora LORA"
 DRAWN = "--rollout.window.kind drawn"
 CASES = [
-    ("--profile 3", "use at most 2"),
     ("--evaluate.early [4]", "early 4 is never reached"),
-    (f"{SIGMAS} --profile 2 --evaluate.early [3] --surrogate.kind kl_mask --surrogate.centred true", ""),
+    (f"{SIGMAS} --evaluate.early [3] --surrogate.kind kl_mask --surrogate.centred true", ""),
     (f"{DRAWN} --rollout.after_fraction 0.4 --rollout.cheap.negative_every 2 --data.eval_prompts starter_eval", ""),
     (f"{SIGMAS} --rollout.steps 4", "does not go with rollout.steps 4"),
     (f"{SIGMAS} --evaluate.steps 4", "does not go with evaluate.steps 4"),

@@ -7,21 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 
 import tiny
-from sage_grpo.data.prompts import load_prompts
 from sage_grpo.generation.generate import GenerateSpec, clips_of, sample
-from sage_grpo.models.base import Abilities
-from sage_grpo.models.spec import ModelSpec
 from sage_grpo.samplers.path import interpolate
 from sage_grpo.training import evaluate as evaluation
 from sage_grpo.training.config import BatchConfig, DataConfig
 from sage_grpo.training.inputs import conditions_of
-from sage_grpo.types import Conditioning
 from sage_grpo.utils.video import write_mp4
 from trainer_helpers import of_method, plan_of, same, weights_of
-from trainer_zoo.toy import ToyModel
 
 STRENGTH, STEPS = 0.6, 4
 
@@ -99,19 +93,3 @@ def test_an_evaluation_shows_what_generate_makes(config, make_trainer) -> None:
     others = [replace(a, source_video=b.source_video) for a, b in zip(trainer.held_out, trainer.held_out[::-1])]
     other = evaluation.evaluate(trainer.model, trainer.reward, others, chosen, micro_batch=2)
     assert not torch.equal(other.clips, clips)
-
-
-class Placing(ToyModel):
-    abilities = Abilities(
-        encode_placed=lambda prompt, given: Conditioning({"at": torch.tensor([one.at for one in given])})
-    )
-
-
-def test_only_prompts_with_conditions_are_encoded_with_them(tmp_path) -> None:
-    Image.new("RGB", (4, 3)).save(tmp_path / "a.png")
-    rows = [{"prompt": "plain"}, {"prompt": "placed", "conditions": [{"image": "a.png", "frame_index": 6}]}]
-    rows.append({**rows[1], "image": "a.png"})
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = conditions_of(Placing(ModelSpec(family="trainer_zoo.toy")), load_prompts(tmp_path / "rows.jsonl"))
-    assert [list(one.tensors) for one in found] == [["words"], ["at"], ["at"]]
-    assert [one.tensors["at"].tolist() for one in found[1:]] == [[6], [0, 6]]

@@ -1,37 +1,25 @@
-"""Clips that are given: read, brought into the run's formats, encoded once, and learned in place of rollouts."""
+"""Clips that are given: read, brought into the run's format, encoded once, and learned in place of rollouts."""
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import tiny
-from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import format_of, load_examples
-from sage_grpo.data.formats import CARD, fitted, frames_at, usable
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.distributed.spec import ParallelSpec
-from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities
-from sage_grpo.models.spec import ModelSpec
+from sage_grpo.data.examples import CARD, fitted, frames_at, load_examples
 from sage_grpo.run.session import assemble
-from sage_grpo.run.session import run as train
-from sage_grpo.training.config import BatchConfig, DataConfig
-from sage_grpo.training.decoding import LATENTS, Encoder
-from sage_grpo.training.inputs import Overrides, build
+from sage_grpo.training.config import BatchConfig
+from sage_grpo.training.decoding import LATENTS
+from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.types import Conditioning, Sound, VideoSpec
+from sage_grpo.types import VideoSpec
 from sage_grpo.utils.video import write_mp4
-from trainer_helpers import assert_resumes_to_the_bit, of_method, same, weights_of
-from trainer_zoo.toy import WORDS, ToyModel
+from trainer_helpers import of_method, same, weights_of
+from trainer_zoo.toy import ToyModel
 
 FORMAT = VideoSpec(frames=2, height=8, width=8, fps=8.0)
 
@@ -112,7 +100,8 @@ def test_rows_that_are_too_short_or_broken_are_left_out_and_named(offline, pairs
     found = inputs.examples
     assert [prompt for prompt, _ in found.skipped] == ["a red dog", "a bird"]
     assert "lose1.mp4 is too short: 1 frames at 8 fps, 2 at 8 fps take 2" in found.summary
-    card = found.card(FORMAT)
+    found.write_card(pairs.parent, FORMAT)
+    card = json.loads((pairs.parent / CARD).read_text())
     assert (card["rows"], len(card["clips"]), len(card["skipped"])) == (2, 4, 2)
     for name in ("lose0", "win3"):
         (pairs.parent / f"{name}.mp4").write_bytes(b"no video")
@@ -161,176 +150,3 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
     assert torch.equal(fitted(own, 8.0, FORMAT), own)
     with pytest.raises(ValueError, match="too short"):
         fitted(own[:1], 8.0, FORMAT)
-
-
-# Sound --------------------------------------------------------------------------------------------------------------
-
-
-class Hearing(ToyModel):
-    sound_rate = 16000
-
-    def to_latents(self, clips, sound=None):
-        self.heard = sound
-        return super().to_latents(clips)
-
-
-def test_a_sound_reaches_the_model_at_its_rate(tmp_path) -> None:
-    tone = 0.5 * torch.sin(2 * torch.pi * 440 * torch.arange(2 * 22050) / 22050)
-    write_mp4(tmp_path / "tone.mp4", clip(90, frames=16), 8.0, sound=Sound(tone[None], 22050))
-    model = Hearing(ModelSpec(family="trainer_zoo.toy"))
-    Encoder(model, tmp_path / "latents", nullcontext)(tmp_path / "tone.mp4")
-    waves = model.heard.waves
-    assert (model.heard.rate, waves.ndim, len(waves)) == (16000, 3, 1)
-    assert waves.shape[-1] == pytest.approx(2 * 16000, rel=0.1)
-    loudest = int(torch.fft.rfft(waves[0, 0]).abs().argmax())
-    assert loudest * 16000 / waves.shape[-1] == pytest.approx(440, rel=0.01)
-
-
-@pytest.mark.slow
-def test_clips_with_a_sound_are_learned_with_it(make_config, tmp_path) -> None:
-    """LTX-2: the better clip sounds and the worse one is silent, because its file has no sound."""
-    shown = torch.stack([tiny.image(frame, 32, 32) for frame in range(5)])
-    sound = Sound(0.5 * torch.sin(torch.arange(8000) / 20)[None], 8000)
-    write_mp4(tmp_path / "win.mp4", shown, 8.0, sound=sound)
-    write_mp4(tmp_path / "lose.mp4", shown, 8.0)
-    row = {"prompt": "a cat", "win": "win.mp4", "lose": "lose.mp4"}
-    (tmp_path / "pairs.jsonl").write_text("\n".join([json.dumps(row)] * 2))
-    config = learning(make_config, tmp_path / "pairs.jsonl", eval_prompts=None)
-    small = {"frames": 5, "height": 32, "width": 32, "guidance_scale": 1.0}
-    trainer = made(replace(config, model=make_config(kind="ltx2", model=small).model))
-    before = weights_of(trainer)
-    with pytest.warns(UserWarning, match=r"lose\.mp4 has no sound: its clip is learned as a silent one"):
-        trainer.step()
-    assert not same(before, weights_of(trainer))
-    parts, silent = (
-        trainer.model.parts.split(trainer.engine.clip_encoder(tmp_path / name)[None])
-        for name in ("win.mp4", "lose.mp4")
-    )
-    assert torch.equal(parts["video"], silent["video"])
-    assert (parts["audio"] - silent["audio"]).abs().max() > 1e-2
-
-
-# Formats: each row is learned in the one that shows most of it, by the same weights, and nothing else changes ---------
-
-OWN, TALL, SHORT = "4x8x8", "2x12x4", "2x8x8"
-SIZES = {"square": (6, 8, 8), "tall": (6, 12, 4), "brief": (3, 8, 8), "taller": (6, 16, 4)}
-"""Frames, height and width of the clips of four rows."""
-
-
-class AnySize(ToyModel):
-    def __init__(self, spec, video: VideoSpec = VideoSpec(frames=4, height=8, width=8, fps=8.0)) -> None:  # noqa: B008
-        super().__init__(spec)
-        torch.manual_seed(0)
-        self.network, self.video = nn.Linear(3 + WORDS + 1, 3), video
-
-    def blocks(self) -> list[nn.Module]:
-        return [self.network]
-
-    def latent_shape(self) -> tuple[int, ...]:
-        return 3, self.video.frames, self.video.height // 2, self.video.width // 2
-
-    def velocity(self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance=None) -> Tensor:
-        assert tuple(x.shape[1:]) == self.latent_shape()
-        words = torch.stack([condition.tensors["words"] for condition in conditions])
-        told = torch.cat([words, torch.as_tensor(sigma).to(x).expand(len(x), 1)], 1)
-        seen = x.movedim(1, -1)
-        told = told[:, None, None, None].expand(*seen.shape[:-1], -1)
-        return self.network(torch.cat([seen, told], -1)).movedim(-1, 1)
-
-    @property
-    def abilities(self) -> Abilities:
-        return replace(super().abilities, in_format=self.in_format)
-
-    def in_format(self, video: VideoSpec) -> AnySize:
-        if video.height % 2:
-            raise ModelError(f"model.height must be a multiple of 2 here, got {video.height}.")
-        other = copy.copy(self)
-        other.video = video
-        return other
-
-
-@pytest.fixture
-def several(make_config, tmp_path):
-    file = pairs_of(tmp_path, SIZES)
-    return lambda method="dpo": learning(make_config, file, method, prompts=4, formats=[TALL, SHORT])
-
-
-def built(config):
-    return build(config, given=Overrides(model=AnySize(config.model)))
-
-
-def test_a_resumed_run_is_the_same_run(several, tmp_path) -> None:
-    assert_resumes_to_the_bit(lambda config: assemble(config, built(config)), several("rft"), tmp_path / "saved")
-
-
-def taken(folder: Path, formats: Sequence[str], size: tuple[int, int, int], fps: float = 8.0) -> VideoSpec | None:
-    """The format of a row whose clip has this size; the model's own is None."""
-    write_mp4(folder / "a.mp4", clip(90, *size), fps)
-    (folder / "clips.jsonl").touch()
-    rows = [Prompt("a", clips=(folder / "a.mp4",))]
-    return usable(str(folder / "clips.jsonl"), rows, [format_of(text, 8.0) for text in formats]).prompts[0].format
-
-
-@pytest.mark.parametrize(
-    ("size", "fps", "expected"),
-    [
-        ((8, 16, 16), 8, OWN),  # as long and as square
-        ((8, 16, 8), 8, OWN),  # half of the picture for twice as long
-        ((8, 16, 4), 8, TALL),  # a quarter of the picture
-        ((3, 16, 16), 8, SHORT),  # too short for the longer one
-        ((12, 16, 16), 24, OWN),  # every third frame
-        ((9, 16, 16), 24, SHORT),
-    ],
-)
-def test_a_row_has_the_format_that_shows_most_of_it(size: tuple, fps: float, expected: str, tmp_path) -> None:
-    formats = (OWN, TALL, SHORT)
-    assert taken(tmp_path, formats, size, fps) == (None if expected == OWN else format_of(expected, 8.0))
-
-
-def test_of_formats_that_show_as_much_the_nearest_in_size_is_taken(tmp_path) -> None:
-    formats = ("2x16x16", "2x8x8", "2x4x4")
-    found = [taken(tmp_path, formats, (2, side, side)) for side in (18, 10, 4)]
-    assert found == [None, *(format_of(text, 8.0) for text in formats[1:])]
-
-
-def test_the_card_says_which_formats_there_are_and_what_they_show(several, tmp_path) -> None:
-    write_mp4(tmp_path / "lose2.mp4", clip(60, 1, 8, 8), 8.0)
-    config = several()
-    found = built(config).examples
-    assert "3 rows with 6 clips (2 as 4x8x8, 4 as 2x12x4, 0 as 2x8x8); 1 rows are left out" in found.summary
-    own, tall = found.card(AnySize(config.model).video)["formats"]
-    assert (own["frames"], own["clips"], own["shown"]) == (4, 2, pytest.approx(4 / 6))
-    # all of the picture and a third of the frames; and of the taller clips three quarters of that
-    assert (tall["height"], tall["clips"], tall["least_shown"]) == (12, 4, pytest.approx(1 / 4))
-    assert tall["shown"] == pytest.approx((1 / 3 + 1 / 4) / 2)
-
-
-def test_a_run_writes_the_card_and_encodes_each_clip_once_in_its_format(several) -> None:
-    config = replace(several(), iterations=2)
-    train(config, given=Overrides(model=AnySize(config.model)))
-    card = json.loads((Path(config.out) / CARD).read_text())
-    assert [row["clips"] for row in card["formats"]] == [2, 4, 2]
-    assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8
-    alone = replace(config, data=replace(config.data, formats=[]))
-    assemble(alone, built(alone)).step()  # the same files in another format are other latents
-    assert len(list((Path(config.out) / LATENTS).rglob("*.safetensors"))) == 8 + 4
-
-
-def test_what_a_run_cannot_do_is_refused(several) -> None:
-    config = several()
-    for formats, sp, words in (
-        (["2x16x16"], 1, r"2x16x16, whose clips have 384 latents and the model's own 192: memory"),
-        (["2x7x8"], 1, "data.formats 2x7x8: model.height must be a multiple of 2"),
-        ([TALL], 2, r"parallel\.sp 2: ranks share the tokens"),
-    ):
-        data = replace(config.data, formats=formats)
-        with pytest.raises(ConfigError, match=words):
-            built(replace(config, data=data, parallel=ParallelSpec(sp=sp)))
-
-
-@pytest.mark.parametrize("text", ["81x480", "0x8x8", "81 x 480 x 832", "-1x8x8"])
-def test_a_format_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="FRAMESxHEIGHTxWIDTH"):
-        DataConfig(clips="pairs.jsonl", formats=[text])
-    with pytest.raises(ValueError, match="only given clips"):
-        DataConfig(formats=[OWN])

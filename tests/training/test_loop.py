@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +24,6 @@ Log = list[tuple[object, ...]]
 class Noting(Observer):
     name: str
     log: Log
-
-    @contextmanager
-    def during(self, number: int) -> Iterator[None]:
-        self.log.append((self.name, "begins", number))
-        try:
-            yield
-        finally:
-            self.log.append((self.name, "ends", number))
 
     def after(self, row: dict[str, float]) -> None:
         self.log.append((self.name, "after", *sorted(name for name in row if name.startswith("added/"))))
@@ -82,8 +73,7 @@ def test_observers_are_told_in_their_order_and_see_what_those_before_them_added(
     run = loop(observers=[Noting("a", log), Noting("b", log)], points=[1], when=[1])
     run.trainer.step, step = lambda: (log.append(("step",)), step())[1], run.trainer.step
     assert run.run() is False
-    one = [("a", "begins", 0), ("b", "begins", 0), ("step",), ("b", "ends", 0), ("a", "ends", 0)]
-    one += [("a", "after"), ("b", "after", "added/a")]
+    one = [("step",), ("a", "after"), ("b", "after", "added/a")]
     one += [("a", "evaluated", False), ("b", "evaluated", True), ("a", "saved", "000001"), ("b", "saved", "000001")]
     assert log[: len(one)] == one
     assert log[len(one) :].count(("step",)) == 2  # and the other two iterations are neither evaluated nor saved

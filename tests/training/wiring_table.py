@@ -154,13 +154,12 @@ ROWS: dict[str, Row] = {**RUN, **MODEL}
 
 ELSEWHERE = {
     "run": "out resume allow_changes log.sinks data.encode_ahead evaluate.every evaluate.early keep.",
-    "callbacks": "log. profile evaluate.show",
+    "callbacks": "log. evaluate.show",
     "plan": "model.memory update.gradient_checkpointing",
     "workers": "rollout.on rollout.ray.",
     "training/test_iteration_formulas.py": "rollout.offload anchor.offload",
     "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out""",
     "training/test_focus.py": "rewards[].judges rollout.explore",
-    "training/test_given_clips.py": "data.formats",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",
     "objectives": "kl.window objective.options",

@@ -63,9 +63,9 @@ def test_many_brackets_are_not_deep() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "fits"),
     [
-        (1, int, True), (1, (int, float), True), (1.5, (int, float), True), (None, (int, type(None)), True), (True, bool, True),
-        (True, int, False), (False, (int, float), False), (1.5, int, False), ("1", int, False), (None, int, False),
-        (math.nan, float, False), (-math.inf, (int, float), False), (10**400, (int, float), False), (2**63, int, False),
+        (1, int, True), (1, float, True), (1.5, float, True), (None, int | None, True), (True, bool, True),
+        (True, int, False), (False, float, False), (1.5, int, False), ("1", int, False), (None, int, False),
+        (math.nan, float, False), (-math.inf, float, False), (10**400, float, False), (2**63, int, False),
         ({}, dict, True), ([], dict, False), ("x", str, True),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sage_grpo.utils.safe_io import LeadsOut, inside, is_inside, printable, replace_text, replacing, whole
+from sage_grpo.utils.safe_io import LeadsOut, inside, printable, replace_text, replacing, whole
 
 
 @pytest.fixture
@@ -49,7 +49,6 @@ def test_every_way_out_is_refused(root: Path, tmp_path: Path) -> None:
     ways = [("file",), ("folder", "file"), ("part", "second", "file"), ("dangling",), ("twin",)]
     ways += [("..", "private"), ("part", "..", "..", "private"), (str(tmp_path / "private"),)]
     for names in ways:
-        assert not is_inside(root, *names), names
         with pytest.raises(LeadsOut, match="leads out of"):
             inside(root, *names)
 

@@ -23,6 +23,7 @@ from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig
+from sage_grpo.workers.messages import WorkerError
 from trainer_helpers import same, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:worker")]
@@ -81,35 +82,33 @@ def until(trainer, reached) -> list[dict[str, float]]:
     return rows
 
 
-def test_workers_that_are_killed_or_lie_change_nothing(cluster, config, make, monkeypatch) -> None:
+def test_workers_that_are_killed_change_nothing_and_one_that_lies_ends_the_run(
+    cluster, config, make, monkeypatch
+) -> None:
     trainer = make(config)
-    pool, draw = trainer.workers.pool, random.Random(0)
+    workers, draw = trainer.workers, random.Random(0)
 
     def kill() -> None:
         for _ in range(KILLED):
             time.sleep(draw.uniform(0.0, 1.0))
-            victims = list(pool.ready())
+            victims = list(workers.ready.values())
             while not victims:
                 time.sleep(0.05)
-                victims = list(pool.ready())
-            find_ray(cluster.address).kill(pool._actors[draw.choice(victims)])
+                victims = list(workers.ready.values())
+            find_ray(cluster.address).kill(draw.choice(victims))
 
     killer = threading.Thread(target=kill)
     rows = [figures(trainer.step())]
     killer.start()
-    rows += until(trainer, lambda: not killer.is_alive() and len(pool.ready()) == NODES)
-    assert next(pool._numbers) == 1 + NODES + KILLED, "each was replaced"
-    assert trainer.workers.row["crew/refused"] == 0
-    # One that is made wrong on purpose.
-    liar = pool.ready()[0]
-    pool._ray.get(pool._actors[liar].__ray_call__.remote(spoil))
-    rows += until(trainer, lambda: trainer.workers.row["crew/refused"] == 1)
-    assert liar not in pool.ready()
-    assert len(pool.ready()) == NODES - 1
+    rows += until(trainer, lambda: not killer.is_alive() and len(workers.ready) == NODES)
     monkeypatch.setattr(worker_rewards, "SECONDS", 0.0)
     alone = make(replace(config, rollout=replace(config.rollout, on="here", ray=RaySpec())))
     assert rows == [figures(alone.step()) for _ in rows]
     assert same(weights_of(trainer), weights_of(alone))
+    # One that is made wrong on purpose.
+    find_ray(cluster.address).get(next(iter(workers.ready.values())).__ray_call__.remote(spoil))
+    with pytest.raises(WorkerError, match="differs by"):
+        until(trainer, lambda: False)
 
 
 def spoil(worker: Any) -> None:

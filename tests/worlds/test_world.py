@@ -10,8 +10,8 @@ import pytest
 import world_laws as laws
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
-from sage_grpo.tools.compare.machine import PER_GPU, cores, how_many
 from sage_grpo.tools.compare.prepare import ceiling, columns_of
+from sage_grpo.tools.compare.run import PER_GPU, cores, how_many
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
 from sage_grpo.worlds.world import SHAPES, WORLDS, world_of_model, world_of_prompts

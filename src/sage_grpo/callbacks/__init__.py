@@ -1,1 +1,1 @@
-"""Observers of a run: metrics and loggers, the terminal, events for programs, videos and profiles."""
+"""Observers of a run: metrics and loggers, the terminal, events for programs, and videos."""

@@ -58,18 +58,15 @@ GROUPS = {
         "doctor": Command(
             "doctor", "check machine, model, reward and configuration before a run", recipes=True, slow=True
         ),
-        "inspect": Command("inspect", "tables and a figure of samplers and a schedule"),
+        "inspect": Command("inspect", "tables of samplers on a schedule"),
         "probe": Command("probe", "measure which steps to branch at and with how much noise", recipes=True, slow=True),
         "rewards": Command("rewards", "every reward with its requirements, and which are ready here", positional="of"),
         "report": Command(
             "report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True
         ),
-        "completion": Command("completion", "print a script that completes words in your shell", positional="shell"),
     },
     "publish": {
-        "export": Command(
-            "export", "a checkpoint as LoRA, merged or full weights; original layouts", positional="source", slow=True
-        ),
+        "export": Command("export", "a checkpoint as LoRA, merged or full weights", positional="source", slow=True),
         "download": Command("download", "fetch and check all files of a recipe, with sizes first", recipes=True),
     },
     "serve": {
@@ -83,6 +80,7 @@ GONE = {
     "shapes": "python -m research.pretraining.shapes takes its options, in the project's repository (research/README.md).",
     "scenes": "python -m research.pretraining.scenes takes its options, in the project's repository (research/README.md).",
     "launch": "torchrun --nproc-per-node N -m sage_grpo train ... starts a run on N GPUs (docs/scale.md).",
+    "completion": "sage-grpo COMMAND --help lists its options.",
     "convert": "sage-grpo export SOURCE --out FOLDER takes its options (docs/hub.md).",
 }
 """Earlier commands, and what to use in their place."""

@@ -19,9 +19,7 @@ from sage_grpo.config.parsing import given
 from sage_grpo.config.ranges import Natural
 from sage_grpo.run.saved import Choice, read_config
 from sage_grpo.tools.probe.estimate import Effect
-from sage_grpo.tools.probe.probe import Prober, ProbeResult
-from sage_grpo.tools.probe.spec import ProbeSpec
-from sage_grpo.tools.probe.ways import CheapSetting, WaysResult
+from sage_grpo.tools.probe.probe import Prober, ProbeResult, ProbeSpec
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import narrow_table, progress_bar
@@ -57,12 +55,10 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 
 
 def run(options: Options) -> int:
-    """Probe, print and write."""
     from rich.console import Console
 
     from sage_grpo.rewards.member import RewardFailure
     from sage_grpo.tools.probe.probe import prepare, probe
-    from sage_grpo.tools.probe.ways import ways
 
     console = Console(quiet=options.probe.json, highlight=False)
     shown = options.log.progress and not options.probe.json
@@ -70,84 +66,22 @@ def run(options: Options) -> int:
     say, counting = partial(console.print, soft_wrap=True), partial(progress_bar, shown=shown, console=console)
     try:
         prober = prepare(options, options.probe, choice)
-        finding = ways(prober, say, counting) if options.probe.ways.measure else probe(prober, say, counting)
+        finding = probe(prober, say, counting)
     except RewardFailure as failure:
         print(f"sage-grpo probe stopped: {failure}", file=sys.stderr)
         return 1
     for text in dict.fromkeys(prober.failures):
         print(text, file=sys.stderr)
-    if isinstance(finding, ProbeResult):
-        _write(prober, finding, options)
-    else:
-        _write_ways(prober, finding, options)
+    _write(prober, finding, options)
     return 0
 
 
-def _write_ways(prober: Prober, finding: WaysResult, options: Options) -> None:
-    from rich.console import Console
-
-    from sage_grpo.tools.probe.ways import ways_document, ways_snippet
-
-    out, text = Path(options.probe.out), ways_snippet(finding)
-    body = json.dumps(ways_document(prober, finding), indent=1)
-    replace_text(out / "ways.json", body + "\n")
-    if text is None:
-        (out / "ways.yaml").unlink(missing_ok=True)  # an older one would pass for this probe's
-    else:
-        replace_text(out / "ways.yaml", text)
-    if options.probe.json:
-        print(body)
-        return
-    console = Console(highlight=False)
-    console.print(_ways_table(finding))
-    console.print(
-        "alike: rank correlation within groups with the full way, for the same noises; reward: mean change against it; 95% intervals over\n"
-        "prompts. passes: of the network per clip; seconds: of sampling a clip, measured here",
-        style="dim",
-    )
-    least = options.probe.ways.least
-    if finding.best is None or text is None:
-        console.print(
-            f"[yellow]![/yellow] No way is alike by {least:g} with the whole of its interval: raise probe.prompts, try more steps after the branch "
-            "(probe.ways.after), or lower probe.ways.least. No ways.yaml."
-        )
-        return
-    saved = 1 - finding.best.passes / finding.full_passes
-    console.print(
-        f"\nMeasured: the way with the fewest passes that is alike by at least {least:g}; it saves {saved:.0%} of the full way's."
-    )
-    console.print(text, markup=False)
-    console.print(f"In {options.probe.out}: ways.yaml (for train --config), ways.json", soft_wrap=True)
-
-
-def _ways_table(finding: WaysResult) -> Any:
-    from sage_grpo.tools.probe.ways import described
-
-    table = narrow_table(f"branching at step {finding.step}: ways to run the other steps")
-    for name in ("before", "after", "solver", "without", "passes", "seconds", "alike", "reward"):
-        table.add_column(name, justify="left" if name in ("solver", "without") else "right", no_wrap=name != "without")
-
-    def columns(way: CheapSetting, passes: float, seconds: float) -> list[str]:
-        return [str(way.before), str(way.after), way.solver, described(way), f"{passes:.1f}", f"{seconds:.2g}"]
-
-    table.add_row(*columns(finding.full, finding.full_passes, finding.full_seconds), "full", "")
-    for one in finding.ways:
-        row, alike, reward = columns(one.way, one.passes, one.seconds), one.correlation, one.reward
-        style = "bold" if one is finding.best else ""
-        table.add_row(*row, f"{alike.value:.2f}", f"{reward.value:+.3f}", style=style)
-        spans = f"{alike.low:.2f}..{alike.high:.2f}", f"{reward.low:+.3f}..{reward.high:+.3f}"
-        table.add_row(*[""] * len(row), *spans, style="dim")
-    return table
-
-
 def _write(prober: Prober, finding: ProbeResult, options: Options) -> None:
-    from sage_grpo.tools.probe.figure import save_figure
     from sage_grpo.tools.probe.probe import document, snippet
 
     out, text = Path(options.probe.out), snippet(finding, options)
     body = json.dumps(document(prober, finding), indent=1)
     replace_text(out / "probe.json", body + "\n")
-    save_figure(finding, options, out / "probe.png")
     if text is None:
         (out / "snippet.yaml").unlink(missing_ok=True)  # an older one would pass for this probe's
     else:
@@ -193,7 +127,7 @@ def _print(finding: ProbeResult, options: Options, text: str | None) -> None:
             f"Steps were compared at eta {finding.eta:g}; probe again with kernel.eta {advice.eta:g} to be sure."
         )
     console.print(f"\n{text}", markup=False)
-    console.print(f"In {options.probe.out}: snippet.yaml (for train --config), probe.json, probe.png", soft_wrap=True)
+    console.print(f"In {options.probe.out}: snippet.yaml (for train --config), probe.json", soft_wrap=True)
 
 
 def _table(title: str, first: str, rows: Sequence[tuple[str, Effect]]) -> Any:

@@ -1,34 +1,32 @@
-"""Examples: clips to learn from in place of rollouts, in rows of a prompt with a better clip and a worse one, or with one clip."""
+"""Clips to learn from in place of rollouts, in rows of a prompt with a better clip and a worse one, or with one clip; and clips brought into the
+format of a run."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.data.prompts import Prompt, prompt_of, read_rows, text_of
+import torch
+from torch import Tensor
+
+from sage_grpo.data.prompts import Prompt, prompt_of, rows_in
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import shown
+from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.suggest import did_you_mean
+from sage_grpo.utils.video import check_clip, video_format
 
-LISTS = ("pairs.jsonl", "clips.jsonl")
-"""File names of the list in a folder."""
+LISTS = ("pairs.jsonl", "clips.jsonl")  # file names of the list in a folder
 COLUMNS = ("win", "lose", "clip")
-
-
-def format_of(text: str, fps: float = VideoSpec.fps) -> VideoSpec:
-    """A format of data.formats, such as 81x480x832."""
-    sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
-    if sizes is None:
-        raise ValueError(f"data.formats: a format is FRAMESxHEIGHTxWIDTH, such as 81x480x832, got {shown(text)}.")
-    frames, height, width = map(int, sizes.groups())
-    return VideoSpec(frames=frames, height=height, width=width, fps=fps)
+CARD = "examples.json"  # record of the used examples, in the run's folder
+NAMED = 3  # skipped rows that a message names; the card has all
 
 
 def list_of(source: str | Path) -> Path:
-    """The file that lists the examples of `data.clips`, which is that file or its folder."""
     place = Path(source).expanduser()
     if not place.is_dir():
         if place.suffix not in (".jsonl", ".csv"):
@@ -50,8 +48,7 @@ def load_examples(source: str | Path, *, pairs: bool) -> list[Prompt]:
     path = list_of(source)
     if not path.is_file():
         raise FileNotFoundError(f"data.clips: there is no file {path}.")
-    rows = read_rows(text_of(path), path)
-    examples = [_example(row, f"{path}, line {number}", path.parent, pairs) for number, row in rows]
+    examples = [_example(row, where, path.parent, pairs) for where, row in rows_in(path)]
     if not examples:
         raise ValueError(f"data.clips {path} has no row.")
     return examples
@@ -79,3 +76,85 @@ def _file(value: object, name: str, where: str, folder: Path) -> Path:
     if not file.is_file():
         raise FileNotFoundError(f"{where}: there is no clip {file} (paths are relative to the list).")
     return file
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of data.clips that a run learns from."""
+
+    source: Path
+    prompts: Sequence[Prompt]
+    skipped: Sequence[tuple[str, str]] = ()  # skipped rows: their prompts, and the reasons
+
+    @property
+    def summary(self) -> str:
+        clips = sum(len(prompt.clips) for prompt in self.prompts)
+        reasons = "; ".join([why for _, why in self.skipped[:NAMED]] + ["..."] * (len(self.skipped) > NAMED))
+        left = f"; {len(self.skipped)} rows are left out ({reasons})" if self.skipped else ""
+        return f"{self.source}: {len(self.prompts)} rows with {clips} clips{left}."
+
+    def write_card(self, out: Path, video: VideoSpec) -> None:
+        files = dict.fromkeys(file for prompt in self.prompts for file in prompt.clips)
+        card = {
+            "file": str(self.source),
+            "sha256": content_hash(self.source),
+            "rows": len(self.prompts),
+            "clips": {str(file): content_hash(file) for file in files},
+            "skipped": [{"prompt": prompt, "why": why} for prompt, why in self.skipped],
+            "format": asdict(video),
+        }
+        replace_text(out / CARD, json.dumps(card, indent=2, ensure_ascii=False))
+
+
+def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples:
+    """The rows whose clips can be read and are long enough for a format; ValueError where there is none. Only headers are read."""
+    faults = {prompt: next(filter(None, (fault_of(file, video) for file in prompt.clips)), "") for prompt in prompts}
+    used = [prompt for prompt in prompts if not faults[prompt]]
+    skipped = [(prompt.text, faults[prompt]) for prompt in prompts if faults[prompt]]
+    examples = Examples(list_of(source), used, skipped)
+    if not used:
+        raise ValueError(
+            f"data.clips: none of the {len(prompts)} rows can be used. {examples.summary} Use fewer frames (model.frames) or a lower model.fps."
+        )
+    return examples
+
+
+def fault_of(file: Path, video: VideoSpec) -> str:
+    try:
+        clip = video_format(file)
+    except ValueError as error:
+        return str(error)
+    needed = frames_at(clip.fps, video)[-1] + 1
+    if clip.frames >= needed:
+        return ""
+    return f"{file} is too short: {clip.frames} frames at {clip.fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
+
+
+def frames_at(fps: float, video: VideoSpec) -> list[int]:
+    """The frames of a clip with this frame rate that make a clip of a format: from the first one on, at the format's frame rate."""
+    return [int(frame * fps / video.fps + 0.5) for frame in range(video.frames)]
+
+
+def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
+    """A clip in another format: its first frames at that frame rate, scaled until they cover the size, and cut at equal margins. A clip that has the
+    format is returned as it is."""
+    check_clip(clip)
+    chosen = frames_at(fps, video)
+    if chosen[-1] >= len(clip):
+        raise ValueError(
+            f"too short: {len(clip)} frames at {fps:g} fps, but {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
+        )
+    clip, (height, width) = clip[chosen], (video.height, video.width)
+    scale = max(height / clip.shape[1], width / clip.shape[2])
+    size = round(clip.shape[1] * scale), round(clip.shape[2] * scale)
+    if size != tuple(clip.shape[1:3]):
+        frames = clip.permute(0, 3, 1, 2).to(torch.float32)
+        scaled = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True)
+        clip = scaled.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    return clip[:, top : top + height, left : left + width].contiguous()
+
+
+def content_hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

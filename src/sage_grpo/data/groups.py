@@ -17,10 +17,8 @@ from itertools import groupby, pairwise
 class Member:
     """One rollout of an iteration."""
 
-    group: int
-    """Index of its group within the iteration; a prompt may have several (rollout.window.branches)."""
-    index: int
-    """Index within the group."""
+    group: int  # index of its group within the iteration; a prompt may have several (rollout.window.branches)
+    index: int  # index within the group
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,7 @@ class MicroBatch:
     """Rollouts that go through the network together, in rollout and in every update, so that the first replay's ratio is exactly 1."""
 
     members: tuple[Member, ...]
-    filler: bool = False
-    """True for padding that keeps ranks synchronised: it counts in no statistic and has weight 0."""
+    filler: bool = False  # true for padding that keeps ranks synchronised: it counts in no statistic and has weight 0
 
 
 def deal(
@@ -72,10 +69,8 @@ def share_out(
 
 
 def split_updates(steps: list[int], updates: int) -> list[list[int]]:
-    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts.
-
-    Steps are dealt out, not rollouts: every update sees every group, and the parts do not depend on ranks or batches.
-    """
+    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts. Steps are dealt out, not rollouts: every
+    update sees every group, and the parts do not depend on ranks or batches."""
     if not 1 <= updates <= len(steps):
         raise ValueError(
             f"updates_per_rollout = {updates}, but a rollout has {len(steps)} trained steps to deal out to them: "

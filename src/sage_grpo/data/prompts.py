@@ -7,18 +7,17 @@ import csv
 import io
 import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sage_grpo.config.ranges import check_prompt
-from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
 from sage_grpo.utils.suggest import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "conditions")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video")
 """Columns with a meaning; `ref_image_path` is the image in the official code's prompt files. All others are metadata."""
 ALSO_PROMPT = ("prompt_en", "caption")
 """Other names of the column prompt in public lists; used where there is no column prompt."""
@@ -27,71 +26,37 @@ SETS = ("starter", "starter_eval")
 """Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
 
 
-Kind = Literal["image", "video"]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A conditioning picture or clip at a place of the generated clip."""
-
-    kind: Kind
-    file: Path
-    frame_index: int = 0
-    """Index of its first frame."""
-
-
 @dataclass(frozen=True)
 class Prompt:
     """One task for the model."""
 
     text: str
-    seed: int | None = None
-    """Fixes the initial noise of this prompt's clips; None derives it from the run's seed."""
-    image: Path | None = None
-    """First frame for image-to-video models."""
+    seed: int | None = None  # fixes the initial noise of this prompt's clips; None derives it from the run's seed
+    image: Path | None = None  # first frame for image-to-video models
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     """The other columns of its row, for rewards."""
     clips: tuple[Path, ...] = ()
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
-    last_image: Path | None = None
-    """Last frame, for models that go from one picture to another."""
-    source_video: Path | None = None
-    """The clip that rollouts start from, for video-to-video."""
-    conditions: tuple[Condition, ...] = ()
-    """Pictures and clips at places, for models that take them."""
+    last_image: Path | None = None  # last frame, for models that go from one picture to another
+    source_video: Path | None = None  # the clip that rollouts start from, for video-to-video
 
     def __post_init__(self) -> None:
         check_prompt(self.text)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        files = (self.image, self.last_image, self.source_video, *(one.file for one in self.conditions))
-        return tuple(file for file in files if file is not None)
+        return tuple(file for file in (self.image, self.last_image, self.source_video) if file is not None)
 
     def columns(self, *, absolute: bool = False) -> dict[str, Any]:
         """The same as columns of a prompt file; `absolute` writes absolute paths."""
-
-        def path(file: Path) -> str:
-            return str(file.absolute() if absolute else file)
-
         files = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
-        columns: dict[str, Any] = {name: path(file) for name, file in files.items() if file is not None}
-        if self.conditions:
-            columns["conditions"] = [
-                {one.kind: path(one.file), "frame_index": one.frame_index} for one in self.conditions
-            ]
-        return columns
-
-    format: VideoSpec | None = None
-    """Format in which its clips are learned, if not the model's own."""
+        return {name: str(file.absolute() if absolute else file) for name, file in files.items() if file is not None}
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
     """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a
-    list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval".
-
-    Other columns become metadata for rewards. `names` are the known names that an error suggests.
-    """
+    list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval". Other columns become
+    metadata for rewards. `names` are the known names that an error suggests."""
     if not str(source).strip():
         raise ValueError(f"The name of the prompt file is empty: give a file, or one of {', '.join(names)}.")
     path = Path(__file__).parent / "prompt_sets" / f"{source}.csv" if str(source) in SETS else Path(source)
@@ -100,24 +65,16 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
             f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file, or one of {', '.join(names)}."
             + did_you_mean(str(source), names)
         )
-    text = text_of(path)
-    if path.suffix == ".txt":
-        lines = (line.strip() for line in text.split("\n"))
-        prompts = [Prompt(line) for line in lines if line and not line.startswith("#")]
-    elif path.suffix == ".json":
-        prompts = [prompt_of(row, where, path.parent) for where, row in _entries(text, path)]
-    elif path.suffix in (".csv", ".jsonl"):
-        prompts = [prompt_of(row, f"{path}, line {number}", path.parent) for number, row in read_rows(text, path)]
-    else:
+    if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv, .json or .jsonl.")
+    prompts = [prompt_of(row, where, path.parent) for where, row in rows_in(path)]
     if not prompts:
         raise ValueError(f"{path} holds no prompts.")
     warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
     return prompts
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, with \\n at the ends of its lines; a prompt may contain the other characters that `splitlines` splits at."""
+def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -131,23 +88,34 @@ def text_of(path: Path) -> str:
         raise ValueError(
             f"{path}, line {line} has a zero byte, which no prompt has: save the file as UTF-8 (not UTF-16)."
         )
-    return text
+    if path.suffix == ".csv":
+        yield from _csv_rows(text, path)
+    elif path.suffix == ".json":
+        yield from _json_rows(text, path)
+    else:
+        # A prompt may contain the other characters that `splitlines` splits at.
+        for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+            where = f"{path}, line {number}"
+            if path.suffix == ".jsonl" and line:
+                yield where, _row_of(parse_json(line, where), where)
+            elif line and not line.startswith("#"):
+                yield where, {"prompt": line}
 
 
-def _entries(text: str, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The rows of a JSON document (a list, or an object whose keys become `id`), with their names in errors."""
+def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a JSON document: a list, or an object whose keys become `id`."""
     try:
         document = parse_json(text, str(path))
     except DocumentError as error:
         raise ValueError(f"{error} One object a line is .jsonl.") from error
     if isinstance(document, dict):
-        pairs = [(f"{path}, {key!r}", {"id": key}, value) for key, value in document.items()]
+        for key, value in document.items():
+            yield f"{path}, {key!r}", {"id": key, **_row_of(value, f"{path}, {key!r}")}
     elif isinstance(document, list):
-        pairs = [(f"{path}, entry {number}", {}, value) for number, value in enumerate(document, 1)]
+        for number, value in enumerate(document, 1):
+            yield f"{path}, entry {number}", _row_of(value, f"{path}, entry {number}")
     else:
         raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
-    for where, row, value in pairs:
-        yield where, {**row, **_row_of(value, where)}
 
 
 def _row_of(value: Any, where: str) -> dict[str, Any]:
@@ -158,14 +126,7 @@ def _row_of(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The rows of the text of a .csv or .jsonl file, with their line numbers."""
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield number, _row_of(parse_json(line, where), where)
-        return
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     # strict: a quote that is never closed would take all rows after it into one prompt
     reader = csv.DictReader(io.StringIO(text, newline="\n"), skipinitialspace=True, strict=True)
     start = 1
@@ -176,12 +137,12 @@ def read_rows(text: str, path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         if twice:
             raise ValueError(f"{path}: two columns are called {twice[0]!r}; which one counts? Rename one of them.")
         for row in reader:
+            where = f"{path}, line {reader.line_num}"
             if None in row:
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: more values than columns ({', '.join(columns)}). "
-                    'Put a prompt with commas into "double quotes".'
+                    f'{where}: more values than columns ({", ".join(columns)}). Put a prompt with commas into "double quotes".'
                 )
-            yield reader.line_num, {name.strip(): value for name, value in row.items()}
+            yield where, {name.strip(): value for name, value in row.items()}
             start = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
@@ -223,40 +184,11 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
             f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
             "leave the column out."
         )
-    given = _conditions_of(row.get("conditions"), where, folder)
-    if given and last is not None:
-        raise ValueError(f"{where}: beside conditions the last frame is one of them: leave last_image out.")
-    seen = MappingProxyType(metadata)
-    return Prompt(text, number_or_none, image, seen, last_image=last, source_video=source, conditions=given)
-
-
-def _conditions_of(value: Any, where: str, folder: Path) -> tuple[Condition, ...]:
-    """The column `conditions`: a list of objects, or the same as JSON where a column holds text."""
-    if isinstance(value, str) and value.strip():
-        value = parse_json(value, f"{where}: conditions")
-    if not value:
-        return ()
-    conditions = []
-    for number, one in enumerate(value if isinstance(value, list) else [value], 1):
-        here = f"{where}, condition {number}"
-        kinds = [kind for kind in get_args(Kind) if isinstance(one, dict) and one.get(kind)]
-        if len(kinds) != 1 or not one.keys() <= {kinds[0], "frame_index", "strength"}:
-            raise ValueError(
-                f'{here}: give an object with image or video (a file) and, if you like, frame_index, such as {{"image": "a.png", "frame_index": 80}}; '
-                f"got {shown(one)}."
-            )
-        place = one.get("frame_index", 0)
-        if not isinstance(place, int) or isinstance(place, bool) or place < 0:
-            raise ValueError(f"{here}: frame_index is a whole number from 0 on, got {shown(place)}.")
-        if one.get("strength", 1) != 1:
-            raise ValueError(
-                f"{here}: strength {shown(one['strength'])}: what is given weakly keeps a noise level of its own until the clip comes down to it, and "
-                "a state that explores has one level. Only strength 1 is supported: leave it out."
-            )
-        file = _file_of(one, (kinds[0],), here, folder)
-        assert file is not None
-        conditions.append(Condition(kinds[0], file, place))
-    return tuple(conditions)
+    if row.get("conditions"):
+        raise ValueError(
+            f"{where}: pictures and clips at places of a clip (conditions) are not supported: a first frame is the column image, a last one last_image."
+        )
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, source_video=source)
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
@@ -281,7 +213,6 @@ def warn_of_near_misses(names: set[str], what: str) -> None:
 
 
 def too_few(asked: int, count: int, option: str = "evaluate.prompts") -> str:
-    """A warning for an evaluation of more prompts than there are; empty where there are enough."""
     if count >= asked:
         return ""
     return f"{option} asks for {asked} prompts to evaluate on, but there are only {count}: every evaluation uses those {count}."
@@ -306,7 +237,6 @@ class PromptStream:
         return taken
 
     def peek(self, count: int) -> list[Prompt]:
-        """The next prompts, without taking them."""
         return [self._at(self.position + offset) for offset in range(count)]
 
     def _at(self, position: int) -> Prompt:
@@ -320,10 +250,8 @@ class PromptStream:
 def look_ahead(
     batches: Iterable[Sequence[Prompt]], places: Sequence[Iterable[int]], limit: int
 ) -> list[Sequence[Prompt]]:
-    """As many of the next batches as leave every rank at most `limit` different prompts, and at least one.
-
-    `places` are the prompts of a batch that each rank samples. All ranks compute the same number, so that none waits for another one's encoding.
-    """
+    """As many of the next batches as leave every rank at most `limit` different prompts, and at least one. `places` are the prompts of a batch that
+    each rank samples. All ranks compute the same number, so that none waits for another one's encoding."""
     taken: list[Sequence[Prompt]] = []
     seen: list[set[Prompt]] = [set() for _ in places]
     for batch in batches:
@@ -343,8 +271,7 @@ class Frame(Protocol):
         """(index, row)."""
 
 
-Row = str | Mapping[str, Any] | Prompt
-"""A row that can become a prompt."""
+Row = str | Mapping[str, Any] | Prompt  # A row that can become a prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:

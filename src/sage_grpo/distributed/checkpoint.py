@@ -32,8 +32,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 WRITTEN = re.compile(r"state\.json|manifest\.json|metrics\.jsonl|shard-[\w-]+\.safetensors")
 """Names of the files that a checkpoint consists of."""
-
-
+WHOLE, PARTIAL = r"\d{6,}", r"\.\d{6,}\.partial"
+"""Names of folders of checkpoints, and of those that are not in their place yet."""
 RESTORE = "Restore the checkpoint from a copy, or remove it to go on from the one before it."
 
 
@@ -62,7 +62,7 @@ class Writer:
     def __init__(self, world: World, *, background: bool = False) -> None:
         self.world, self.background = world, background
         self._pool = ThreadPoolExecutor(1, "checkpoint")  # starts its thread with its first job
-        self._job: Future[Path] | None = None
+        self._job: Future[None] | None = None
 
     @_interruptible()
     def save(
@@ -76,11 +76,12 @@ class Writer:
         """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
         self.finish()
         files = dict(files or {})
-        if not self.background:
-            return self._save(root, number, tensors, meta, files)
-        # Copies, because training goes on and changes the tensors and the rest of the state.
-        staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._job = self._pool.submit(self._save, root, number, staged, json.loads(json.dumps(meta)), files)
+        if self.background:
+            # Copies, because training goes on and changes the tensors and the rest of the state.
+            staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            self._job = self._pool.submit(self._save, root, number, staged, json.loads(json.dumps(meta)), files)
+        else:
+            self._save(root, number, tensors, meta, files)
         return root / f"{number:06d}"
 
     @property
@@ -102,13 +103,13 @@ class Writer:
         tensors: Mapping[str, Tensor],
         meta: Mapping[str, Any],
         files: Mapping[str, bytes],
-    ) -> Path:
-        """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
-        world, final, partial = self.world, root / f"{number:06d}", root / f".{number:06d}.partial"
+    ) -> None:
+        """Write a checkpoint with the main process's `files` in it; whole or not at all."""
+        world, partial = self.world, root / f".{number:06d}.partial"
         try:
             with _together(world):
                 if world.is_main:
-                    for leftover in _partials(root):
+                    for leftover in folders(root, PARTIAL):
                         shutil.rmtree(leftover)
                     partial.mkdir(parents=True)
             with _together(world), warnings.catch_warnings():
@@ -122,7 +123,8 @@ class Writer:
                     _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
                     inside = sorted(partial.iterdir())
                     _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
-                    _put_in_place(partial, final)
+                    _fingerprint(partial / MANIFEST, sync=True)
+                    _put_in_place(partial)
         except SaveFailed as failed:
             if world.is_main and find_fault(partial) is not None:  # a whole one may be the only one of its number
                 shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
@@ -130,35 +132,34 @@ class Writer:
                 f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
                 "cause, and the same command continues from the newest."
             ) from failed
-        return final
 
 
-def _put_in_place(partial: Path, final: Path) -> None:
+def _put_in_place(partial: Path) -> Path:
     """Rename. A checkpoint of the same number is deleted first, and foreign files in it are kept; if a kill interrupts this, `recover` finishes it."""
+    final = partial.with_name(partial.name.split(".")[1])
     if final.exists():
         for file in final.iterdir():
             if not WRITTEN.fullmatch(file.name):
                 os.replace(file, partial / file.name)
         shutil.rmtree(final)
     os.replace(partial, final)
-    _sync_folder(final.parent)
+    descriptor = os.open(final.parent, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return final
 
 
 def recover(root: Path) -> list[str]:
-    """Finish interrupted saves: a whole checkpoint that was not yet renamed gets its name. Only for the process that owns the folder; returns messages
-    about its work."""
-    notes = []
-    for partial in _partials(root):
-        if find_fault(partial) is None:
-            final = root / partial.name.split(".")[1]
-            _put_in_place(partial, final)
-            notes.append(f"{final} was whole but not yet in its place when the run ended: it counts now.")
-    return notes
+    """Finish interrupted saves: a whole checkpoint that was not yet renamed gets its name. Only for the process that owns the folder; returns messages."""
+    return [
+        f"{_put_in_place(partial)} was whole but not yet in its place when the run ended: it counts now."
+        for partial in folders(root, PARTIAL)
+        if find_fault(partial) is None
+    ]
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, but no foreign files in it. The manifest goes last, so that an interrupted deletion leaves a folder that is known to be
-    damaged."""
+    """Delete a checkpoint, but no foreign files in it. The manifest goes last: a deletion that is interrupted leaves a folder known to be damaged."""
     for file in sorted(folder.iterdir(), key=lambda file: file.name == MANIFEST):
         if WRITTEN.fullmatch(file.name) and not file.is_dir():
             file.unlink()
@@ -166,12 +167,8 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _partials(root: Path) -> list[Path]:
-    return _matching(root, r"\.\d{6,}\.partial")
-
-
-def _matching(root: Path, pattern: str) -> list[Path]:
-    """Folders in `root` that match a pattern, in the order of their numbers."""
+def folders(root: Path, pattern: str = WHOLE) -> list[Path]:
+    """The checkpoints of a run, damaged ones too, oldest first."""
     if not root.is_dir():
         return []
     matching = [f for f in root.iterdir() if re.fullmatch(pattern, f.name) and f.is_dir() and not f.is_symlink()]
@@ -231,7 +228,7 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
         ) from error
 
 
-def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
+def read_meta(folder: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Everything in a checkpoint that is not a tensor; `kinds` are the keys that the caller needs, with their types.
 
     The folder may be untrusted, so its content is checked.
@@ -243,10 +240,7 @@ def read_meta(folder: Path, kinds: Mapping[str, type | tuple[type, ...]] | None 
             raise CheckpointError(
                 f"{folder} has checkpoint format {shown(meta.get('format'))}; this version reads {FORMAT}."
             )
-        demand(meta, {"tensors": list, **(kinds or {})}, str(file))
-        odd = [name for name in meta["tensors"] if not isinstance(name, str)]
-        if odd:
-            raise DocumentError(f"{file} lists {shown(odd[0])} among its tensors, which is not a name.")
+        demand(meta, {"tensors": list[str], **(kinds or {})}, str(file))
     except DocumentError as error:
         raise CheckpointError(f"{error} {RESTORE}") from error
     return meta
@@ -263,11 +257,6 @@ def continuing(folder: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{folder / 'state.json'} holds what no run writes ({type(error).__name__}: {error}). {RESTORE}"
         ) from error
-
-
-def folders(root: Path) -> list[Path]:
-    """The checkpoints of a run, damaged ones too, oldest first."""
-    return _matching(root, r"\d{6,}")
 
 
 def newest_good(root: Path) -> Path | None:
@@ -319,13 +308,4 @@ def _fingerprint(file: Path, *, sync: bool = False) -> dict[str, Any]:
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
-    with file.open("w") as stream:
-        json.dump(content, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    file.write_text(json.dumps(content, indent=1))

@@ -49,26 +49,11 @@ class SequenceParallel:
         """All tokens (batch x tokens x channels) from every rank's, for a loss that every rank computes alike."""
         return merge(tokens.transpose(0, 1), self.counts(total), self.group).transpose(0, 1)
 
-    def attend(
-        self,
-        attention: Attention,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        counts: list[int],
-        key_counts: list[int] | None = None,
-    ) -> Tensor:
-        """Attention over the tokens of all ranks for this rank's; batch x tokens x heads x channels.
-
-        `counts` are the query tokens of every rank, and its key tokens too, unless `key_counts` gives these.
-        """
+    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, counts: list[int]) -> Tensor:
+        """Attention over the tokens of all ranks for this rank's; batch x tokens x heads x channels. `counts` are the tokens of every rank."""
         batch, tokens, heads, channels = query.shape
         query, key = query.to(value.dtype), key.to(value.dtype)
-        if key_counts is None:
-            everyone = self._deal(torch.cat([query, key, value], dim=-1), counts).split(channels, dim=-1)
-        else:
-            others = self._deal(torch.cat([key, value], dim=-1), key_counts)
-            everyone = (self._deal(query, counts), *others.split(channels, dim=-1))
+        everyone = self._deal(torch.cat([query, key, value], dim=-1), counts).split(channels, dim=-1)
         back = exchange(attention(*everyone).transpose(0, 1), counts, [tokens] * self.size, self.group)
         back = back.unflatten(0, (self.size, tokens)).permute(2, 1, 0, 3, 4)
         return back.reshape(batch, tokens, heads, channels)

@@ -1,5 +1,4 @@
-"""Signs of life in the rendezvous store: the other ranks name a rank that is lost, all ranks end with their launcher, and a message of
-all is printed once."""
+"""Heartbeats in the rendezvous store: the other ranks name a lost rank, all ranks end with their launcher, and a message of all is printed once."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -22,10 +20,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 INTERVAL = 1.0
 """Seconds between heartbeats."""
-STILL = 5.0
-"""Seconds after which a process of this machine that is stopped or dead counts as lost."""
 SILENT = 60.0
-"""Seconds after which one on another machine does. Longer: loading and compiling may hold Python up."""
+"""Seconds after which a rank without heartbeats counts as lost: loading and compiling may hold Python up."""
 LAST_WORDS = 60.0
 """Seconds that a slow store may take for a rank's last message."""
 PR_SET_PDEATHSIG = 1
@@ -38,22 +34,20 @@ LOST = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Beat:
-    """The last heartbeat of a rank."""
+    """The last heartbeat of a rank; none yet if the count is 0."""
 
     count: str
     where: str
     time: float
-    place: str = ""
-    """`machine:pid` of its process."""
 
 
 class Heartbeat:
     """Counts up in the store from a thread, and watches the other ranks' counts; one that stops is a lost process.
 
     Observations are kept: the first process to give up may take the store with it, and the next ones must still be able to name the rank that began
-    it. A lost rank is noticed here within seconds (on another machine within a minute), also while the main thread waits in a collective that would give up only after its timeout.
+    it. A lost rank is noticed within a minute, also while the main thread waits in a collective that would give up only after its timeout.
     """
 
     def __init__(self, number: int, processes: int, store: dist.Store, patience: float) -> None:
@@ -67,43 +61,31 @@ class Heartbeat:
         self._all_started = False
         self._asked = False
         self._store_lost: float | None = None
-        self._heard = time.monotonic()
         self._stop = threading.Event()
-        # Two, because the store may be with the rank that stopped: then it does not answer.
-        self._threads = [
-            threading.Thread(target=work, name="heartbeat", daemon=True) for work in (self._beat, self._watch)
-        ]
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     @classmethod
     def start(cls, number: int, processes: int, *, patience: float) -> Heartbeat:
         """Start, with a connection of its own: the process group may block the other one."""
         given: Any = _get_default_store()  # torch's types lack `clone`
-        store = dist.PrefixStore("sage_grpo/heartbeat", given.clone())
-        beat = cls(number, processes, store, patience)
-        for thread in beat._threads:
-            thread.start()
+        beat = cls(number, processes, dist.PrefixStore("sage_grpo/heartbeat", given.clone()), patience)
+        beat._thread.start()
         return beat
 
     def _beat(self) -> None:
-        count, place = 0, own_place()
+        count, before = 0, time.monotonic()
         while not self._stop.is_set():
             count += 1
             try:
-                self._store.set(str(self.number), f"{count} {place} {self.where}")
+                self._store.set(str(self.number), f"{count} {self.where}")
                 self._look()
             except dist.DistError:
                 self._store_lost = time.monotonic()
                 return
-            self._heard = time.monotonic()
+            now = time.monotonic()
+            self._check(now, paused=now - before > SILENT / 2)
+            before = now
             self._stop.wait(INTERVAL)
-
-    def _watch(self) -> None:
-        before = time.monotonic()
-        while not self._stop.wait(INTERVAL):
-            if time.monotonic() - before > 2 * STILL:  # this process was stopped, or the machine slept
-                self._forgive()
-            before = time.monotonic()
-            self._check()
 
     def _look(self) -> None:
         keys = [str(other) for other in self._others]
@@ -111,23 +93,20 @@ class Heartbeat:
         if not self._all_started:
             return  # multi_get would wait for the last one
         for other, value in zip(self._others, self._store.multi_get(keys)):
-            count, place, where = value.decode().split(" ", 2)
+            count, where = value.decode().split(" ", 1)
             if count != self._seen[other].count:
-                self._seen[other] = Beat(count, where, time.monotonic(), place)
+                self._seen[other] = Beat(count, where, time.monotonic())
 
-    def _forgive(self) -> None:
-        now = time.monotonic()
-        self._seen = {other: replace(beat, time=now) for other, beat in self._seen.items()}
-
-    def _check(self) -> None:
-        """Leave if a rank is lost and the main thread has not noticed."""
-        now, lost = time.monotonic(), []
-        for other, beat in self._seen.items():
-            condition = condition_of(beat.place)
-            if condition is None and now - self._heard < STILL and now - beat.time > SILENT:
-                condition = "silent"
-            if condition and now - beat.time > STILL and beat.place and beat.count != GONE:
-                lost.append(f"rank {other} ({condition}; last seen at: {beat.where})")
+    def _check(self, now: float, *, paused: bool) -> None:
+        """Leave if a rank is lost and the main thread has not noticed. paused: this process was stopped, or the store did not answer."""
+        if paused:
+            for beat in self._seen.values():
+                beat.time = now
+        lost = [
+            f"rank {other} (last seen at: {beat.where})"
+            for other, beat in self._seen.items()
+            if now - beat.time > SILENT and beat.count not in ("0", GONE)
+        ]
         if lost and not self._asked:
             self.leave(LOST.format(", ".join(lost)))
             self._asked = True
@@ -135,11 +114,10 @@ class Heartbeat:
     def stop(self) -> None:
         self._stop.set()
         # A thread that still uses the store when the interpreter ends would abort the process.
-        for thread in self._threads:
-            thread.join(timeout=LAST_WORDS)
+        self._thread.join(timeout=LAST_WORDS)
         if self._store_lost is None:
             try:
-                self._store.set(str(self.number), f"{GONE} - {self.where}")
+                self._store.set(str(self.number), f"{GONE} {self.where}")
             except dist.DistError:  # the store's host has left before us
                 self._store_lost = time.monotonic()
 
@@ -178,29 +156,6 @@ class Heartbeat:
 
     def _silent(self, since: float) -> list[int]:
         return [other for other in self._others if self._seen[other].time < since]
-
-
-def own_place() -> str:
-    """`machine:pid` of this process; equal machines share their processes. The machine is empty where it is unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # Containers of one machine have process ids of their own.
-        machine = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        machine = ""
-    return f"{machine}:{os.getpid()}"
-
-
-def condition_of(place: str) -> str | None:
-    """State of a process of this machine: "stopped", "dead", or empty; None if it cannot be seen."""
-    machine, _, pid = place.rpartition(":")
-    if not machine or machine != own_place().rpartition(":")[0]:
-        return None
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return "dead"
-    return {"T": "stopped", "Z": "dead", "X": "dead"}.get(state, "")
 
 
 def _leave(message: str) -> NoReturn:

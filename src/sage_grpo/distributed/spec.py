@@ -56,7 +56,7 @@ class RaySpec:
     """Place where clips are decoded and scored: the worker that sampled them, which then sends only scores; or the trainer, to which it sends
     latents."""
     limit: Positive = 0.25
-    """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range is refused (without a ratio:
+    """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range ends the run (without a ratio:
     of the range that `surrogate.clip_scale` gives)."""
     patience: Seconds = 600.0
     """Seconds without any worker after which the run stops."""

@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 LEAST = 1e-3
 """Smallest factor on the learning rate: a run that needs less is broken in another way."""
-
 Row = Mapping[str, float | None]
 LEAST_PAST = 5
 """Iterations before a check compares with the past."""
@@ -24,45 +22,30 @@ TINY = 1e-12
 """Values below this count as 0: their logarithm is meaningless."""
 ROUNDING = 1e-6
 """Scores that differ by less than this share of their size are equal in float32."""
-VANISHED = 0.05
-"""A reward whose spread within groups is below this share of its spread at the start no longer distinguishes the
-members of a group."""
 EXPLODED = 20.0
 """A reward whose spread is this many times that of the start no longer measures the same: clips, or the reward itself,
 are broken."""
-ALIKE = 0.2
-"""Clips of a group that differ by less than this share of what they did at the start have collapsed."""
-FAILING = 0.1
-"""Share of clips without a reward that is more than chance."""
-CLIPPED = 0.75
-"""Share of members without a gradient because of the clip: three quarters of the rollout are wasted."""
-RATIO_OFF = 0.1
-"""Distance of a mean ratio from 1 that is too large."""
-STUCK = 0.01
-"""Least share of weights that must have moved."""
-RUNS = 10.0
-"""Weights that move this many times their usual distance per iteration diverge."""
+VANISHED = 0.05  # share of the spread at the start below which a reward no longer distinguishes clips
+ALIKE = 0.2  # share of their difference at the start below which the clips of a group have collapsed
+FAILING = 0.1  # share of clips without a reward that is more than chance
+CLIPPED = 0.75  # share of members without a gradient because of the clip
+RATIO_OFF = 0.1  # distance of a mean ratio from 1 that is too large
+STUCK = 0.01  # least share of weights that must have moved
 GROWS = {"gradient/norm": 5.0, "kl/total": 10.0, "optimizer/kl": 10.0, "ratio/largest_log": 10.0}
 """Least factor above its median for a metric to be out of range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricHistory:
-    """The past of a run, with which a row is compared."""
+    """The past of a run, with which a row is compared: the first rows and the newest ones, without those that have the
+    finding already."""
 
     start: Sequence[Row]
-    """The first rows of the run, without those that have the finding already."""
     recent: Sequence[Row]
-    """The rows before, without those that have the finding already."""
-    newest: Row
-    """The row before this one."""
     clips: int
     """Rollouts of an iteration."""
     clip_range: float
-    """The clip range of the ratio."""
     deviations: float
-    deviates: bool = False
-    """True if the policy and the old policy of an objective at fresh noise levels are expected to differ."""
     brake: float = 1.0
     """The sentinel's factor on the learning rate, independent of a target KL."""
 
@@ -79,28 +62,22 @@ def robust(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def not_finite(row: Row, past: MetricHistory) -> str:
-    """A metric that every row has is not a number."""
     names = ("reward/total", "reward/group_std", "gradient/norm", "ratio/mean", "ratio/largest_log", "kl/total")
     broken = ", ".join(name for name in names if name in row and not values([row], name))
     return broken and f"{broken} is not finite. Lower optimizer.lr, and look at the rewards of this iteration."
 
 
 def spread_vanished(row: Row, past: MetricHistory) -> str:
-    """The reward no longer distinguishes the members of a group."""
     known, now = values(past.start, "reward/group_std"), row.get("reward/group_std")
-    if now is None or len(known) < LEAST_PAST:
+    if now is None or len(known) < LEAST_PAST or not now <= VANISHED * median(known):
         return ""
-    limit = VANISHED * median(known)
     return (
         f"reward/group_std is {now:.3g}, it was {median(known):.3g} at the start: the reward no longer tells the members of a group "
         "apart, and there is nothing to learn from. Look at the reward (a server that answers the same to all?) and at kernel.eta."
-        if now <= limit
-        else ""
     )
 
 
 def spread_exploded(row: Row, past: MetricHistory) -> str:
-    """The reward's spread within groups is far above that of the start."""
     now, known = row.get("reward/group_std"), sorted(values(past.start, "reward/group_std"))
     if now is None or not math.isfinite(now) or len(known) < LEAST_PAST:
         return ""
@@ -116,23 +93,20 @@ def spread_exploded(row: Row, past: MetricHistory) -> str:
 
 
 def rewards_failing(row: Row, past: MetricHistory) -> str:
-    """Too many clips have no reward."""
     failed = row.get("reward/failed") or 0.0
-    return (
-        f"{failed:.0f} of {past.clips} clips have no reward: the rest is learned from alone. events.jsonl has the reasons."
-        if failed > FAILING * past.clips
-        else ""
-    )
+    if not failed > FAILING * past.clips:
+        return ""
+    return f"{failed:.0f} of {past.clips} clips have no reward: the rest is learned from alone. events.jsonl has the reasons."
 
 
 def replay_differs(row: Row, past: MetricHistory) -> str:
     """The first update of a rollout has other probabilities than the rollout."""
     first = row.get("ratio/first_log", row.get("ratio/first_update"))  # its name in runs of earlier versions
+    if first is None or not first > past.clip_range:
+        return ""
     return (
         f"ratio/first_log is {first:.2g}, above the clip range of {past.clip_range:.2g}: before any step the replay should repeat the rollout "
         "(1e-6). Guidance, dtype, compilation or attention differ between the two: run `sage-grpo doctor`."
-        if first is not None and first > past.clip_range
-        else ""
     )
 
 
@@ -144,13 +118,12 @@ def ratio_off(row: Row, past: MetricHistory) -> str:
 
 
 def clipped_away(row: Row, past: MetricHistory) -> str:
-    """Most of a rollout has no gradient."""
     share = row.get("ratio/clip_fraction")
+    if share is None or not share > CLIPPED:
+        return ""
     return (
         f"ratio/clip_fraction is {share:.0%}: most of the rollout has no gradient. Raise surrogate.clip_scale, or lower optimizer.lr or "
         "update.updates_per_rollout."
-        if share is not None and share > CLIPPED
-        else ""
     )
 
 
@@ -162,38 +135,13 @@ def kl_away(row: Row, past: MetricHistory) -> str:
     return _grown(row, past, "kl/total") or _grown(row, past, "optimizer/kl")
 
 
-def ran_away(row: Row, past: MetricHistory) -> str:
-    """The weights leave the start much faster than before."""
-    steps = [abs(after - before) for before, after in pairwise(values(past.recent, "weights/distance"))]
-    ways = values([past.newest, row], "weights/distance")
-    if len(steps) < LEAST_PAST or len(ways) < 2 or ways[1] - ways[0] <= max(TINY, RUNS * median(steps)):
-        return ""
-    return (
-        f"weights/distance grew by {ways[1] - ways[0]:.2g} in one iteration, usually by {median(steps):.2g}: the weights run away. Lower "
-        "optimizer.lr."
-    )
-
-
 def weights_stuck(row: Row, past: MetricHistory) -> str:
-    """The optimizer's steps are lost to rounding."""
     moved, norm = row.get("weights/moved"), row.get("gradient/norm")
     if moved is None or not norm or moved >= STUCK:
         return ""
     return (
         f"Only {moved:.1%} of the weights are not what they were at the start, although the gradient's norm is {norm:.2g}: steps are "
         "rounded away. Keep the trainable weights in float32, or raise optimizer.lr."
-    )
-
-
-def old_is_new(row: Row, past: MetricHistory) -> str:
-    """The old policy equals the policy although it should lag behind or differ in a rollout's later updates."""
-    moved, norm = row.get("matching/moved"), row.get("gradient/norm")
-    if moved != 0.0 or not norm or not past.deviates or not past.newest:  # a run begins at its old policy
-        return ""
-    return (
-        "matching/moved is exactly 0: the old policy is the newest one, although objective.old_decay or update.updates_per_rollout should part "
-        "them. A leash or a KL to it does nothing then, and nft is awm with a clipped advantage. Raise optimizer.lr if steps are rounded away "
-        "(weights/moved says so)."
     )
 
 
@@ -210,7 +158,6 @@ def rate_at_floor(row: Row, past: MetricHistory) -> str:
 
 
 def diversity_collapsed(row: Row, past: MetricHistory) -> str:
-    """Clips of one prompt look alike."""
     known, now = values(past.start, "video/spread"), row.get("video/spread")
     if now is None or len(known) < LEAST_PAST or now >= ALIKE * median(known):
         return ""
@@ -224,7 +171,7 @@ SIGNS = {
     sign.__name__: sign
     for sign in (
         not_finite, spread_vanished, spread_exploded, rewards_failing, replay_differs, ratio_off, clipped_away, gradient_exploded, kl_away,
-        ran_away, weights_stuck, old_is_new, rate_at_floor, diversity_collapsed,
+        weights_stuck, rate_at_floor, diversity_collapsed,
     )
 }  # fmt: skip
 """The checks of every row, by the name of the finding."""

@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
-from statistics import fmean, stdev
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
-from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, MetricHistory, Row, values
+from sage_grpo.health.checks import LEAST_PAST, SIGNS, MetricHistory, Row, values
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
@@ -22,18 +22,16 @@ from sage_grpo.health.evidence import (
     Agreement,
     Column,
     PastEvaluation,
-    ScoreChange,
+    RewardParts,
     Scores,
     agreement_of,
     by_prompt,
     change,
     evidence,
     finite,
-    in_words,
     shortfall,
     weighted,
 )
-from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.rewards.base import CompositeReward
 
 WATCHED = (
@@ -41,31 +39,21 @@ WATCHED = (
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """Metrics of a row that are stored."""
-EVALUATED = (
-    *("held_out_exploded", "held_out_fell", "held_out_part_fell"),
-    *("decoupled", "hacking", "witness_fell", "video_drift"),
-)
+EVALUATED = ("held_out_fell", "held_out_part_fell", "decoupled", "hacking", "witness_fell")
 """Findings at evaluations; the others are checked in every row."""
-AT_ONCE = ("not_finite",)
-"""Findings that need not be confirmed by a second row."""
-WARN_ONLY = ("decoupled", "parted", "old_is_new", "rate_at_floor")
-"""Findings that warn only."""
-OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "old_is_new", "rate_at_floor")
+AT_ONCE = ("not_finite",)  # need not be confirmed by a second row
+WARN_ONLY = ("decoupled", "rate_at_floor")
+OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "rate_at_floor")
 """Findings about the optimizer steps; they do not put held-out scores in doubt. Any of these may last for a whole
 run."""
-DRIFTED = 3.0
-"""A statistic of held-out clips has drifted if its mean has left the clips of the start by this many of their standard
-deviations."""
 SURE = 1.5
-"""Factor on `stderrs` for the finding that a held-out reward fell, or that groups no longer agree with it. More than 1,
-because the best of many evaluations is partly luck, and every evaluation is another chance to be wrong."""
+"""Factor on `stderrs` for the finding that a held-out reward fell. More than 1, because the best of many evaluations is
+partly luck, and every evaluation is another chance to be wrong."""
 WARNED = 1.25
 """The same for a held-out reward that no longer follows, which only warns: an early warning may be wrong more often (11
 instead of 4 of 100 simulated runs)."""
 MOST_REMEMBERED = 16
 """Evaluations that are stored; beyond that every other one is dropped."""
-
-
 STATE = ("streaks", "held_out", "falling", "good", "rollbacks", "brake", "agreement", "at_best")
 """Attributes that a checkpoint stores unchanged."""
 
@@ -77,26 +65,17 @@ class Finding:
     name: str
     iteration: int
     text: str
-    """The measurement, its meaning and the remedy."""
     act: bool
     """True if it has lasted long enough for an action."""
     new: bool = True
-    """True if it has just appeared."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOutRewards:
-    """Held-out scores besides the total."""
-
-    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Rewards that are only measured, with the weights of their parts: higher is better, and they are not trained
-    on."""
-    statistics: Sequence[str] = ()
-    """Parts of such rewards with weight 0: neither good nor bad, but they should not leave the range of the start."""
 
 
 class Sentinel:
-    """Stores a run's metrics and derives findings."""
+    """Stores a run's metrics and derives findings.
+
+    `witnesses` are rewards that are only measured, with the weights of their parts: higher is better, and nothing is
+    trained on them. `trained` has the weights of the trained reward's parts.
+    """
 
     def __init__(
         self,
@@ -104,113 +83,75 @@ class Sentinel:
         *,
         clips: int = 1,
         clip_range: float = math.inf,
-        witnesses: HeldOutRewards | None = None,
+        witnesses: Mapping[str, Mapping[str, float]] | None = None,
         trained: Mapping[str, float] | None = None,
-        deviates: bool = False,
     ) -> None:
-        self.config, self.clips, self.clip_range, self.deviates = config, clips, clip_range, deviates
-        self.witnesses = witnesses or HeldOutRewards()
+        self.config, self.clips, self.clip_range = config, clips, clip_range
+        self.witnesses = witnesses or {}
         self.parts = RewardParts(trained or {}, config.window)
-        """Parts of the trained reward."""
         self.start: list[Row] = []
         self.recent: list[Row] = []
-        self.streaks: dict[str, int] = {}
-        """Number of consecutive rows, or evaluations, with a finding."""
+        self.streaks: dict[str, int] = {}  # consecutive rows, or evaluations, with a finding
+        # By score: every clip at the `first` evaluation and at the `best`, and the total at that time (`then`).
         self.held_out: dict[str, dict[str, Column]] = {}
-        """By score: the values of every clip at the `first` evaluation and at the `best`, and the total at that time
-        (`then`)."""
-        self.falling = False
-        """True if a held-out score is below its best, by more than chance would often do."""
-        self.good: int | None = None
-        """Iteration of the checkpoint for rollbacks."""
-        self.rollbacks = 0
-        self.brake = 1.0
-        """Factor on the learning rate because of findings."""
+        self.falling = False  # a held-out score is below its best, by more than chance would often do
+        self.good: int | None = None  # iteration of the checkpoint for rollbacks
+        self.rollbacks, self.brake = 0, 1.0  # brake: the factor on the learning rate because of findings
+        # Agreement of every held-out reward with the total, within groups: in all iterations, and until its best.
         self.agreement: dict[str, Agreement] = {}
-        """Agreement of every held-out reward with the total, within groups, over all iterations."""
-        self.remembered: list[PastEvaluation] = []
-        """Evaluations so far, always with the first."""
         self.at_best: dict[str, Agreement] = {}
-        """Agreement of each held-out reward until its best evaluation."""
+        self.remembered: list[PastEvaluation] = []  # evaluations so far, always with the first
 
     @classmethod
-    def of(
-        cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip_range: float, deviates: bool
-    ) -> Sentinel:
-        """The sentinel of a run with `clips` clips per iteration and the parts of this reward."""
+    def of(cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip_range: float) -> Sentinel:
         scores = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
-        held_out = HeldOutRewards(
-            scores={title: weights for title, weights in scores.items() if weights},
-            statistics=[part for weights in reward.watching.values() for part, w in weights.items() if not w],
-        )
-        return cls(
-            config, clips=clips, clip_range=clip_range, witnesses=held_out, trained=reward.weights, deviates=deviates
-        )
+        witnesses = {title: weights for title, weights in scores.items() if weights}
+        return cls(config, clips=clips, clip_range=clip_range, witnesses=witnesses, trained=reward.weights)
 
     @property
     def open(self) -> list[str]:
         """Findings that hold now."""
         return [name for name, streak in self.streaks.items() if streak >= self._timing(name)[0]]
 
+    @property
+    def sound(self) -> bool:
+        """True if there is no finding and no held-out score has begun to fall: the weights are worth a rollback."""
+        return not self.falling and not any(self.streaks.values())
+
+    @property
+    def doubts(self) -> list[str]:
+        """Findings, lasting or not, that put scores in doubt: such weights do not become the best."""
+        return [name for name, streak in self.streaks.items() if streak and name not in OF_STEPS]
+
     def observe(self, iteration: int, row: Row) -> list[Finding]:
         """Add the row of an iteration; returns findings that are new or need an action."""
         if self.config.action == "off":
             return []
         texts = {name: sign(row, self._past(name)) for name, sign in SIGNS.items()}
-        agreements = [prefix + title for title in self.witnesses.scores for prefix in (AGREEMENT, STDERR)]
+        agreements = [prefix + title for title in self.witnesses for prefix in (AGREEMENT, STDERR)]
         kept = {name: row[name] for name in (*WATCHED, *agreements, *self.parts.of(row)) if name in row}
         if len(self.start) < self.config.window:
             self.start.append(kept)
         self.recent = [*self.recent, kept][-2 * self.config.window :]
-        for title in self.witnesses.scores:
-            self.agreement[title] = self.agreement.get(title, Agreement()).plus(agreement_of([kept], title))
-        texts["part_lost"] = self._part_lost()
-        texts["parted"] = next(filter(None, map(self._parted, self.witnesses.scores)), "")
-        return self._count(iteration, texts)
-
-    def _part_lost(self) -> str:
+        for title in self.witnesses:
+            self.agreement[title] = self.agreement.get(title, Agreement()).plus(agreement_of(kept, title))
         fallen = self.parts.observe(self.recent)
-        return fallen and (
+        texts["part_lost"] = fallen and (
             f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
             "may not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
         )
-
-    def _part_fell(self, scores: Scores, per_prompt: int) -> str:
-        """A part of the reward is far below its best on held-out clips; the first comparison is with the base."""
-        fallen = self.parts.evaluated(scores, per_prompt)
-        return fallen and (
-            f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
-            "and may not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
-        )
-
-    def _parted(self, title: str) -> str:
-        """A held-out reward no longer prefers the same clips of a group as the total."""
-        half = len(self.recent) // 2
-        before, since = agreement_of(self.recent[:half], title), agreement_of(self.recent[half:], title)
-        drop = before.to(since)
-        few = min(before.iterations, since.iterations) < LEAST_PAST
-        still = ScoreChange(since.mean, since.stderr).surely(self.config.stderrs)
-        if drop is None or few or still or not drop.surely(SURE * self.config.stderrs):
-            return ""
-        return (
-            f"{title}, which nothing is trained on, no longer prefers those clips of a group that the total does{in_words(before, since)}: climbing "
-            "the total does not lift it any more. Evaluate now and look at the clips."
-        )
+        return self._count(iteration, texts)
 
     def _past(self, name: str) -> MetricHistory:
-        """The past for a check: without the rows that have its finding already, unless it lasts longer than the
-        window."""
-        window = self.config.window
-        before = self.recent[: len(self.recent) - min(self.streaks.get(name, 0), window)][-window:]
-        begun = self.parts.rows - self.streaks.get(name, 0)  # rows before the finding
+        """The past for a check: without the rows that have its finding already, unless it outlasts the window."""
+        window, streak = self.config.window, self.streaks.get(name, 0)
+        begun = self.parts.rows - streak  # rows before the finding
         return MetricHistory(
             start=self.start[:begun] if begun > 0 else self.start,
-            recent=before,
-            newest=self.recent[-1] if self.recent else {},
+            recent=self.recent[: len(self.recent) - min(streak, window)][-window:],
             clips=self.clips,
             clip_range=self.clip_range,
             deviations=self.config.deviations,
-            deviates=self.deviates,
             brake=self.brake,
         )
 
@@ -220,58 +161,39 @@ class Sentinel:
         if self.config.action == "off":
             return []
         series = {"total": list(scores["total"])}
-        series |= {title: weighted(scores, weights) for title, weights in self.witnesses.scores.items()}
+        series |= {title: weighted(scores, weights) for title, weights in self.witnesses.items()}
         series = {title: by_prompt(column, per_prompt) for title, column in series.items()}
         total = series["total"]
-        exploded = self._exploded(total)
+        fallen = self.parts.evaluated(scores, per_prompt)
         texts = {
-            "held_out_exploded": exploded,
             "held_out_fell": self._fell(total),
-            "held_out_part_fell": "" if exploded else self._part_fell(scores, per_prompt),
+            "held_out_part_fell": fallen
+            and (
+                f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
+                "and may not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
+            ),
+            **dict.fromkeys(("decoupled", "hacking", "witness_fell"), ""),
         }
-        checks = {"decoupled": self._decoupled, "hacking": self._hacked, "witness_fell": self._witness_fell}
-        for name, check in checks.items():
-            found = (check(title, series[title], total) for title in self.witnesses.scores)
-            texts[name] = next(filter(None, found), "")
-        texts["video_drift"] = self._drifted(scores, total)
+        for title in self.witnesses:
+            texts["decoupled"] = texts["decoupled"] or self._decoupled(title, series[title], total)
+            name, text = self._witness_lost(title, series[title], total)
+            if name:
+                texts[name] = texts[name] or text
         best = {title: self.held_out[title]["best"] for title in series if title in self.held_out}
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
         )
-        for title, now in series.items() if not exploded else ():  # a broken total could never be exceeded again
-            self._remember(title, now, total)
+        for title, now in series.items():
+            known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
+            if change(known["best"], now).by > 0:
+                known |= {"best": now, "then": total}
+                self.at_best[title] = self.agreement.get(title, Agreement())
         # If every reward failed there are no scores to compare with.
-        if self.witnesses.scores and finite(total) and not exploded:
+        if self.witnesses and finite(total):
             self.remembered.append(PastEvaluation(series, dict(self.agreement)))
-            self.remembered = self.remembered if len(self.remembered) <= MOST_REMEMBERED else self.remembered[::2]
-        for name in self.witnesses.statistics:
-            self.held_out.setdefault(name, {"first": list(scores[name])})
+            if len(self.remembered) > MOST_REMEMBERED:
+                self.remembered = self.remembered[::2]
         return self._count(iteration, texts)
-
-    @property
-    def sound(self) -> bool:
-        """True if there is no finding and no held-out score has begun to fall: the weights are worth a rollback."""
-        return not self.falling and not any(self.streaks.values())
-
-    @property
-    def doubts(self) -> list[str]:
-        """Findings, lasting or not, that put scores in doubt: such weights do not become the best, however high they
-        score."""
-        return [name for name, streak in self.streaks.items() if streak and name not in OF_STEPS]
-
-    def _exploded(self, now: Column) -> str:
-        """The spread of held-out scores is far above the base's; rows show it one iteration later."""
-        first, last = finite(self.held_out.get("total", {}).get("first", [])), finite(now)
-        prompts = min(len(first), len(last))
-        if prompts < 2 or stdev(first) <= TINY:
-            return ""
-        # Standard deviations of two or three prompts scatter more: this factor is as rare as 20 is for five.
-        if stdev(last) < stdev(first) * EXPLODED ** max(1.0, 4 / (prompts - 1)):
-            return ""
-        return (
-            f"The totals of held-out prompts are {stdev(last):.3g} apart (standard deviation), at first {stdev(first):.3g}: such scores are of broken "
-            "clips, or of a broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
-        )
 
     def _fell(self, now: Column) -> str:
         known = self.held_out.get("total")
@@ -314,73 +236,38 @@ class Sentinel:
         drop = before.to(since)
         if evidence(short, drop) <= WARNED * sure or not (drop is None or drop.surely(sure / 2)):
             return ""
+        groups = drop and (
+            f" (agreement within groups {before.mean:.2f} +- {before.stderr:.2g} before, {since.mean:.2f} +- {since.stderr:.2g} since)"
+        )
         return (
             f"{title}, which nothing is trained on, rose by {gain.by:.3g} +- {gain.stderr:.2g} with the first half of the held-out total's rise, "
-            f"and by {later.by:.3g} +- {later.stderr:.2g} with the second{in_words(before, since)}: it no longer follows. Look at "
+            f"and by {later.by:.3g} +- {later.stderr:.2g} with the second{groups or ''}: it no longer follows. Look at "
             "the clips: it is at its ceiling, or the reward begins to be hacked."
         )
 
-    def _hacked(self, title: str, now: Column, total: Column) -> str:
-        """A held-out reward falls while the trained total rises; diverging preferences within groups add to the
-        evidence."""
+    def _witness_lost(self, title: str, now: Column, total: Column) -> tuple[str, str]:
+        """A held-out reward fell: the finding's name and text. While the trained total rises, diverging preferences
+        within groups add to the evidence; otherwise held-out clips alone must be surer, because no rise explains it."""
         known = self.held_out.get(title)
         if known is None:
-            return ""
+            return "", ""
         lost, gain = change(now, known["best"]), change(known["first"], known["best"])
-        rise = change(known["then"], total)
-        if not rise.surely(self.config.stderrs) or not lost.surely(self.config.stderrs / 2):
-            return ""
-        before = self.at_best.get(title, Agreement())
-        since = self.agreement.get(title, before).plus(before, -1)
-        if evidence(lost, before.to(since)) <= SURE * self.config.stderrs:
-            return ""
-        if lost.by < self.config.lost / 2 * max(gain.by, 0.0):
-            return ""
-        return (
-            f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best while the held-out total rose by "
-            f"{rise.by:.3g} +- {rise.stderr:.2g}: the reward is being hacked. Stop at the best checkpoint, or add a reward that sees what is lost."
-        )
-
-    def _witness_fell(self, title: str, now: Column, total: Column) -> str:
-        """A held-out reward falls although the total no longer rises. It needs stronger evidence from held-out clips
-        alone, because no rise explains it."""
-        known = self.held_out.get(title)
-        if known is None or change(known["then"], total).surely(self.config.stderrs):
-            return ""
-        lost, gain = change(now, known["best"]), change(known["first"], known["best"])
-        if not lost.surely(SURE * self.config.stderrs) or lost.by < self.config.lost * max(gain.by, 0.0):
-            return ""
-        return (
-            f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best, and the held-out total has not risen since: "
-            "training costs what the total does not see, and gains nothing. Stop at the best checkpoint, or add a reward that sees what is lost."
-        )
-
-    def _drifted(self, scores: Scores, total: Column) -> str:
-        """A statistic leaves the range of the first clips while the total rises."""
-        known = self.held_out.get("total")
-        if known is None or not change(known["first"], total).surely(self.config.stderrs):
-            return ""
-        for name in self.witnesses.statistics:
-            first, now = finite(self.held_out[name]["first"]), finite(scores[name])
-            if len(first) < 2 or not now:
-                continue
-            width = max(stdev(first), TINY)
-            if abs(fmean(now) - fmean(first)) > DRIFTED * width:
-                return (
-                    f"{name} of held-out clips went from {fmean(first):.3g} (+- {width:.2g} from clip to clip) to {fmean(now):.3g} while the "
-                    "total rose: look at the clips; if they are worse, the reward is being hacked."
-                )
-        return ""
-
-    def _remember(self, title: str, now: Column, total: Column) -> None:
-        known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
-        if change(known["best"], now).by > 0:
-            known |= {"best": now, "then": total}
-            self.at_best[title] = self.agreement.get(title, Agreement())
+        rise, sure = change(known["then"], total), self.config.stderrs
+        share = lost.by / gain.by if gain.by > 0 else math.inf
+        text = f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best"
+        remedy = "Stop at the best checkpoint, or add a reward that sees what is lost."
+        if rise.surely(sure):
+            before = self.at_best.get(title, Agreement())
+            since = self.agreement.get(title, before).plus(before, -1)
+            certain = lost.surely(sure / 2) and evidence(lost, before.to(since)) > SURE * sure
+            text += f" while the held-out total rose by {rise.by:.3g} +- {rise.stderr:.2g}: the reward is being hacked. {remedy}"
+            return ("hacking", text) if certain and share >= self.config.lost / 2 else ("", "")
+        text += ", and the held-out total has not risen since: training costs what the total does not see, and gains nothing. "
+        certain = lost.surely(SURE * sure)
+        return ("witness_fell", text + remedy) if certain and share >= self.config.lost else ("", "")
 
     def _count(self, iteration: int, texts: Mapping[str, str]) -> list[Finding]:
-        """Update the streaks of these checks; a finding is reported when it begins, and again whenever an action is
-        due."""
+        """Update the streaks; a finding is reported when it begins, and again whenever an action is due."""
         found = []
         for name, text in texts.items():
             streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
@@ -393,13 +280,11 @@ class Sentinel:
         return found
 
     def _timing(self, name: str) -> tuple[int, int, int]:
-        """Consecutive rows until a finding is reported, further rows until an action, and rows between repeated
-        actions."""
+        """Consecutive rows until a finding is reported, further ones until an action, and between repeated actions."""
         patience, window = self.config.patience, self.config.window
         return (1, 0, window) if name in AT_ONCE else (1, 1, 1) if name in EVALUATED else (patience, patience, window)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a continued run needs; JSON."""
         state = {
             **{name: getattr(self, name) for name in STATE},
             "start": [_plain(row) for row in self.start],
@@ -414,13 +299,14 @@ class Sentinel:
         state = deepcopy(dict(state))
         for name in ("start", "recent", *STATE):
             setattr(self, name, state[name])
+        checks = {*SIGNS, *EVALUATED, "part_lost"}  # runs of earlier versions had others, which would never end
+        self.streaks = {name: streak for name, streak in self.streaks.items() if name in checks}
         self.agreement, self.at_best = _agreements(self.agreement), _agreements(self.at_best)
         self.remembered = [PastEvaluation(one["scores"], _agreements(one["agreement"])) for one in state["looks"]]
         self.parts.load_state_dict(state["parts"])
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, but keep the record of rollbacks since: otherwise they would repeat
-        forever."""
+        """Restore the state of a checkpoint, but keep the record of rollbacks: otherwise they would repeat forever."""
         done = self.rollbacks, self.brake, self.good
         self.load_state_dict(state)
         self.rollbacks, self.brake, self.good = done

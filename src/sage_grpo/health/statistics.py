@@ -19,12 +19,11 @@ from sage_grpo.health.evidence import AGREEMENT, STDERR
 def agreements(
     total: Tensor, parts: Mapping[str, Tensor], groups: Tensor, witnesses: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """Mean over groups of the rank correlation of every held-out reward with the total, and the standard error of that
-    mean.
+    """Mean over groups of the rank correlation of every held-out reward with the total, and its standard error; none if
+    no group has a spread in both.
 
     Members of a group differ in their noise alone, so this is the effect of a step along the total on the held-out
-    reward: between groups prompts differ, which no step changes. A held-out reward has no agreement if no group has a
-    spread in both.
+    reward: between groups prompts differ, which no step changes.
     """
     metrics = {}
     for title, weights in witnesses.items():
@@ -32,7 +31,11 @@ def agreements(
         pairs = [correlation(total[groups == g].double(), score[groups == g]) for g in groups.unique()]
         found = [pair for pair in pairs if pair is not None]
         if found:
-            metrics[AGREEMENT + title], metrics[STDERR + title] = _mean(found)
+            count = len(found)
+            mean, chance = sum(value for value, _ in found) / count, sum(variance for _, variance in found) / count
+            scatter = sum((value - mean) ** 2 for value, _ in found) / (count - 1) if count > 1 else 0.0
+            metrics[AGREEMENT + title] = mean
+            metrics[STDERR + title] = math.sqrt(max(chance, scatter) / count)  # at least that of chance
     return metrics
 
 
@@ -52,18 +55,8 @@ def _ranks(x: Tensor) -> Tensor:
     return 0.5 * torch.sign(x[:, None] - x[None, :]).sum(1)
 
 
-def _mean(found: list[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and standard error: the scatter between groups, but at least that of chance."""
-    values, count = [value for value, _ in found], len(found)
-    mean = sum(values) / count
-    chance = sum(variance for _, variance in found) / count
-    scatter = sum((value - mean) ** 2 for value in values) / (count - 1) if count > 1 else 0.0
-    return mean, math.sqrt(max(chance, scatter) / count)
-
-
 FRAMES, SIDE = 4, 8
-"""Thumbnails of a clip: this many frames, evenly spread, of this many pixels a side, enough for means and for
-motion."""
+"""Thumbnails of a clip: this many frames, evenly spread, of this many pixels a side."""
 AT_ONCE = 1 << 22
 """Values of chosen frames that are processed together: many small clips, or one large one."""
 

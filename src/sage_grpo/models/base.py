@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.samplers.solvers import Solver
-from sage_grpo.types import Conditioning, Keep, Placed, Sound, VideoSpec
+from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
 
 Part = Literal["network", "text", "vae"]
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
+Progress = Callable[[int, int], None]  # called with (done, total)
 
 
 class Settings(Protocol):
@@ -34,10 +33,8 @@ class Settings(Protocol):
 
 @runtime_checkable
 class VelocityModel(Protocol):
-    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights.
-
-    Properties are only read, so attributes will do, also of a narrower type. No base class is needed.
-    """
+    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights. Properties are only read, so
+    attributes will do, also of a narrower type. No base class is needed."""
 
     @property
     def spec(self) -> Settings:
@@ -79,11 +76,8 @@ class VelocityModel(Protocol):
     def velocity(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
     ) -> Tensor:
-        """dx/dsigma at x, float32 in and out, for one sigma and one condition per sample.
-
-        `guidance` overrides `guidance_scale`. The same x, sigma and conditions in the same batch give the same bits,
-        with and without gradients: rollout and replay rely on it.
-        """
+        """dx/dsigma at x, float32 in and out, for one sigma and one condition per sample. `guidance` overrides `guidance_scale`. The same x, sigma
+        and conditions in the same batch give the same bits, with and without gradients: rollout and replay rely on it."""
 
     def trains(self, sigma: Tensor | float) -> bool:
         """True if the velocity at sigma depends on the trainable parameters."""
@@ -129,27 +123,18 @@ class SequenceSplit(Protocol):
         """All tokens (batch x tokens x channels) from every rank's."""
 
     def attend(
-        self,
-        attention: Callable[[Tensor, Tensor, Tensor], Tensor],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        counts: list[int],
-        key_counts: list[int] | None = None,
+        self, attention: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, counts: list[int]
     ) -> Tensor:
-        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `key_counts` where the keys are other tokens than the queries."""
+        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `counts` are the tokens of every rank."""
 
 
 @dataclass(frozen=True)
 class StateParts:
-    """Shapes and places of the parts of a state, in order.
+    """Shapes and places of the parts of a state, in order. The parts of a clip are denoised together and on one grid, so elementwise operations
+    (noise, kernels, solvers, storage) work on the whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split
+    it."""
 
-    The parts of a clip are denoised together and on one grid, so elementwise operations (noise, kernels, solvers, storage) work on the
-    whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split it.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of one sample's parts, by name."""
+    shapes: Mapping[str, tuple[int, ...]]  # shapes of one sample's parts, by name
 
     @property
     def size(self) -> int:
@@ -162,7 +147,6 @@ class StateParts:
         return places
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
-        """The parts of B x size, as views."""
         return {name: rows[:, place].unflatten(1, self.shapes[name]) for name, place in self.places().items()}
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
@@ -189,13 +173,8 @@ class GuidedPasses(Protocol):
 class ClipEncoder(Protocol):
     """Encodes clips into latents, as training on given clips needs."""
 
-    @property
-    def sound_rate(self) -> int | None:
-        """Samples per second of the sound that it takes beside a clip; None if it takes none."""
-
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """uint8 clips B x F x H x W x 3 of the model's format, each with its sound (None is silence), to latents: the inverse of `decode`, up to
-        the VAE's loss."""
+    def to_latents(self, clips: Tensor) -> Tensor:
+        """uint8 clips B x F x H x W x 3 of the model's format to latents: the inverse of `decode`, up to the VAE's loss."""
 
     def key(self) -> str:
         """A key, equal where equal clips give equal latents; cached latents are stored by it."""
@@ -238,10 +217,6 @@ class Abilities:
     """The encoder of clips."""
     start: ClipStart | None = None
     """The start from a clip; None starts from noise."""
-    encode_placed: Callable[[str, Sequence[Placed]], Conditioning] | None = None
-    """The conditioning of a prompt with pictures and clips at any place of the clip; it refuses those that it cannot use."""
-    in_format: Callable[[VideoSpec], VelocityModel] | None = None
-    """The same model, with the same weights, for clips of another format; ModelError if it cannot make them."""
     split_sequence: Callable[[SequenceSplit], None] | None = None
     """From now on run only this rank's part of every clip's tokens."""
 
@@ -275,18 +250,6 @@ def encoder_of(model: VelocityModel) -> ClipEncoder:
             f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no ability `encoder` (docs/extending.md)."
         )
     return encoder
-
-
-def in_format(model: VelocityModel, video: VideoSpec | None) -> VelocityModel:
-    """The model for clips of a format; None is its own."""
-    if video is None:
-        return model
-    convert = abilities(model).in_format
-    if convert is None:
-        raise ModelError(
-            f"data.formats needs a model with the ability `in_format(video)` (docs/extending.md), and {type(model).__name__} has none. Leave it out."
-        )
-    return convert(video)
 
 
 def sound_of(model: VelocityModel, latents: Tensor) -> Sound | None:

@@ -1,7 +1,7 @@
 """Approximations of the steps of a rollout that are not trained. Imports nothing heavy.
 
-Only exploring steps are trained, so the other steps, called given, may be approximated as long as clips are ranked alike: `sage-grpo probe`
-measures that.
+Only exploring steps are trained, so the other steps, called given, may be approximated as long as clips are ranked alike
+(research/results/after.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class CheapSpec:
 
     @property
     def on(self) -> bool:
-        """True if the negative branch is left out anywhere."""
         return self.guidance is not None or self.negative_every > 1
 
     def guides(

@@ -13,14 +13,10 @@ from sage_grpo.models.base import Progress
 from sage_grpo.models.checkpoints.cache import digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint
 from sage_grpo.models.network.decoding import to_floats, to_uint8, wan_latents, wan_pixels
-from sage_grpo.types import Sound
 
 
 class Codec:
     """A view of a FamilyModel, without state of its own. A family replaces `to_vae`, and what else its VAE does otherwise."""
-
-    sound_rate: int | None = None
-    """Samples per second of the sound that `to_latents` takes."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.pipe, self.vae = model, model.pipe, model.pipe.vae
@@ -43,7 +39,6 @@ class Codec:
         return self.vae.encode(pixels).latent_dist.mode()
 
     def decode(self, latents: Tensor, frames: Sequence[int] | None = None, progress: Progress | None = None) -> Tensor:
-        """Latents to uint8 clips B x F x H x W x 3 on the CPU, or only some frames of them."""
         self.model.check_latents(latents)
         clips = []
         with torch.no_grad():
@@ -57,15 +52,13 @@ class Codec:
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
         model, vae = self.model, self.vae
         model.check_latents(latents, part=True)
-        # Decoders that are not cut into chunks here checkpoint themselves; one that draws noise would draw other noise the second time.
-        if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
+        if vae._supports_gradient_checkpointing:  # decoders that are not cut into chunks here checkpoint themselves
             vae.enable_gradient_checkpointing()
         z = self.to_vae(latents.to(device=model.places["vae"], dtype=vae.dtype))
         stride = (model.video.frames - 1) // max(1, model.grid.latents(model.video)[1] - 1)
         return to_floats(self.chunks(z), 1 + stride * (z.shape[2] - 1), frames)
 
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """uint8 clips B x F x H x W x 3 to latents on the CPU."""
+    def to_latents(self, clips: Tensor) -> Tensor:
         video, latents = self.model.video, []
         expected = (video.frames, video.height, video.width, 3)
         if tuple(clips.shape[1:]) != expected:

@@ -17,7 +17,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(name: str | torch.device) -> torch.device:
-    """The device of a spec; "auto" is CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if isinstance(name, torch.device) and name.type == "meta":  # a model without weights; a spec cannot name it
@@ -62,10 +61,8 @@ def master_weights(spec: ModelSpec) -> bool:
 
 
 def autocast(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Computation in `dtype` on float32 master weights.
-
-    Without its cache, which would keep a bfloat16 copy of the whole network until the end of a pass that reads every weight once.
-    """
+    """Computation in `dtype` on float32 master weights. Without its cache, which would keep a bfloat16 copy of the whole network until the end of a
+    pass that reads every weight once."""
     mixed = master_weights(spec) and dtype != torch.float32
     return torch.autocast(device.type, dtype=dtype, enabled=mixed, cache_enabled=False)
 
@@ -74,8 +71,7 @@ class Home:
     """Pinned copies in CPU memory of weights that never change: a module that leaves a GPU only frees its memory there."""
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[int, int], Tensor] = {}
-        """Copies by module and index of the tensor in it."""
+        self._copies: dict[tuple[int, int], Tensor] = {}  # copies by module and index of the tensor in it
 
     def move(self, module: nn.Module, device: torch.device) -> None:
         """Put a module's tensors on a device, if they are not there; "cuda" is any CUDA device."""

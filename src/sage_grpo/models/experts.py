@@ -1,8 +1,11 @@
-"""The transformers of a pipeline: one, or two experts (Wan 2.2) of which each has the noise on its side of a boundary; and the files of their trained weights."""
+"""The transformers of a pipeline: one, or two experts (Wan 2.2) of which each has the noise on its side of a boundary; their trained parameters (all
+that a gradient reaches, or a LoRA), and the files of these."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError, lora
+from sage_grpo.models.network.gradients import empty, unread_queries, without_gradient
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.utils.hub import pinned_folder
 
@@ -27,7 +31,6 @@ class Experts:
         self.all = ("transformer",) if self.boundary is None else tuple(NOISE)
         """Components, the one for high noise first."""
         self.components = trained_components(spec, index)
-        """Trained components: one, or both."""
 
     def timestep(self, sigma: Tensor | float) -> Tensor:
         """The network's timestep in float32, for rollout and replay alike."""
@@ -43,19 +46,44 @@ class Experts:
     def trained(self) -> dict[str, Any]:
         return {name: getattr(self._pipe, name) for name in self.components}
 
-    def of(self, component: str) -> Any:
-        return getattr(self._pipe, component)
-
     def noise(self, component: str) -> lora.Expert:
-        """The noise that a component is for; None for a model with one network."""
         return None if self.boundary is None else NOISE[component]
 
-    def prefix(self, component: str) -> str:
+    def _prefix(self, component: str) -> str:
         return f"{component}." if len(self.components) > 1 else ""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        named = {self.prefix(name): one.named_parameters() for name, one in self.trained.items()}
+        named = {self._prefix(name): one.named_parameters() for name, one in self.trained.items()}
         return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
+
+    def load(self, source: str | Path) -> None:
+        """Add a saved LoRA, frozen; to both experts where it has one for each."""
+        folder = pinned_folder(str(source), option="LoRA")
+        components = self.all if lora.has_both(folder) else self.components
+        for component in components:
+            transformer = getattr(self._pipe, component)
+            subfolder = lora.folder_of(folder, component) if len(components) > 1 else folder
+            lora.load_into(transformer, subfolder, expert=self.noise(component))
+            transformer.requires_grad_(False)
+
+    def save(
+        self, folder: Path, weights: Mapping[str, Tensor], *, whole: bool
+    ) -> tuple[dict[str, dict[str, Tensor]], lora.Merge]:
+        """Write the LoRAs of the trained transformers, or, with `whole`, return their merged weights and the rounding of the merge. `weights`
+        replaces parameters by name."""
+        unknown = weights.keys() - self.parameters().keys()
+        if unknown:
+            raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
+        states, merge = {}, lora.Merge()
+        for component, transformer in self.trained.items():
+            prefix = self._prefix(component)
+            own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+            if whole:
+                states[component] = lora.merged_weights(transformer, own, merge)
+            else:
+                target = lora.folder_of(folder, component) if prefix else folder
+                lora.save_lora(target, transformer, own, self.noise(component))
+        return states, merge
 
 
 def trained_components(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, ...]:
@@ -65,34 +93,39 @@ def trained_components(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, 
     return tuple(name for name, noise in NOISE.items() if spec.expert in (noise, "both"))
 
 
-def load_trained(experts: Experts, source: str | Path) -> None:
-    """Add a saved LoRA, frozen; to both experts where it has one for each."""
-    folder = pinned_folder(str(source), option="LoRA")
-    components = experts.all if lora.has_both(folder) else experts.components
-    for component in components:
-        transformer = experts.of(component)
-        subfolder = lora.folder_of(folder, component) if len(components) > 1 else folder
-        lora.load_into(transformer, subfolder, expert=experts.noise(component))
-        transformer.requires_grad_(False)
+def unread_parameters(model: Any, transformer: Any) -> set[str]:
+    """Parameters of a transformer that never receive a gradient, read off a run of one sample; none where `Traits.inputs` is empty. Those of optional
+    inputs, such as quoted text, are not counted."""
+    blocks = model.traits.blocks
+    if not model.traits.inputs:
+        return set()
+
+    def run(copied: Any) -> Tensor:
+        trial = copy(model)
+        trial.spec = replace(model.spec, train=True, lora=None)  # in float32
+        trial.transformer, trial.network, trial.others = copied, model._adapted(copied), []
+        inputs = {name: tensor[None] for name, tensor in model.batchable(model._trial_inputs()).items()}
+        sigma = torch.tensor(0.0 if model.experts.components == ("transformer_2",) else 1.0)
+        return trial._forward(empty(1, *model.latent_shape()), sigma, empty(1), inputs)
+
+    needs_image = 0 not in model.pictures
+    traced = without_gradient(transformer, blocks, run, (type(model).__name__, needs_image))
+    return traced | unread_queries(transformer, blocks) | model.unused
 
 
-def save_trained(
-    experts: Experts, folder: Path, weights: Mapping[str, Tensor], *, whole: bool
-) -> tuple[dict[str, dict[str, Tensor]], lora.Merge]:
-    """Write the LoRAs of the trained transformers, or, with `whole`, return their merged weights and the rounding of the merge.
-
-    `weights` replaces parameters by name.
-    """
-    unknown = weights.keys() - experts.parameters().keys()
-    if unknown:
-        raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
-    states, merge = {}, lora.Merge()
-    for component, transformer in experts.trained.items():
-        prefix = experts.prefix(component)
-        parameters = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        if whole:
-            states[component] = lora.merged_weights(transformer, parameters, merge)
-        else:
-            target = lora.folder_of(folder, component) if prefix else folder
-            lora.save_lora(target, transformer, parameters, experts.noise(component))
-    return states, merge
+def prepare_training(model: Any) -> set[str]:
+    """Freeze all but the trained parameters, and add the LoRA; returns the parameters of `transformer` that nothing reads."""
+    spec, adapts = model.spec, model.spec.train or model.spec.lora is not None
+    unread = unread_parameters(model, model.transformer) if adapts else set()
+    for module in (*model.modules("network"), *model.modules("vae")):
+        module.requires_grad_(False)
+        module.eval()
+    for component, transformer in model.experts.trained.items() if adapts else ():
+        dead = unread if transformer is model.transformer else unread_parameters(model, transformer)
+        if spec.lora is not None:
+            names = lora.match_targets(transformer, model.lora_targets, model.traits.blocks, dead)
+            lora.add_lora(transformer, spec.lora, names, model.experts.noise(component), dead)
+        for name, parameter in transformer.named_parameters():
+            trained = lora.is_lora(name) if spec.lora is not None else name not in dead
+            parameter.requires_grad_(spec.train and trained)
+    return unread

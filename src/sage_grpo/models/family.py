@@ -1,11 +1,11 @@
-"""The base class of all diffusers families. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
+"""The base class of all diffusers families, and the constants of one. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,27 +28,68 @@ from sage_grpo.models.checkpoints.checkpoint import (
 )
 from sage_grpo.models.codec import Codec, Start
 from sage_grpo.models.devices import DTYPES, Home, autocast, choose_device, load_dtypes, master_weights
-from sage_grpo.models.experts import Experts, load_trained, save_trained, trained_components
+from sage_grpo.models.experts import Experts, prepare_training, trained_components
 from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, run_both, warn_if_distilled
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
-from sage_grpo.models.network.sequence_split import split_network
 from sage_grpo.models.prompts import condition, open_cache
 from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift, steps_from_noise
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
-from sage_grpo.models.trained import blocks_of, prepare_training
-from sage_grpo.models.traits import Traits
-from sage_grpo.types import Conditioning, Keep, Placed, VideoSpec
+from sage_grpo.types import Conditioning, Keep, VideoSpec
+
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)  # default format of models of images
+JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""Attention of two streams that attend together: modules that a LoRA adapts."""
+CROSS_ATTENTION = (
+    *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
+    *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
+)
+"""Attention of the video to itself and then to the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The constants of a family."""
+
+    pipelines: tuple[str, ...]  # classes of diffusers pipelines whose checkpoints the family runs
+    components: tuple[str, ...]  # components that a checkpoint must have besides transformer, VAE and scheduler
+    video: VideoSpec  # clip format where neither the spec nor the checkpoint names one
+    guidance_scale: float  # guidance where neither the spec nor the checkpoint names one
+    blocks: Mapping[str, str]
+    """Names of the transformer's lists of repeated blocks, in order, each with the config's name for their number."""
+    lora_targets: tuple[str, ...]  # modules that a LoRA adapts by default
+    encoders: tuple[str, ...]  # components that only encoding needs; they load on demand
+    codec: type[Codec] = Codec  # the use of its VAE
+    schedule: type[StockSchedule] = StockSchedule  # the use of its scheduler
+    decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
+    They serve to find parameters that nothing reads; where it is empty, all are trained."""
+    text_tokens: int = 0  # tokens of a prompt, for the cost of training: the padded length, or that of a long prompt
+    ragged: tuple[tuple[str, int], ...] = ()  # inputs of a block (name, dimension) whose length differs between prompts
+    padded: bool = False  # the network attends to its text's padding, so that encodings hold it and all have one length
+    even_sigmas: bool = False
+    """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
+    dynamic_shift: bool = False  # the pipeline hands its scheduler a shift that grows with the number of tokens
+    embeds_guidance: bool = False
+    """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none by default."""
+    options: Mapping[str, float | None] = field(default_factory=dict)
+    """Options of the family's own (model.options) and their defaults; None leaves it to the model."""
+    whole: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Options that are whole numbers, with the least and the most."""
+
+    def blocks_of(self, transformer: Any) -> list[nn.Module]:
+        return [block for name in self.blocks for block in getattr(transformer, name)]
 
 
 class FamilyModel(ABC):
-    """A VelocityModel around the components of a stock diffusers pipeline.
-
-    Subclasses implement `_grid`, `_encode` and `_forward`, and replace the hooks that differ. What a pipeline does with its VAE and its scheduler are
-    objects of their own, which `traits` names: `codec` and `schedule`.
-    """
+    """A VelocityModel around the components of a stock diffusers pipeline. Subclasses implement `_grid`, `_encode` and `_forward`, and replace the
+    hooks that differ. What a pipeline does with its VAE and its scheduler are objects of their own, which `traits` names: `codec` and `schedule`."""
 
     traits: Traits
 
@@ -79,8 +120,7 @@ class FamilyModel(ABC):
         encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        skip = [*encoders, *traits.read_here]
-        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=skip, dtypes=dtypes)
+        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
@@ -96,8 +136,7 @@ class FamilyModel(ABC):
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.options = spec.family_options(self.traits.options)
-        self.text_tokens = self.traits.text_tokens
-        """Tokens of a prompt, for estimates of cost."""
+        self.text_tokens = self.traits.text_tokens  # tokens of a prompt, for estimates of cost
         self.choices: dict[str, str] = {}
         """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
         self.stock_pipeline = str(index["_class_name"])
@@ -106,8 +145,7 @@ class FamilyModel(ABC):
         """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
         self.pictures = {1} if "ImageToVideo" in self.stock_pipeline else {0}
         """Allowed numbers of pictures of a sample: 0 none, 1 the first frame, 2 the first and the last."""
-        self.unused: set[str] = set()
-        """Parameters of the transformer that no clip of this format reads."""
+        self.unused: set[str] = set()  # parameters of the transformer that no clip of this format reads
         self.reading = ""
         """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         self.experts = Experts(spec, index, pipe)
@@ -136,21 +174,25 @@ class FamilyModel(ABC):
         self.places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self.lora_targets = (spec.lora.targets if spec.lora is not None else []) or list(self.traits.lora_targets)
         """Modules that a LoRA adapts: the spec's, or the family's."""
-        self.attention = ""
-        """The kernel that was chosen."""
-        self.unread = prepare_training(self)
-        """Parameters of `transformer` that nothing reads."""
+        self.attention = ""  # the kernel that was chosen
+        self.unread = prepare_training(self)  # parameters of `transformer` that nothing reads
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
-        _set_attention(self)
+        self._set_attention()
         warn_if_distilled(spec, folder, self.guidance, self.guidance_scale)
         if spec.compile:
-            compile_blocks(self.network, self.blocks(), train=spec.train, ragged=self.traits.ragged)
-            both = len(self.experts.components) > 1
+            ragged, both = self.traits.ragged, len(self.experts.components) > 1
+            compile_blocks(self.network, self.blocks(), train=spec.train, ragged=ragged)
             for other in self.others:
-                compile_blocks(
-                    other, blocks_of(other, self.traits), train=spec.train and both, ragged=self.traits.ragged
-                )
+                compile_blocks(other, self.traits.blocks_of(other), train=spec.train and both, ragged=ragged)
+
+    def _set_attention(self) -> None:
+        shape, fixed = Shape(self.tokens, *self.heads), self.spec.deterministic
+        asked = checked_backend(self.spec.attention, self.network)
+        backend, why = choose_backend(asked, self.device, self.dtype, shape, deterministic=fixed)
+        self.choices["attention"], self.attention = why, backend.value
+        for module in (self.network, *self.others):
+            set_backend(module, backend)
 
     # ---- hooks for a family
 
@@ -164,10 +206,8 @@ class FamilyModel(ABC):
 
     @abstractmethod
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is the network's time input.
-
-        It is float32 here, and rounded only where the stock pipeline rounds it: bfloat16 makes 956 of 954.5.
-        """
+        """The velocity of a batch whose inputs have equal shapes; `timestep` (one per sample) is the network's time input. It is float32 here, and
+        rounded only where the stock pipeline rounds it: bfloat16 makes 956 of 954.5."""
 
     @classmethod  # noqa: B027 - most families refuse nothing more
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
@@ -184,10 +224,6 @@ class FamilyModel(ABC):
     def _adapted(self, transformer: Any) -> nn.Module:
         """The network that runs a stock transformer: itself, with another attention perhaps, or a module around it."""
         return transformer
-
-    def _instruct(self, prompt: str) -> str:
-        """The text that is encoded for a prompt; SANA puts an instruction before it. A negative prompt is encoded as it is."""
-        return prompt
 
     def batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Inputs as they are batched; Wan pads here, because its padding is part of the model."""
@@ -210,7 +246,6 @@ class FamilyModel(ABC):
     @property
     def abilities(self) -> Abilities:
         """Everything that the model can do beyond the protocol; a family replaces some."""
-        plan = self.traits.split
         return Abilities(
             choices=self.choices,
             network_at=self.experts.at,
@@ -220,13 +255,10 @@ class FamilyModel(ABC):
             decode_frames=self.codec.decode,
             encoder=self.codec,
             start=None if self.strength is None else Start(self, self.strength),
-            in_format=partial(_in_format, self),
-            split_sequence=None if plan is None else partial(split_network, self.network, self.blocks(), plan=plan),
         )
 
     @property
     def codec(self) -> Codec:
-        """The VAE, with the pipeline's scaling."""
         return self.traits.codec(self)
 
     @property
@@ -234,26 +266,20 @@ class FamilyModel(ABC):
         return self.traits.schedule(self)
 
     def latent_shape(self) -> tuple[int, ...]:
-        """Channels, frames, height, width of one sample's latents."""
         return self.grid.latents(self.video)
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Attention heads of the network, and the width of one."""
         config = self.transformer.config
         return config.num_attention_heads, config.attention_head_dim
 
     @property
     def tokens(self) -> int:
-        """Video tokens of a clip."""
         return self.grid.tokens(self.video)
 
     # ---- conditioning
 
-    def encode(
-        self, prompts: Sequence[str], images: Sequence[Tensor | Sequence[Placed] | None] | None = None
-    ) -> list[Conditioning]:
-        """One conditioning per prompt; equal prompts with equal images share one object."""
+    def encode(self, prompts: Sequence[str], images: Sequence[Tensor | None] | None = None) -> list[Conditioning]:
         pictures = [None] * len(prompts) if images is None else list(images)
         if len(pictures) != len(prompts):
             raise ModelError(f"{len(prompts)} prompts but {len(pictures)} images: give one image per prompt.")
@@ -267,7 +293,6 @@ class FamilyModel(ABC):
         return getattr(self.pipe, name)
 
     def unload_text(self) -> None:
-        """Drop the encoders; a prompt that is not cached loads them again."""
         for name in self.traits.encoders:
             if getattr(self.pipe, name, None) is not None:
                 self.pipe.register_modules(**{name: None})
@@ -321,8 +346,7 @@ class FamilyModel(ABC):
         negatives = [one.negative for one in conditions if one.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
-                f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. "
-                "Set model.guidance_scale."
+                f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. Set model.guidance_scale."
             )
         v, v_negative = run_both(run, x, inputs, negatives, self.tokens, gradient=self.spec.negative_gradient)
         return self._combine(x, sigma, v, v_negative, scale, partial(run, x, inputs)), v
@@ -353,7 +377,6 @@ class FamilyModel(ABC):
         return 1 if self.guidance.embedded or self._scale(sigma, guidance) == 1 else 2
 
     def trains(self, sigma: Tensor | float) -> bool:
-        """True if a trained network predicts the velocity at sigma (Wan 2.2 has another expert for the rest)."""
         return self.experts.all[self.experts.at(sigma)] in self.experts.components
 
     @property
@@ -361,13 +384,12 @@ class FamilyModel(ABC):
         return torch.float32 if master_weights(self.spec) else self.dtype
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
-        """Latents to uint8 clips B x F x H x W x 3 on the CPU."""
         return self.codec.decode(latents, progress=progress)
 
     # ---- training and files
 
     def blocks(self) -> list[nn.Module]:
-        return blocks_of(self.transformer, self.traits)
+        return self.traits.blocks_of(self.transformer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by their names in the diffusers transformer; with both experts after the component's."""
@@ -375,10 +397,9 @@ class FamilyModel(ABC):
 
     def keep(self, levels: Sequence[Keep]) -> None:
         for transformer in self.experts.trained.values():
-            keep_activations(blocks_of(transformer, self.traits), levels)
+            keep_activations(self.traits.blocks_of(transformer), levels)
 
     def place(self, part: Part, device: str | torch.device) -> None:
-        """Move a part; components that are not loaded yet will load there."""
         self.places[part] = torch.device(device)
         move = self._home.move if part == "vae" else nn.Module.to
         for module in self.modules(part):
@@ -391,18 +412,15 @@ class FamilyModel(ABC):
         return [module for name in names if (module := getattr(self.pipe, name, None)) is not None]
 
     def load_lora(self, folder: str | Path) -> None:
-        """Add a saved LoRA to the network, frozen; to both experts where it has one for each."""
-        load_trained(self.experts, folder)
+        self.experts.load(folder)
         self.place("network", self.places["network"])
-        _set_attention(self)
+        self._set_attention()
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
-        """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set.
-
-        `weights` replaces parameters by name (an average, or gathered shards) without a second model.
-        """
+        """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set. `weights` replaces parameters by name (an
+        average, or gathered shards) without a second model."""
         folder, whole = Path(folder), merged or self.spec.lora is None
-        states, merge = save_trained(self.experts, folder, weights or {}, whole=whole)
+        states, merge = self.experts.save(folder, weights or {}, whole=whole)
         if whole:
             export.save_folder(self.folder, folder, states, self.dtype)
         if merge.update:
@@ -410,7 +428,6 @@ class FamilyModel(ABC):
         export.write_card(folder, self, whole=whole)
 
     def check_latents(self, latents: Tensor, *, part: bool = False) -> None:
-        """Refuse latents of another shape; `part` accepts fewer frames."""
         expected = self.latent_shape()
         if part and len(expected) > 1 and latents.ndim == len(expected) + 1:
             expected = (expected[0], min(expected[1], latents.shape[2]), *expected[2:])
@@ -419,20 +436,3 @@ class FamilyModel(ABC):
                 f"Latents have shape {tuple(latents.shape)}, but {self.video.frames} frames of {self.video.height} x "
                 f"{self.video.width} need (batch, {', '.join(map(str, expected))}). Build them from latent_shape()."
             )
-
-
-def _set_attention(model: FamilyModel) -> None:
-    shape = Shape(model.tokens, *model.heads)
-    asked, fixed = checked_backend(model.spec.attention, model.network), model.spec.deterministic
-    backend, why = choose_backend(asked, model.device, model.dtype, shape, deterministic=fixed)
-    model.choices["attention"], model.attention = why, backend.value
-    for module in (model.network, *model.others):
-        set_backend(module, backend)
-
-
-def _in_format(model: FamilyModel, video: VideoSpec) -> FamilyModel:
-    """The same model and weights for clips of another format; schedule, attention and guidance stay as they were chosen for its own."""
-    model.grid.check(video)
-    other = copy(model)
-    other.video = video
-    return other

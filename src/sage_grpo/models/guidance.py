@@ -31,8 +31,7 @@ class Guidance:
     """Share of the guided velocity that gets the conditional one's std (arXiv 2305.08891, section 3.4)."""
     renormalize: int | None = None
     """The guided velocity gets the conditional one's norm, token by token; a token is a square of so many latents a side."""
-    embedded: bool = False
-    """The scale is an input of the network (distilled guidance): one pass and no negative prompt."""
+    embedded: bool = False  # the scale is an input of the network (distilled guidance): one pass and no negative prompt
 
     def combine(self, v: Tensor, v_negative: Tensor, scale: float) -> Tensor:
         guided = v_negative + scale * (v - v_negative)
@@ -78,7 +77,6 @@ def token_norm(v: Tensor, side: int) -> Tensor:
 
 
 def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
-    """Guidance of a checkpoint; without a guider (Wan) the family decides."""
     entry = index.get("guider")
     if entry is None or entry[0] is None:
         return Guidance()
@@ -103,7 +101,6 @@ def read_guidance(folder: Path, index: Mapping[str, Any]) -> Guidance:
 
 
 def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> None:
-    """Refuse, before any weights load, guidance that would silently differ from the configured one."""
     read_guidance(folder, index)
     if spec.guidance_scale_2 is not None and index.get("boundary_ratio") is None:
         raise ModelError(
@@ -113,7 +110,6 @@ def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> N
 
 
 def warn_if_distilled(spec: ModelSpec, folder: Path, guidance: Guidance, scale: float) -> None:
-    """Warn if a distilled checkpoint gets guidance; steps are not known here."""
     distilled = find_distilled(spec, folder)
     advice = None if distilled is None or guidance.embedded else distilled.advice(scale)
     if advice is not None:

@@ -29,23 +29,18 @@ FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
 PREFIX = "transformer"
 EXPERT_KEY = "sage_grpo_expert"
-SECOND = "transformer_2"
-"""The component of the expert for low noise, and the subfolder of its LoRA beside the other's."""
-STORED = ("F32", "BF16", "F16", "F64")
-"""Accepted dtypes of stored LoRA weights, by safetensors' names."""
+SECOND = "transformer_2"  # the component of the expert for low noise, and the subfolder of its LoRA beside the other's
+STORED = ("F32", "BF16", "F16", "F64")  # accepted dtypes of stored LoRA weights, by safetensors' names
 ELSEWHERE = "Give the folder that a run saved, or that diffusers' save_lora_weights wrote for this model."
-Expert = Literal["high", "low"] | None
-"""One of Wan 2.2's two networks; None for models with one."""
+Expert = Literal["high", "low"] | None  # one of Wan 2.2's two networks; None for models with one
 
 
 def match_targets(
     network: nn.Module, targets: Sequence[str], blocks: Collection[str], dead: Collection[str] = ()
 ) -> list[str]:
-    """Full names of the Linear modules that `targets` mean; `blocks` are the names of the lists of repeated blocks.
-
-    A target is looked for inside the repeated blocks, so that "to_q" does not also hit the token refiner; a name that starts
-    outside of them ("context_embedder.*.to_q") is matched in full. Modules whose weights are `dead` (without a gradient) are left out.
-    """
+    """Full names of the Linear modules that `targets` mean; `blocks` are the names of the lists of repeated blocks. A target is looked for inside the
+    repeated blocks, so that "to_q" does not also hit the token refiner; a name that starts outside of them ("context_embedder.*.to_q") is matched in
+    full. Modules whose weights are `dead` (without a gradient) are left out."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     inside = re.compile(rf"(?:{'|'.join(map(re.escape, blocks))})\.\d+\.(.+)")
     chosen: dict[str, None] = {}
@@ -72,11 +67,9 @@ def match_targets(
 
 
 def _compute_in_input_dtype(network: nn.Module) -> None:
-    """Let layers whose adapters are plain matrices compute with `adapted_linear`, weights in float32 or not.
-
-    peft would compute adapters in float32 instead: at video sizes a seventh of the time of a backward pass and half as many bytes
-    again to keep for it, for digits that the sum with the base layer's bfloat16 output drops.
-    """
+    """Let layers whose adapters are plain matrices compute with `adapted_linear`, weights in float32 or not. peft would compute adapters in float32
+    instead: at video sizes a seventh of the time of a backward pass and half as many bytes again to keep for it, for digits that the sum with the
+    base layer's bfloat16 output drops."""
     from peft.tuners.lora import Linear
 
     from sage_grpo.models.network.adapted import AdaptedLinear
@@ -93,10 +86,8 @@ def _compute_in_input_dtype(network: nn.Module) -> None:
 
 
 def add_lora(network: Any, lora: LoraSpec, names: list[str], expert: Expert = None, dead: Collection[str] = ()) -> None:
-    """Add a trainable float32 adapter to the named modules; everything else is frozen.
-
-    dead: parameters that nothing reads. A saved LoRA that it starts from may have adapters there, which are passed over.
-    """
+    """Add a trainable float32 adapter to the named modules; everything else is frozen. dead: parameters that nothing reads. A saved LoRA that it
+    starts from may have adapters there, which are passed over."""
     from peft import LoraConfig
 
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha or lora.rank, target_modules=names)
@@ -150,10 +141,8 @@ def _start_from(network: nn.Module, folder: Path, dead: Collection[str]) -> None
 
 
 def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert: Expert = None) -> None:
-    """Write `weights` (by the network's parameter names) so that diffusers' load_lora_weights reads them.
-
-    `expert` names the network among Wan 2.2's two; the file remembers it, because their adapters have equal shapes.
-    """
+    """Write `weights` (by the network's parameter names) so that diffusers' load_lora_weights reads them. `expert` names the network among Wan 2.2's
+    two; the file remembers it, because their adapters have equal shapes."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
     from diffusers.training_utils import _collate_lora_metadata
     from safetensors.torch import save_file
@@ -176,10 +165,8 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
 
 
 def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, adapter: str | None = None) -> None:
-    """Load a saved LoRA into a stock diffusers pipeline; HunyuanVideo-1.5's have no `load_lora_weights`.
-
-    `component` is the network that it belongs to, "transformer_2" for Wan 2.2's low-noise expert; None reads it from the file.
-    """
+    """Load a saved LoRA into a stock diffusers pipeline; HunyuanVideo-1.5's have no `load_lora_weights`. `component` is the network that it belongs
+    to, "transformer_2" for Wan 2.2's low-noise expert; None reads it from the file."""
     folder = pinned_folder(str(folder), option="LoRA")
     two = getattr(pipe, SECOND, None) is not None
     if two and component is None and has_both(folder):
@@ -193,7 +180,6 @@ def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, ad
 
 
 def load_into(network: Any, folder: str | Path, adapter: str | None = None, *, expert: Expert = None) -> None:
-    """Load a saved LoRA into a diffusers transformer, which is the named one of Wan 2.2's experts, or the only network."""
     folder = pinned_folder(str(folder), option="LoRA")
     header = read_header(folder)
     _check_expert(header, folder, expert)
@@ -324,7 +310,6 @@ def _check_configuration(header: Header, file: Path) -> None:
 
 
 def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse NaN and infinite weights, which would make every clip black."""
     broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if broken:
         raise ModelError(
@@ -333,7 +318,6 @@ def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
-    """Refuse a LoRA that was trained on another network of equal shape."""
     saved = header.metadata.get(EXPERT_KEY)
     if saved is None or saved == expert:
         return
@@ -353,8 +337,7 @@ def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
 class Merge:
     """The rounding of weights that a LoRA is folded into, over all layers: its update may be smaller than their last digit."""
 
-    update: float = 0.0
-    """Squared norm of the update."""
+    update: float = 0.0  # squared norm of the update
     along: float = 0.0
     """Inner product of update and change. The norm of the change would not do: where few weights move, each moves too far."""
 
@@ -369,10 +352,8 @@ class Merge:
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor], merge: Merge) -> dict[str, Tensor]:
-    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures the rounding.
-
-    `weights` replaces parameters by name; it holds all of them where the network itself is sharded.
-    """
+    """The network's plain weights with its active adapters folded in, under their plain names; `merge` measures the rounding. `weights` replaces
+    parameters by name; it holds all of them where the network itself is sharded."""
     from peft.tuners.lora import LoraLayer
 
     tensors = {name: weights.get(name, tensor) for name, tensor in network.state_dict().items()}

@@ -25,10 +25,8 @@ from sage_grpo.types import Conditioning
 class Step:
     """One step of a rollout or of its replay."""
 
-    gaussian: Gaussian
-    """The law of x_next."""
-    velocity: Tensor
-    """v at x, float32."""
+    gaussian: Gaussian  # the law of x_next
+    velocity: Tensor  # v at x, float32
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,7 @@ class Policy:
     model: VelocityModel
     kernel: Kernel
     schedule: Schedule
-    guidance: float | None = None
-    """Overrides the model's guidance scale; 1 is none."""
+    guidance: float | None = None  # overrides the model's guidance scale; 1 is none
     places: tuple[slice, ...] = ()
     """Parts of a state that explore, each with a log-probability of its own; empty is all of it, in one."""
 
@@ -53,14 +50,12 @@ class Policy:
         return float(self.schedule.sigmas[index])
 
     def sigmas(self, index: int) -> tuple[float, float]:
-        """(sigma, sigma_next) of a step."""
         return self.sigma(index), self.sigma(index + 1)
 
     def is_noisy(self, index: int) -> bool:
         return float(self.transition(index).std) > 0
 
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
-        """The law of x_next at step `index`, for a batch with one condition per sample."""
         sigma, _ = self.schedule.pair(index)
         return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
 
@@ -137,7 +132,6 @@ def _check_finite(model: VelocityModel, x: Tensor, step: int) -> None:
 
 
 def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: float | None = None) -> Solver:
-    """A fresh solver on the model's own grid; `shift` overrides the model's. Make one for every batch of samples."""
     if name in ("euler", "ab2"):
         return GridSolver(Schedule(model.sigmas(num_steps, shift)), name)
     if name == "checkpoint":

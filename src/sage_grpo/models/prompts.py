@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,23 @@ from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.checkpoints.cache import EncodingCache, default_folder, digest, image_digest
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, has_component
 from sage_grpo.models.network.inputs import check_image
-from sage_grpo.types import Conditioning, Placed
-
-Given = Tensor | Sequence[Placed] | None
-"""Pictures of a sample: those of its first (and last) frame, or frames at any place."""
+from sage_grpo.types import Conditioning
 
 
-def condition(model: Any, prompt: str, image: Given) -> Conditioning:
-    """The conditioning of a prompt; equal prompts with equal images share one object."""
-    if image is None or isinstance(image, Tensor):
-        check_image(image, model.pictures)
+def condition(model: Any, prompt: str, image: Tensor | None) -> Conditioning:
+    check_image(image, model.pictures)
     key, negative = image_digest(image), None
     guided = model.guidance_scale != 1 or (model.spec.guidance_scale_2 or 1) != 1
     if guided and not model.guidance.embedded:
         negative = _inputs(model, model.spec.negative_prompt, image, key)
-    tensors = _inputs(model, model._instruct(prompt), image, key)
+    tensors = _inputs(model, prompt, image, key)
     return model.conditions.setdefault((prompt, key), Conditioning(tensors, negative))
 
 
-def _inputs(model: Any, prompt: str, image: Given, image_key: str) -> dict[str, Tensor]:
-
-    encode: Callable[..., dict[str, Tensor]] = model._encode  # one family takes placed frames, too
-
+def _inputs(model: Any, prompt: str, image: Tensor | None, image_key: str) -> dict[str, Tensor]:
     def made() -> dict[str, Tensor]:
         with torch.no_grad():
-            tensors = encode(prompt, image)
+            tensors = model._encode(prompt, image)
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise no_numbers("What is encoded of a prompt", [*model.modules("text"), *model.modules("vae")])
         return tensors

@@ -26,8 +26,7 @@ SHIFT = {
 """Supported schedulers, each with its name for the shift."""
 TAKES_SIGMAS = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
 """Schedulers that accept sigmas from a pipeline."""
-TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)
-"""Schedulers that accept a shift from a pipeline, which they may ignore."""
+TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)  # schedulers that accept a shift from a pipeline, which they may ignore
 BENT = ("shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 """Settings that change the grid beyond its shift."""
 _DETERMINISTIC = ("dpmsolver", "dpmsolver++")
@@ -51,10 +50,8 @@ _MULTISTEP: dict[str, tuple[Any, ...]] = {
 
 
 def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool, dynamic: bool = False) -> None:
-    """Refuse, before any weights load, a scheduler whose sampling would silently differ from the stock pipeline's.
-
-    `dynamic`: the pipeline passes mu, which depends on the number of tokens; only FlowMatchEuler takes it with and without use.
-    """
+    """Refuse, before any weights load, a scheduler whose sampling would silently differ from the stock pipeline's. `dynamic`: the pipeline passes mu,
+    which depends on the number of tokens; only FlowMatchEuler takes it with and without use."""
     class_name = index["scheduler"][1]
     supported = [name for name in SHIFT if name in TAKES_MU or not dynamic]
     supported = [name for name in supported if not even or name in TAKES_SIGMAS]
@@ -96,11 +93,8 @@ def scheduler_shift(config: Mapping[str, Any], tokens: int) -> float | None:
 
 
 def prepared(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Any:
-    """A fresh copy with another shift and its timesteps set.
-
-    `even` hands it evenly spaced sigmas, as HunyuanVideo-1.5's pipelines do; otherwise it takes its own spacing, as in
-    Wan's. The two give different grids.
-    """
+    """A fresh copy with another shift and its timesteps set. `even` hands it evenly spaced sigmas, as HunyuanVideo-1.5's pipelines do; otherwise it
+    takes its own spacing, as in Wan's. The two give different grids."""
     if num_steps < 1:
         raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
     if num_steps == 1 and scheduler.config.get("shift_terminal"):
@@ -122,7 +116,6 @@ def prepared(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Any
 
 
 def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> Tensor:
-    """The grid that the stock pipeline visits: num_steps + 1 float32 values, the last 0."""
     if even and not any(scheduler.config.get(name) for name in BENT):  # only shifted: the same, free of round-off
         return Schedule.shifted(num_steps, shift).sigmas
     sigmas = prepared(scheduler, num_steps, shift, even=even).sigmas.to(torch.float32).cpu()
@@ -165,7 +158,6 @@ class StockSchedule:
         return prepared(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
 
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
-        """The checkpoint's scheduler, fresh for one sampling."""
         if self.model.spec.sigmas:
             raise ModelError(
                 'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'

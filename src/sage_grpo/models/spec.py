@@ -19,20 +19,7 @@ if TYPE_CHECKING:
 
     from sage_grpo.models.base import VelocityModel
 
-FAMILIES = (
-    "hunyuan15",
-    "wan",
-    "ltx",
-    "ltx2",
-    "hunyuan",
-    "sana_video",
-    "flux",
-    "flux2",
-    "sd3",
-    "qwen_image",
-    "qwen_image_edit",
-    "z_image",
-)
+FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "flux", "flux2", "sd3", "qwen_image", "z_image")
 """Families that ship with the package; each is the module of this name beside this file."""
 
 
@@ -97,7 +84,7 @@ class ModelSpec:
     """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
     guidance_scale: Annotated[float, Range(1)] | None = None
     """Guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6). Classifier-free, or an input of the network where
-    it was distilled so (FLUX.1-dev, HunyuanVideo)."""
+    it was distilled so (FLUX.1-dev)."""
     guidance_scale_2: Annotated[float, Range(1)] | None = None
     """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
     negative_prompt: str = ""
@@ -147,8 +134,7 @@ class ModelSpec:
     options: dict[str, Finite] = field(default_factory=dict)
     """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
     cache: Speed[str | None] = "auto"
-    """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None
-    writes none."""
+    """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None writes none."""
 
     def __post_init__(self) -> None:
         check_prompt(self.negative_prompt, "model.negative_prompt")
@@ -193,10 +179,8 @@ class ModelSpec:
 
     @property
     def training_guidance(self) -> float | None:
-        """Guidance of the policy that rolls out and learns: None is the model's own scale, 1 is none.
-
-        Rollout and update share it, so that the first ratio is 1 either way.
-        """
+        """Guidance of the policy that rolls out and learns: None is the model's own scale, 1 is none. Rollout and update share it, so that the first
+        ratio is 1 either way."""
         return None if self.guidance_in_training else 1.0
 
     def budget(self, gib: float) -> float:
@@ -206,7 +190,6 @@ class ModelSpec:
         return min(gib, self.memory * gib if self.memory < 1 else self.memory)
 
     def check_budget(self, device: str) -> None:
-        """Refuse a budget of a device that has none."""
         if self.memory is not None and device == "cpu":
             raise ModelError(
                 f"model.memory {self.memory:g} is a budget of a GPU's memory, and a run on a CPU has none: blocks keep everything there. Leave "
@@ -214,7 +197,6 @@ class ModelSpec:
             )
 
     def family_options(self, known: Mapping[str, float | None]) -> dict[str, float | None]:
-        """The family's options with the values that were given; an unknown name is refused."""
         for name in self.options:
             if name not in known:
                 hint = did_you_mean(name, known) or f" It has {', '.join(known) or 'none'}."
@@ -222,15 +204,11 @@ class ModelSpec:
         return {**known, **self.options}
 
     def check_named(self) -> None:
-        """Refuse a model that was an object: no name can load it."""
         refuse_object(self.family, "its model", "Give another model (--model.path, --model.family)")
 
     def load(self, device: str | torch.device | None = None, *, sharded: bool = False) -> VelocityModel:
-        """Load the model; `device` overrides the field (a rank has its own).
-
-        `sharded` leaves the network in CPU memory, for a caller that shards it onto its devices block by block: none of them has
-        to hold all of it.
-        """
+        """Load the model; `device` overrides the field (a rank has its own). `sharded` leaves the network in CPU memory, for a caller that shards it
+        onto its devices block by block: none of them has to hold all of it."""
         family = self.family
         self.check_named()
         if family is None:
@@ -250,7 +228,6 @@ class ModelSpec:
         return model
 
     def _check_heard(self, model: VelocityModel) -> None:
-        """Refuse a family of the user's own that ignores a stated grid or an adapter."""
         steps = len(self.sigmas)
         heard = not steps or model.sigmas(steps).tolist() == explicit_sigmas(self.sigmas, steps).tolist()
         if not heard or (self.adapters and self.own_family):
@@ -275,7 +252,6 @@ def explicit_sigmas(levels: Sequence[float], num_steps: int, shift: float | None
 
 
 def find_family(family: str) -> ModuleType:
-    """The module of a family: one that ships with the package, or a user's, by its import path."""
     try:
         module = import_named(f"sage_grpo.models.families.{family}" if family in FAMILIES else family)
     except NoSuchModule as error:

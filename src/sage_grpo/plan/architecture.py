@@ -59,21 +59,21 @@ class Architecture:
     """The properties of a model that a plan and its costs depend on."""
 
     family: str
-    source: str
-    """Source of the numbers, as text."""
-    model: FamilyModel
-    """The model without weights."""
-    folder: Path | None = None
-    """Folder of its files; None if they are not on this machine."""
+    source: str  # source of the numbers, as text
+    model: FamilyModel  # the model without weights
+    folder: Path | None = None  # folder of its files; None if they are not on this machine
 
     @cached_property
     def network(self) -> NetworkShape:
-        """Parameters of the cost formulas."""
         return _network(self.model, MEASURED.get(self.family))
+
+    @classmethod
+    def of(cls, model: FamilyModel, source: str, folder: Path | None = None) -> Architecture:
+        family = type(model).__module__.rpartition(".")[2]
+        return cls(family=family, source=source, model=model, folder=folder)
 
     @property
     def estimated(self) -> bool:
-        """True if the family was not measured."""
         return self.family not in MEASURED
 
     @property
@@ -82,7 +82,6 @@ class Architecture:
         return 1.0 if self.model.guidance.embedded else self.model.guidance_scale
 
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
-        """The model's sampling grid."""
         return Schedule(self.model.sigmas(steps, shift))
 
 
@@ -96,7 +95,7 @@ def find_architecture(spec: ModelSpec) -> Architecture:
     folder = local_folder(spec)
     if folder is not None:
         source = f"the config files of {folder}" if spec.path else "the package's own checkpoint"
-        return dataclasses.replace(_architecture(spec, folder, source), folder=folder)
+        return Architecture.of(weightless(spec, folder), source, folder)
     name = str(spec.path).rsplit("/", 1)[-1]
     if name in PUBLISHED:
         return build_architecture(spec, PUBLISHED[name], source=f"the published {name}")
@@ -107,15 +106,9 @@ def find_architecture(spec: ModelSpec) -> Architecture:
 
 
 def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Architecture:
-    """The architecture of config files that are not on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         configs.write(Path(folder))
-        return _architecture(spec, Path(folder), source)
-
-
-def _architecture(spec: ModelSpec, folder: Path, source: str) -> Architecture:
-    model = weightless(spec, folder)
-    return Architecture(family=type(model).__module__.rpartition(".")[2], source=source, model=model)
+        return Architecture.of(weightless(spec, Path(folder)), source)
 
 
 def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
@@ -143,7 +136,6 @@ def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
         lora_width=sum(map(sum, adapted)) / len(blocks),
         lora_weights=sum(map(math.prod, adapted)) / len(blocks),
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
-        given_tokens=model.grid.beside,
         video_products=run.video_products,
         text_products=run.text_products,
         pairs=run.pairs,

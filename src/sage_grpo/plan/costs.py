@@ -1,5 +1,4 @@
-"""Forecasts a run from its configuration: passes of every rank, bytes and seconds of every phase, GPU-hours of the
-run."""
+"""Forecasts a run from its description: passes of every rank, bytes and seconds of every phase, GPU-hours, and an iteration with workers."""
 
 from __future__ import annotations
 
@@ -8,19 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
+from typing import Any
 
 import torch
 
-from sage_grpo.data.prompts import Prompt
-from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import VelocityModel, abilities, network_of
-from sage_grpo.models.cheap import check_negative
+from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.plan import formulas
-from sage_grpo.plan.architecture import Architecture, find_architecture
+from sage_grpo.plan.architecture import Architecture
+from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
 from sage_grpo.plan.passes import (
@@ -30,7 +28,6 @@ from sage_grpo.plan.passes import (
     PassKind,
     count,
     evaluation,
-    evaluations,
     kinds,
     references,
 )
@@ -42,7 +39,6 @@ from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.memory import configured
 from sage_grpo.training.offload import SHARE as STAYS
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import Planner, foresee
 from sage_grpo.types import Keep
 
 REWARD_TOKENS = 3000
@@ -50,10 +46,6 @@ REWARD_TOKENS = 3000
 SPARE = 0.93
 """Share of a GPU's memory that a run may fill by the formula: the rest is for the CUDA context and the allocator's
 fragmentation."""
-LOOKED_AT = 16
-"""Iterations that are counted for the mean of a run: windows move, and the shared steps of groups with them."""
-DRAWS = 256
-"""Windows that suffice for a mean if every group draws its own: with many groups, few iterations are enough."""
 
 
 @dataclass(frozen=True)
@@ -66,35 +58,18 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """The forecast of a run: its plans, passes, memory and time."""
+class Forecast(RunDescription):
+    """The forecast of a run: its passes, memory and time on some hardware."""
 
-    config: TrainConfig
-    architecture: Architecture
     hardware: Hardware
-    layout: Layout
-    plans: tuple[Plan, ...]
-    """Plans of the first iteration and of some later ones."""
-    held_out: int
-    """Prompts of an evaluation."""
-
-    @property
-    def plan(self) -> Plan:
-        """Plan of the first iteration."""
-        return self.plans[0]
-
-    def unexplored(self) -> str | None:
-        """A sentence on steps that stay deterministic because the state would hold too much noise after them."""
-        return _planner(self.config, self.architecture, self.layout).unexplored()
+    held_out: int  # prompts of an evaluation
 
     @property
     def passes(self) -> list[dict[str, PassCount]]:
-        """Passes of the first iteration, by rank and phase."""
         return self.counts[0].phases
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """Counts of every plan."""
         guiding = self._guiding(self.config.model.training_guidance)
         needed = [references(self.config, plan.iteration, plan.updates) for plan in self.plans]
         rows = zip(self.plans, self._kinds, needed, strict=True)
@@ -102,16 +77,8 @@ class Forecast:
 
     @cached_property
     def _kinds(self) -> list[list[list[PassKind]]]:
-        """The kinds of parts of every plan, by rank."""
         branches = self._guiding(self.config.model.training_guidance).branches
         return [kinds(plan, branches) for plan in self.plans]
-
-    @cached_property
-    def _referenced(self) -> float:
-        """Reference passes of the run's mean update."""
-        updates = self.plan.updates
-        needs = [need for number in range(self.config.iterations) for need in references(self.config, number, updates)]
-        return sum(needs) / len(needs)
 
     def _guiding(self, guidance: float | None) -> Guiding:
         """`guidance` overrides the model's scale."""
@@ -121,24 +88,21 @@ class Forecast:
 
     @cached_property
     def evaluation(self) -> list[PassCount]:
-        """Passes of one evaluation, by rank."""
         grid = self.architecture.grid(self.config.evaluate.steps_for(self.config.model))
         sigmas = grid.sigmas[:-1].tolist()
         return evaluation(self.config, self.held_out, self.layout.data, sigmas, self._guiding(None))
 
     @property
     def network(self) -> NetworkShape:
-        """The network's parameters."""
         return self.architecture.network
 
     @cached_property
     def job(self) -> RunShape:
-        """The run as input of the formulas."""
         return replace(self._job, keep=tuple(Counter(self.activations).items()))
 
     @cached_property
     def _job(self) -> RunShape:
-        """The same without the activations that blocks keep, which it decides."""
+        """Without the activations that blocks keep, which it decides."""
         config, built = self.config, self.architecture.model
         model, parallel, video = config.model, config.parallel, built.video
         vae = model.vae_dtype or ("float32" if self.hardware.is_cpu else model.dtype)
@@ -171,7 +135,6 @@ class Forecast:
 
     @cached_property
     def activations(self) -> list[Keep]:
-        """Activations that every block keeps for its backward pass."""
         asked, cuda = self.config.update.gradient_checkpointing, not self.hardware.is_cpu
         if asked != "auto" or not cuda:
             return configured(asked, self.network.blocks, cuda=cuda)
@@ -179,7 +142,6 @@ class Forecast:
         return [level for level, count in fitting.items() for _ in range(count)]
 
     def _clips(self, rank: int, step: int = 1) -> int:
-        """Clips in every step-th micro-batch of a rank."""
         return sum(len(batch.members) for batch in self.plan.batches(rank)[::step])
 
     def _kept(self, rank: int) -> float:
@@ -212,7 +174,6 @@ class Forecast:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Phases of a mean iteration on the busiest rank."""
         network, job = self.network, self.job
         seconds = [self._seconds(counts.phases) for counts in self.counts]
         sampling, update = formulas.sampling_memory(network, job), formulas.memory(network, job)
@@ -251,13 +212,14 @@ class Forecast:
         return [Phase("gradient", seconds, replace(held, visitor=held.visitor + self._reward_bytes))]
 
     def _seconds(self, counts: list[dict[str, PassCount]]) -> dict[str, float]:
-        """Seconds of an iteration's sampling and updates, each on the rank with most."""
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
         # The mean of the run's reference passes: in the first iteration the policy equals the reference.
+        updates, iterations = self.plan.updates, range(self.config.iterations)
+        referenced = statistics.fmean(
+            need for number in iterations for need in references(self.config, number, updates)
+        )
         update = [
-            self._referenced * self._pass(row["replay"])
-            + self._pass(row["gauge"])
-            + self._pass(row["replay"], backward=True)
+            referenced * self._pass(row["replay"]) + self._pass(row["gauge"]) + self._pass(row["replay"], backward=True)
             for row in counts
         ]
         job, rates = self.job, self.hardware.rates
@@ -285,8 +247,6 @@ class Forecast:
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores; ranks that share clips divide this work. 0 for given
-        clips, and if rewards read latents only."""
         if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
         return max(self._clips(rank, self.layout.sequence) for rank in range(self.layout.data))
@@ -316,17 +276,16 @@ class Forecast:
 
     @property
     def gpu_hours(self) -> float:
-        seconds = self.config.iterations * self.iteration_seconds + evaluations(self.config) * self.evaluation_seconds
+        evaluations = len(self.config.evaluate.points(self.config.iterations))
+        seconds = self.config.iterations * self.iteration_seconds + evaluations * self.evaluation_seconds
         return seconds * self.layout.processes / 3600
 
     @property
     def peak(self) -> float:
-        """Bytes of the largest phase."""
         return max(phase.memory.total for phase in self.phases)
 
     @property
     def room(self) -> float:
-        """Bytes that a run may use."""
         return SPARE * self.gib * GIB
 
     @property
@@ -347,52 +306,11 @@ def forecast(
     architecture: Architecture | None = None,
     held_out: int | None = None,
 ) -> Forecast:
-    """The forecast of a run; raises a ValueError for invalid layouts."""
+    """The forecast of a run; raises a ValueError where its parts do not go together."""
     config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
-    found = find_architecture(config.model) if architecture is None else architecture
-    layout, model = lay_out(config.parallel, gpus), found.model
-    if layout.sequence > 1:
-        if abilities(model).split_sequence is None:
-            raise ValueError(f"{found.family} cannot split a clip over ranks: set parallel.sp to 1.")
-        if model.heads[0] % layout.sequence:
-            raise ValueError(
-                f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
-            )
-    check_negative(config.rollout.cheap, lambda sigma: model.branches(sigma, config.model.training_guidance))
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
-    return Forecast(
-        config=config,
-        architecture=found,
-        hardware=hardware,
-        layout=layout,
-        plans=_plans(config, found, layout),
-        held_out=0 if config.held_out is None else most,
-    )
-
-
-def _planner(config: TrainConfig, found: Architecture, layout: Layout) -> Planner:
-    grid = found.grid(config.rollout.steps, config.rollout.shift)
-    return Planner(
-        config=config,
-        grid=grid,
-        kernel=config.kernel.build(grid),
-        trains=found.model.trains,
-        ranks=layout.data,
-        network=cache(network_of(found.model)),
-    )
-
-
-def _plans(config: TrainConfig, found: Architecture, layout: Layout) -> tuple[Plan, ...]:
-    planner = _planner(config, found, layout)
-    planner.check()
-    prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
-    window = config.rollout.window
-    moves = window.kind in ("random", "sliding") or (window.kind == "drawn" and len(planner.candidates()) > 1)
-    most = LOOKED_AT
-    if window.kind == "drawn":
-        most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
-    looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
-    return tuple(foresee(config, planner.plan(iteration, prompts)) for iteration in looked)
+    run = describe(config, gpus, architecture)
+    return Forecast(**vars(run), hardware=hardware, held_out=0 if config.held_out is None else most)
 
 
 def _bytes(dtype: str) -> int:
@@ -400,7 +318,6 @@ def _bytes(dtype: str) -> int:
 
 
 def _parameters(rewards: Iterable[RewardSpec]) -> float:
-    """Parameters of the networks of built-in rewards."""
     return sum(facts.parameters for one in rewards if (facts := facts_of(one.name)) is not None)
 
 
@@ -413,3 +330,38 @@ def choose_activations(config: TrainConfig, model: VelocityModel, world: World) 
         if len(found) == blocks:
             return found
     return configured(asked, blocks, cuda=cuda)
+
+
+def worker_costs(trainer: Forecast, worker: Forecast) -> dict[str, Any] | None:
+    """An iteration with workers on the hardware of `worker`; None if the run has none. `tasks` are the parts of an
+    iteration that workers take one at a time, `rounds` those of the busiest."""
+    config, plan = trainer.config, trainer.plan
+    if config.rollout.on != "ray":
+        return None
+    own, workers, ranks = len(plan.tasks()), config.rollout.ray.workers, range(len(plan.shares))
+    rounds = math.ceil(own / max(1, workers // len(ranks)))  # every training process has its own workers
+    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    phases = [phase for phase in worker.phases if phase.name in theirs]
+    sampling = sum(phase.seconds for phase in phases) * rounds / own
+    updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)
+    tasks, gib = sum(len(plan.tasks(rank)) for rank in ranks), max(phase.memory.total for phase in phases) / GIB
+    if gib > worker.room / GIB:
+        bottleneck = f"a worker does not fit: it needs {gib:.1f} GiB of {worker.room / GIB:.0f} that can be used"
+    elif workers > tasks:
+        bottleneck = (
+            f"tasks: {workers - tasks} workers have nothing to do; use more prompts, or a smaller batch.micro_batch"
+        )
+    elif sampling > updating:
+        bottleneck = "workers: more of them shorten an iteration"
+    else:
+        bottleneck = "the trainer's updates: more workers do not help"
+    return {
+        "workers": workers,
+        "tasks": tasks,
+        "rounds": rounds,
+        "sampling_seconds": sampling,
+        "updating_seconds": updating,
+        "iteration_seconds": max(sampling, updating) if config.rollout.staleness else sampling + updating,
+        "gib": gib,
+        "bottleneck": bottleneck,
+    }

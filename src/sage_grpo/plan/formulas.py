@@ -38,27 +38,19 @@ class Vae:
     """Costs of decoding. Working sets and speeds are fitted to measurements (research/benchmarks/plan_vs_measured.py)."""
 
     parameters: int
-    flops: float
-    """Operations per pixel of the clip."""
-    working: float
-    """Bytes in bfloat16 per pixel of a chunk, without those passed on between chunks (`past`)."""
-    frames: int = 4
-    """Frames of a latent frame, the fewest that are decoded together."""
-    pixels_at_once: int = 0
-    """Pixels of a chunk of frames, rounded down to whole latent frames; 0 is one latent frame."""
+    flops: float  # operations per pixel of the clip
+    working: float  # bytes in bfloat16 per pixel of a chunk, without those passed on between chunks (`past`)
+    frames: int = 4  # frames of a latent frame, the fewest that are decoded together
+    pixels_at_once: int = 0  # pixels of a chunk of frames, rounded down to whole latent frames; 0 is one latent frame
     graph: float = 0.0
     """Bytes in bfloat16 per pixel of a chunk's graph for a gradient; 0 is not known. Counted on the meta device, as
     `past` is."""
-    past: float = 0.0
-    """Bytes in bfloat16 per pixel of a frame that are passed from one chunk to the next."""
+    past: float = 0.0  # bytes in bfloat16 per pixel of a frame that are passed from one chunk to the next
     graph_pixels: int = 0
     """Pixels of a chunk that is decoded for a gradient, rounded down to whole latent frames; 0 is one latent frame."""
-    tile: int = 256
-    """Side of a tile in pixels, with tiling."""
-    efficiency: float = 0.32
-    """Speed in bfloat16 relative to a matrix product."""
-    efficiency_float32: float = 0.2
-    """The same in float32 (TF32)."""
+    tile: int = 256  # side of a tile in pixels, with tiling
+    efficiency: float = 0.32  # speed in bfloat16 relative to a matrix product
+    efficiency_float32: float = 0.2  # the same in float32 (TF32)
 
 
 HUNYUAN15_VAE = Vae(
@@ -85,41 +77,27 @@ class NetworkShape:
     other_parameters: float
     lora_width: float
     """LoRA parameters of a block per unit of rank: the sum of inputs and outputs of the adapted matrices."""
-    lora_weights: float
-    """Parameters of the adapted matrices of a block."""
-    patch: tuple[int, int, int]
-    """Pixels of a token: frames, height, width (VAE and patch together)."""
-    unread_parameters: int = 0
-    """Parameters that text-to-video never reads and that are not trained."""
-    frozen_parameters: int = 0
-    """Parameters of another expert, which runs but is not trained."""
-    trained_networks: int = 1
-    """2 if both experts are trained; a pass runs one of them."""
-    given_tokens: int = 0
-    """Tokens besides a clip's own that run through the blocks."""
-    video_products: float = 12.0
-    """Multiplications of a video token with weights of a block, in widths squared."""
-    text_products: float = 12.0
-    """The same of a token of text."""
+    lora_weights: float  # parameters of the adapted matrices of a block
+    patch: tuple[int, int, int]  # pixels of a token: frames, height, width (VAE and patch together)
+    unread_parameters: int = 0  # parameters that text-to-video never reads and that are not trained
+    frozen_parameters: int = 0  # parameters of another expert, which runs but is not trained
+    trained_networks: int = 1  # 2 if both experts are trained; a pass runs one of them
+    video_products: float = 12.0  # multiplications of a video token with weights of a block, in widths squared
+    text_products: float = 12.0  # the same of a token of text
     pairs: tuple[float, float, float] = (1.0, 2.0, 1.0)
     """Pairs in a block's attention: of the squared number of video tokens, of its product with the text's, of the
     text's squared."""
     saved_full: float = 69.0
     """Kept by a block for its backward pass when all weights are trained (bfloat16, measured on CUDA)."""
-    saved_lora: float = 46.0
-    """The same with a LoRA on every matrix."""
-    saved_compiled: float | None = None
-    """The same, compiled; None if not measured."""
+    saved_lora: float = 46.0  # the same with a LoRA on every matrix
+    saved_compiled: float | None = None  # the same, compiled; None if not measured
     working: float = 24.0
     """Gradients inside one block's backward pass; an estimate that reproduces peaks measured at the real size within
     2%."""
-    forward: float = 25.0
-    """Held inside one block's forward pass without gradients (measured)."""
-    moved: float = 620.0
-    """Moved through memory by the small operations of a block's forward pass (fitted)."""
+    forward: float = 25.0  # held inside one block's forward pass without gradients (measured)
+    moved: float = 620.0  # moved through memory by the small operations of a block's forward pass (fitted)
     moved_compiled: float = 240.0
-    moved_lora: float = 110.0
-    """Additional bytes moved by the adapters."""
+    moved_lora: float = 110.0  # additional bytes moved by the adapters
     moved_lora_compiled: float = 50.0
     vae: Vae = HUNYUAN15_VAE
 
@@ -153,39 +131,31 @@ class RunShape:
     """The properties of a training run that memory and traffic depend on."""
 
     layout: Layout = Layout()
-    lora_rank: int | None = 32
-    """None trains all weights."""
+    lora_rank: int | None = 32  # None trains all weights
     frames: int = 81
     height: int = 480
     width: int = 848
     text_tokens: int = 256
     micro_batch: int = 1
-    guidance: bool = True
-    """Two forward passes for one velocity."""
-    negative_gradient: bool = True
-    """With guidance: both passes are kept for the backward pass, and have one."""
-    compute: int = COMPUTE
-    """Bytes of a number in the network's precision."""
+    guidance: bool = True  # two forward passes for one velocity
+    negative_gradient: bool = True  # with guidance: both passes are kept for the backward pass, and have one
+    compute: int = COMPUTE  # bytes of a number in the network's precision
     checkpointing: bool = True
-    keep: tuple[tuple[Keep, int], ...] = ()
-    """With checkpointing: number of blocks that keep more than their input."""
+    keep: tuple[tuple[Keep, int], ...] = ()  # with checkpointing: number of blocks that keep more than their input
     compiled: bool = False
     same_bits: bool = False
     """True if backward passes sum in a fixed order, which the fastest attention does not support."""
     anchor: bool = True
     anchor_offload: bool = False
     ema: bool = False
-    max_kl: bool = False
-    """True if updates that go too far are scaled back, which takes a copy of the weights."""
-    moments: int = 2
-    """Moments per trained parameter: 2 for AdamW, 1 for Muon."""
+    max_kl: bool = False  # True if updates that go too far are scaled back, which takes a copy of the weights
+    moments: int = 2  # moments per trained parameter: 2 for AdamW, 1 for Muon
     reshard: bool = True
     cpu_offload: bool = False
     sync_every_pass: bool = False
     vae_bytes: int = COMPUTE
     vae_tiling: bool = False
-    kept_states: float = 0.0
-    """Bytes of the trajectories that a rank keeps from rollout to update."""
+    kept_states: float = 0.0  # bytes of the trajectories that a rank keeps from rollout to update
 
     @property
     def branches(self) -> int:
@@ -193,7 +163,6 @@ class RunShape:
         return 2 if self.guidance and self.negative_gradient else 1
 
     def activations(self, network: NetworkShape) -> dict[Keep, int]:
-        """Number of blocks by kept activations."""
         if not self.checkpointing:
             return {"all": network.blocks}
         more = dict(self.keep)
@@ -208,12 +177,10 @@ class Memory:
     gathered: float
     gradients: float
     optimizer: float
-    copies: float
-    """Reference, moving average, and the weights before a rollout's updates."""
+    copies: float  # reference, moving average, and the weights before a rollout's updates
     activations: float
     trajectories: float
-    visitor: float = 0.0
-    """Bytes in this phase only: the VAE, or a reward."""
+    visitor: float = 0.0  # bytes in this phase only: the VAE, or a reward
 
     @property
     def total(self) -> float:
@@ -221,10 +188,8 @@ class Memory:
 
 
 def tokens(network: NetworkShape, job: RunShape) -> int:
-    """Tokens in a clip's blocks: of the video and of given ones."""
     frames, height, width = network.patch
-    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
-    return own + network.given_tokens
+    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
 
 
 def trainable(network: NetworkShape, job: RunShape) -> int:
@@ -271,7 +236,6 @@ def activations_within(network: NetworkShape, job: RunShape, room: float) -> dic
 
 
 def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """While a rollout or a reference pass runs: no gradients, and the working set of one block."""
     # A compiled block runs as in a pass with gradients, for equal bits; its graph is then detached.
     working = max(network.forward, saved(network, job)) if job.compiled else network.forward
     passing = working * job.compute / COMPUTE * _numbers(network, job)
@@ -279,7 +243,6 @@ def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
 
 
 def decoding_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """While a clip is decoded."""
     idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
     vae, area = network.vae, job.height * job.width
     if job.vae_tiling:  # all frames of a tile, and the clip that is assembled from tiles
@@ -355,20 +318,13 @@ def _activations(network: NetworkShape, job: RunShape) -> float:
 class Rates:
     """Rates that a GPU reaches on this workload, not those of its data sheet."""
 
-    attention: float
-    """Operations per second of attention in bfloat16."""
-    products: float
-    """Operations per second of matrix products in bfloat16."""
-    bandwidth: float
-    """Bytes per second of its memory."""
-    link: float = 50e9
-    """Bytes per second that it receives from other GPUs."""
-    launch: float = 3e-4
-    """Least seconds of a block, for small clips."""
-    eager: float = 0.0
-    """The same for an uncompiled block with a LoRA: the CPU launches its kernels one by one."""
-    slow: float = 8.0
-    """Slowdown of float32."""
+    attention: float  # operations per second of attention in bfloat16
+    products: float  # operations per second of matrix products in bfloat16
+    bandwidth: float  # bytes per second of its memory
+    link: float = 50e9  # bytes per second that it receives from other GPUs
+    launch: float = 3e-4  # least seconds of a block, for small clips
+    eager: float = 0.0  # the same for an uncompiled block with a LoRA: the CPU launches its kernels one by one
+    slow: float = 8.0  # slowdown of float32
 
 
 class Operations(NamedTuple):
@@ -398,7 +354,6 @@ def operations(network: NetworkShape, job: RunShape) -> Operations:
 
 
 def forward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
-    """Seconds of the forward pass of one clip and one branch."""
     return network.blocks * _forward(operations(network, job), job, rates)
 
 
@@ -417,7 +372,6 @@ def backward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> floa
 
 
 def decode_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
-    """Seconds of decoding one clip."""
     vae = network.vae
     efficiency = vae.efficiency if job.vae_bytes == COMPUTE else vae.efficiency_float32
     overlap = 1.45 if job.vae_tiling else 1.0  # neighboring tiles share a quarter of their sides
@@ -431,7 +385,6 @@ def _forward(one: Operations, job: RunShape, rates: Rates) -> float:
 
 
 def _least(job: RunShape, rates: Rates) -> float:
-    """Seconds of launching a block's kernels."""
     eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
     return max(rates.launch, eager)
 

@@ -21,15 +21,12 @@ class Hardware:
     """One kind of device."""
 
     title: str
-    gib: float
-    """Memory of one device."""
+    gib: float  # memory of one device
     rates: Rates
-    origin: str
-    """Source of the numbers, as text."""
+    origin: str  # source of the numbers, as text
 
     @property
     def is_cpu(self) -> bool:
-        """True if there is no accelerator."""
         return self.title.startswith("CPU")
 
 
@@ -39,7 +36,6 @@ def _table() -> dict[str, Any]:
 
 
 def find(name: str, gpus: int = 1) -> Hardware:
-    """A device by its short name; `gpus` of them, possibly on several nodes."""
     rows, name = _table()["gpus"], name.lower()
     if name == "cpu":
         return cpu()

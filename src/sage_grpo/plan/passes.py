@@ -31,12 +31,9 @@ PHASES = {
 class PassCount:
     """Passes of one phase."""
 
-    velocities: int = 0
-    """Velocities of a micro-batch: steps of a sampler, or replays."""
-    forwards: int = 0
-    """Forward passes of the network for them: two per velocity if guidance runs its negative prompt."""
-    clips: int = 0
-    """Clips in all these forward passes together, to which time is proportional."""
+    velocities: int = 0  # velocities of a micro-batch: steps of a sampler, or replays
+    forwards: int = 0  # forward passes of the network for them: two per velocity if guidance runs its negative prompt
+    clips: int = 0  # clips in all these forward passes together, to which time is proportional
 
     def __add__(self, other: PassCount) -> PassCount:
         return PassCount(self.velocities + other.velocities, self.forwards + other.forwards, self.clips + other.clips)
@@ -49,25 +46,18 @@ class PassCount:
 class Guiding:
     """Forward passes per velocity."""
 
-    branches: Callable[[float], int]
-    """By sigma: 2 if guidance runs the negative prompt too, else 1."""
-    together: int = 0
-    """Up to this many clips, both branches are one batch."""
+    branches: Callable[[float], int]  # by sigma: 2 if guidance runs the negative prompt too, else 1
+    together: int = 0  # up to this many clips, both branches are one batch
 
     def one(self, rows: int, sigma: float, guide: Guide = "exact") -> PassCount:
-        """One velocity of `rows` clips; a cheap step may skip the negative prompt."""
         branches = self.branches(sigma) if guide in ("exact", "whole") else 1
         return PassCount(1, 1 if rows <= self.together else branches, rows * branches)
 
 
 @dataclass(frozen=True)
 class PassKind:
-    """A part of a plan, as a plan of its own, and its number of occurrences.
-
-    A plan of thousands of clips consists of a few kinds of micro-batches and groups. Each kind is counted by the plan's
-    own rules, on a plan of that part alone, so that a forecast of 4,096 clips is as fast as one of 64, with the same
-    counts.
-    """
+    """A part of a plan, as a plan of its own, and its number of occurrences: thousands of clips consist of a few kinds of micro-batches and
+    groups, so that a forecast of 4,096 clips is as fast as one of 64."""
 
     plan: Plan
     times: int
@@ -81,8 +71,7 @@ class Counts(NamedTuple):
 
 
 def evaluations_of(config: TrainConfig, plan: Plan, branches: Callable[[float], int]) -> str:
-    """Text on the network evaluations of an iteration: of all ranks together, and per clip. `branches` returns those of
-    one velocity at a sigma."""
+    """Text on the network evaluations of an iteration: of all ranks together, and per clip; `branches` gives those of a velocity at a sigma."""
     needed = references(config, plan.iteration, plan.updates)
     ranks = count(plan, kinds(plan, branches), Guiding(branches), reference=needed).phases
     sums = {phase: number for phase in PHASES if (number := sum(rank[phase].clips for rank in ranks))}
@@ -97,8 +86,8 @@ network)."""
 
 
 def count(plan: Plan, kinds: Sequence[Sequence[PassKind]], guiding: Guiding, *, reference: Sequence[int]) -> Counts:
-    """Count every rank's passes of one iteration, by phase. `kinds` are those of each rank; `reference` is the number
-    of reference passes of each update. Ranks with fewer passes than others repeat some to keep synchronized."""
+    """Every rank's passes of one iteration by phase, from the `kinds` of each rank and the `reference` passes of each update. Ranks with fewer
+    passes than others repeat some to keep synchronized."""
     shared = {id(kind.plan): kind.plan for row in kinds for kind in row}  # ranks share kinds
     counted = {number: count_own(one, guiding) for number, one in shared.items()}
     works = []
@@ -134,7 +123,6 @@ def count(plan: Plan, kinds: Sequence[Sequence[PassKind]], guiding: Guiding, *, 
 
 
 def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
-    """A rank's own passes, one by one."""
     work: defaultdict[Hashable, PassCount] = defaultdict(PassCount)
     for one in plan.sampled(rank):
         passes = guiding.one(one.rows, one.sigma, one.guide)
@@ -155,14 +143,13 @@ def _sigma(plan: Plan, replay: Replay) -> float:
 
 
 def _padding(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
-    """A padding pass of a rank with fewer replays of a network than another."""
     turn = Lockstep(plan).padding(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
 
 
 def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
-    """Passes without gradient in the updates of an iteration: of the reference, if there is one, except right after its
-    renewal, and of the old policy, if a loss at fresh noise levels needs it."""
+    """Passes without gradient in the updates of an iteration: of the reference, except right after its renewal, and of the old policy, if a loss
+    at fresh noise levels needs it."""
     objective = config.build_objective()
     old = objective.old_passes(updates)
     if not config.trust_region.uses_anchor:
@@ -176,7 +163,6 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[PassCount]:
-    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps."""
     spec = config.evaluate
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
     shares = share_out(members, config.batch.micro_batch, world_size=ranks)
@@ -186,13 +172,8 @@ def evaluation(
     ]
 
 
-def evaluations(config: TrainConfig) -> int:
-    return len(config.evaluate.points(config.iterations))
-
-
 def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
-    """Every rank's parts by kind; a kind that several ranks have is one plan. Groups at fresh noise levels are of one
-    kind if `alike` is equal for their levels."""
+    """Every rank's parts by kind. Groups at fresh noise levels are of one kind if `alike` is equal for their levels."""
     numbers: dict[Hashable, int] = {}
 
     def matters(sigma: float) -> tuple[int, int]:
@@ -200,14 +181,14 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
 
     keys = [numbers.setdefault(_key(group, matters), len(numbers)) for group in plan.groups]
     known: dict[Hashable, Plan] = {}
-    ranks = []
+    ranks, chosen = [], plan.chosen or ()
     for rank in range(len(plan.shares)):
         often: Counter[Hashable] = Counter()
         for groups, batches in _parts(plan, rank):
             place = {group.index: number for number, group in enumerate(groups)}
             # A clip counts only by being its group's first, which measures the KL, and by the updates that train it.
             clips = tuple(
-                tuple((place[one.group], one.index == 0, _updates(plan, one)) for one in batch.members)
+                tuple((place[one.group], one.index == 0, *(one in part for part in chosen)) for one in batch.members)
                 for batch in batches
             )
             sign = tuple(keys[index] for index in place), clips
@@ -218,30 +199,23 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
     return ranks
 
 
-def _updates(plan: Plan, member: Member) -> tuple[bool, ...]:
-    """Flags of the updates that train a clip; empty if all do."""
-    return () if plan.chosen is None else tuple(member in part for part in plan.chosen)
-
-
 def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
-    """Groups and micro-batches with independent passes: a micro-batch, or, for groups with a shared prefix, those that
-    are batched or branch from one prefix."""
+    """Groups and micro-batches with independent passes: a micro-batch, or groups that are batched or branch from one prefix."""
     own = plan.batches(rank)
     if not plan.groups[0].shared:
         for batch in own:
             yield [plan.groups[index] for index in dict.fromkeys(member.group for member in batch.members)], [batch]
         return
-    together: dict[int, list[Group]] = {}
     if plan.prefix_batch > 1:
-        together = dict(enumerate(map(list, plan.prefixes(rank))))
+        part = {group.index: number for number, groups in enumerate(plan.prefixes(rank)) for group in groups}
     else:
-        for index in plan.members(rank):
-            together.setdefault(plan.groups[index].number, []).append(plan.groups[index])
-    part = {group.index: number for number, groups in together.items() for group in groups}
-    batches: dict[int, list[MicroBatch]] = {number: [] for number in together}
+        part = {index: plan.groups[index].number for index in plan.members(rank)}
+    groups, batches = defaultdict[int, list[Group]](list), defaultdict[int, list[MicroBatch]](list)
+    for index, number in part.items():
+        groups[number].append(plan.groups[index])
     for batch in own:
         batches[part[batch.members[0].group]].append(batch)
-    yield from ((groups, batches[number]) for number, groups in together.items())
+    yield from ((groups[number], batches[number]) for number in groups)
 
 
 def _key(group: Group, alike: Callable[[float], tuple[int, int]]) -> Hashable:

@@ -10,14 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sage_grpo.models.cheap import CheapSpec
-from sage_grpo.models.distilled import find_distilled
 from sage_grpo.plan.changes import Change, outcome, over_memory, way_to_fit
-from sage_grpo.plan.costs import Forecast
+from sage_grpo.plan.costs import Forecast, worker_costs
 from sage_grpo.plan.costs import forecast as make_forecast
 from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
-from sage_grpo.plan.passes import PHASES, PassCount, evaluations
-from sage_grpo.plan.workers import worker_costs
+from sage_grpo.plan.passes import PHASES, PassCount
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.memory import kept
 from sage_grpo.training.plan import Plan
@@ -28,7 +26,6 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
-    """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
     batch, window, schedule = config.batch, config.rollout.window, plan.groups[0].schedule
     branches = f" x {window.branches} branches" if window.branches > 1 else ""
@@ -38,7 +35,11 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
     trained = " + ".join(str(len(steps)) for steps in plan.groups[0].trained)
     held_out = forecast.held_out
-    judged = f"{evaluations(config)} evaluations of {held_out} prompts" if held_out else "no evaluation"
+    judged = (
+        f"{len(config.evaluate.points(config.iterations))} evaluations of {held_out} prompts"
+        if held_out
+        else "no evaluation"
+    )
     rows = {
         "clips": f"{batch.prompts} prompts{branches} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
@@ -53,7 +54,6 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
 
 
 def _given(spec: CheapSpec) -> str:
-    """Text on the approximations of steps that do not explore."""
     words = []
     if spec.guidance is not None:
         words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
@@ -86,7 +86,6 @@ def _idle(forecast: Forecast) -> str:
 
 
 def passes_table(forecast: Forecast) -> Table:
-    """Passes of the first iteration by phase: on the busiest rank, and on all."""
     heads = ("phase", "velocities", "network", "clips", "all ranks", "")
     table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
     for phase, meaning in PHASES.items():
@@ -104,7 +103,6 @@ def _most(rows: Sequence[PassCount]) -> list[str]:
 
 
 def phases_table(forecast: Forecast) -> Table:
-    """Seconds and memory of a mean iteration."""
     kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
     heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
     title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
@@ -120,7 +118,6 @@ def phases_table(forecast: Forecast) -> Table:
 
 
 def memory_table(rows: Sequence[Forecast]) -> Table:
-    """Seconds over memory: kept activations, peak and iteration time in each budget."""
     table = narrow_table(
         "seconds over memory (model.memory)", "GiB", "peak", "s / it.", "blocks keep", left=("blocks keep",)
     )
@@ -131,7 +128,6 @@ def memory_table(rows: Sequence[Forecast]) -> Table:
 
 
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
-    """Effect of every change."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     heads = ("change", "GiB", "fits", "s / it.", f"{_kind(now)}-h", "run")
     table = narrow_table(title, *heads, left=("change",))
@@ -145,7 +141,6 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
 def show(
     forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console, workers: Forecast
 ) -> None:
-    """Print everything on a terminal; `workers` is the forecast on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
@@ -169,9 +164,8 @@ def show(
 
 
 def model_rows(forecast: Forecast) -> dict[str, str]:
-    """Rows on the model, its trained parameters and its tokens."""
     network, job, video = forecast.network, forecast.job, forecast.architecture.model.video
-    advice = distilled(forecast)
+    advice = forecast.advice()
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
     guided = "guided" if job.guidance else "without guidance"
     size = f"{video.frames} frames of {video.height} x {video.width}"
@@ -184,20 +178,11 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
     }
 
 
-def distilled(forecast: Forecast) -> str | None:
-    """Advice on guidance or steps of a distilled checkpoint."""
-    config, architecture = forecast.config, forecast.architecture
-    found = find_distilled(config.model, architecture.folder)
-    steps, evaluated = config.rollout.steps, config.evaluate.steps_for(config.model)
-    return None if found is None else found.advice(architecture.guidance_scale, steps, evaluated)
-
-
 def _kind(forecast: Forecast) -> str:
     return "CPU" if forecast.hardware.is_cpu else "GPU"
 
 
 def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
-    """Lines on time, GPU-hours, and memory."""
     seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
@@ -219,8 +204,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
-    """A few lines for the start of a run."""
-    lines = [text for text in (distilled(forecast), forecast.unexplored()) if text]
+    lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")
@@ -241,7 +225,6 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
 
 
 def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast) -> dict[str, Any]:
-    """The forecast as a JSON document."""
     crew = worker_costs(forecast, workers)
     return {
         "model": model_rows(forecast),
@@ -267,7 +250,6 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change],
 
 
 def costs(forecast: Forecast) -> dict[str, Any]:
-    """The numbers by which changes are compared."""
     return {
         "fits": forecast.fits,
         "peak_gib": forecast.peak / GIB,

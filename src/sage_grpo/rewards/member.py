@@ -24,7 +24,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward, Sound
+from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward, Sound
 
 SHOWN = 5
 """Largest number of reasons that are printed per iteration."""
@@ -153,7 +153,7 @@ class RewardMember:
         self.spec, self.reward = spec, reward
         self.weights = _weights(spec, reward, require_weights=require_weights)
         self.device = check_device(spec) or device
-        self.reads_latents = isinstance(reward, Reads) and reward.reads == "latents"
+        self.reads_latents = getattr(reward, "reads", "clips") == "latents"
         function = reward.function if isinstance(reward, FunctionReward) else type(reward).__call__
         code = getattr(inspect.unwrap(function), "__code__", None)
         self._defined = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
@@ -170,7 +170,7 @@ class RewardMember:
             raise RewardConfigError(
                 f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
-        self.compares = isinstance(reward, ComparesClips) and reward.compares
+        self.compares = bool(getattr(reward, "compares", False))
         if self.compares and (spec.batch_size is not None or spec.isolate_failures):
             raise RewardConfigError(
                 f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size and isolate_failures out."

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed.world import World
 from sage_grpo.utils.json_schema import parse_json
-from sage_grpo.utils.safe_io import NO_LINKS, check, regular
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from sage_grpo.utils.safe_io import check, regular
 
 
 class FolderLocked(ConfigError):
@@ -30,15 +25,14 @@ class FolderLocked(ConfigError):
 
 
 class FolderLock:
-    """The operating system's lock (flock) on `.lock`, in which its owner's host, process and start are written.
+    """The operating system's lock on `.lock`, in which its owner's host, process and start are written.
 
-    It ends with its process in any case; on a shared disk the file system carries it to other machines. Not the package
-    filelock: it empties the file on opening, also if that is a hard link to another one, and names no owner.
+    It ends with its process in any case; on a shared disk the file system carries it to other machines.
     """
 
     def __init__(self, out: Path) -> None:
         self.out, self.file = out, out / ".lock"
-        self._stream: IO[str] | None = None
+        self._lock = FileLock(self.file, timeout=0, thread_local=False)
         self._made: list[Path] = []
 
     def acquire(self) -> None:
@@ -46,69 +40,37 @@ class FolderLock:
         try:
             self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
             self.out.mkdir(parents=True, exist_ok=True)
-            self._stream = self._open()
-            self._stream.truncate(0)
-            since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-            json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, self._stream)
-            self._stream.flush()
+            if self.file.is_symlink():
+                raise ConfigError(
+                    f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
+                )
+            if regular(self.file).exists() and self.file.stat().st_nlink > 1:  # another file would be overwritten
+                self.file.unlink()
+            self._lock.acquire()
+            owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+            self.file.write_text(json.dumps(owner))
+        except Timeout as error:
+            owner = _owner(self.file)
+            name = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
+            raise FolderLocked(
+                f"{self.out} is in use by another run ({name}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
+            ) from error
         except OSError as error:
             self.release()
             raise ConfigError(
                 f"The run's folder {self.out} cannot be written: {error}. Choose another `out`."
             ) from error
 
-    def _open(self) -> IO[str]:
-        """The locked file, still as it was."""
-        while True:
-            if self.file.is_symlink():
-                raise ConfigError(
-                    f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
-                )
-            descriptor = os.open(regular(self.file), os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINKS, 0o666)
-            stream = os.fdopen(descriptor, "a+")
-            self._lock(stream)
-            if os.fstat(descriptor).st_nlink > 1:  # a hard link to another file, which would be emptied
-                self.file.unlink(missing_ok=True)
-            if self._is_in_place(stream):
-                return stream
-            stream.close()  # the owner removed the file meanwhile, or it was a foreign file
-
-    def _lock(self, stream: IO[str]) -> None:
-        try:
-            if fcntl is None:
-                raise OSError("the operating system has none")
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                owner = _owner(stream)
-                stream.close()
-                name = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
-                raise FolderLocked(
-                    f"{self.out} is in use by another run ({name}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
-                ) from error
-            warnings.warn(
-                f"{self.out} cannot be locked ({error}): make sure that no other run works there.", stacklevel=4
-            )
-
-    def _is_in_place(self, stream: IO[str]) -> bool:
-        """True if this is still the file under its name: a lock on a removed or replaced file has no effect."""
-        try:
-            return os.path.samestat(os.fstat(stream.fileno()), self.file.lstat())
-        except OSError:
-            return False
-
     def release(self) -> None:
         """Release the lock and remove its file, and folders that this lock created if they are empty."""
-        if self._stream is None:
-            return
-        with suppress(OSError):
-            if self._is_in_place(self._stream):  # the file may have been removed and replaced by another run's
-                self.file.unlink()
-        self._stream.close()
-        self._stream = None
+        if self._lock.is_locked:
+            with suppress(OSError):
+                self.file.unlink()  # a process that has opened it meanwhile sees that it is gone, and makes another
+            self._lock.release()
         with suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
+        self._made = []
 
     def __enter__(self) -> FolderLock:
         self.acquire()
@@ -118,11 +80,10 @@ class FolderLock:
         self.release()
 
 
-def _owner(stream: IO[str]) -> dict[str, Any]:
-    stream.seek(0)
+def _owner(file: Path) -> dict[str, Any]:
     try:
-        owner = parse_json(stream.read())
-    except ValueError:  # half written
+        owner = parse_json(file.read_text())
+    except (OSError, ValueError):  # half written
         return {}
     return owner if isinstance(owner, dict) else {}
 

@@ -188,12 +188,6 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
     if not found.checkpoint:
         return None
     terminal.say(f"Resumed from {folder} at iteration {trainer.state.iteration}.")
-    wanted = trainer.config.profile
-    if wanted is not None and wanted < trainer.state.iteration:
-        terminal.say(
-            f"profile {wanted}: that iteration is over, so nothing is recorded. Use {trainer.state.iteration} or more.",
-            style="yellow",
-        )
     if found.changed:
         terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
     return trainer.state.iteration

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
 from sage_grpo.config.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
-from sage_grpo.data.examples import format_of
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.cheap import CheapSpec
@@ -218,9 +217,6 @@ class DataConfig:
     clips: Content[str | None] = None
     """Clips to learn from in place of rollouts (objective.kind dpo, sft): a .jsonl or .csv with prompt, win and lose, or prompt and clip, or its
     folder. Its prompts stand in place of data.prompts. docs/preferences.md."""
-    formats: list[str] = field(default_factory=list)
-    """Further formats of data.clips beside the model's own, as FRAMESxHEIGHTxWIDTH ("81x832x480"), none of them larger: every row is learned in the one
-    that shows most of its clips. Evaluation keeps the model's own."""
     eval_prompts: Content[str | None] = None
     """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or of "starter", or for files
     no evaluation."""
@@ -229,12 +225,6 @@ class DataConfig:
     whenever these are used up."""
 
     def __post_init__(self) -> None:
-        for text in self.formats:
-            format_of(text)
-        if self.formats and self.clips is None:
-            raise ValueError(
-                f"data.formats {', '.join(self.formats)}: only given clips (data.clips) have formats of their own; a rollout has the model's. Leave it out."
-            )
         if self.prompts == "starter_eval":
             raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
         if self.prompts == self.eval_prompts == "starter":
@@ -302,15 +292,13 @@ class LogConfig:
 
     affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
-    """Scalars and videos for TensorBoard."""
+    """Scalars for TensorBoard."""
     wandb: str | None = None
     """Weights & Biases project; needs the extra sage-grpo[wandb]."""
-    trackio: str | None = None
-    """Trackio project; needs the extra sage-grpo[trackio]."""
     name: str | None = None
-    """Name of the run at W&B and trackio; null takes the folder's. Two runs of one name stay two."""
+    """Name of the run at W&B; null takes the folder's. Two runs of one name stay two."""
     group: str | None = None
-    """Group of the run at W&B and trackio."""
+    """Group of the run at W&B."""
     entity: str | None = None
     """W&B user or team that the project belongs to; null takes your default."""
     tags: list[str] = field(default_factory=list)
@@ -378,16 +366,8 @@ class TrainConfig:
     """Logging."""
     sentinel: SentinelConfig = SentinelConfig()
     """Watches the run."""
-    profile: Start[Natural | None] = None
-    """Record what happens between iterations N and N + 1 (0: the first) with torch's profiler: `out/profile` gets a trace of every phase's
-    first passes and a table of phases and kernels; see docs/speed.md."""
 
     def __post_init__(self) -> None:
-        if self.profile is not None and self.profile >= self.iterations:
-            raise ValueError(
-                f"profile {self.profile} records what follows iteration {self.profile}, but the run has {self.iterations} iterations: "
-                f"use at most {self.iterations - 1}."
-            )
         late = [number for number in self.evaluate.early if number > self.iterations]
         if late:
             raise ValueError(

@@ -3,7 +3,6 @@ given clips to latents."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.data.formats import content_hash, fitted
+from sage_grpo.data.examples import content_hash, fitted
 from sage_grpo.health.statistics import frames_seen
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format, pixels_of
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of, pixels_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.training.scoring import no_clips
-from sage_grpo.types import Sound, VideoSpec
-from sage_grpo.utils.video import read_sound, read_video, resampled
+from sage_grpo.types import VideoSpec
+from sage_grpo.utils.video import read_video
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
@@ -132,35 +131,23 @@ LATENTS = "latents"
 
 
 class Encoder:
-    """Latents of clip files, cached by content of the file, format and VAE."""
+    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
 
     def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
         """placed: context inside which the VAE is on the model's device."""
         self.model, self.placed = model, placed
         self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
 
-    def __call__(self, file: Path, video: VideoSpec | None = None) -> Tensor:
-        """Latents of one clip on the CPU; `video` is the format, by default the model's own."""
-        key = content_hash(file), str(video or self.model.video)
-        return self._cache.get(key, lambda: {"latents": self._encode(file, video)})["latents"]
+    def __call__(self, file: Path) -> Tensor:
+        """Latents of one clip on the CPU."""
+        key = content_hash(file), str(self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
 
-    def _encode(self, file: Path, video: VideoSpec | None) -> Tensor:
+    def _encode(self, file: Path) -> Tensor:
         clip, fps = read_video(file)
-        model = in_format(self.model, video)
-        encoder = encoder_of(model)
         try:
-            clip = fitted(clip, fps, model.video)
+            clip = fitted(clip, fps, self.model.video)
         except ValueError as error:  # the header promised more
             raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
         with self.placed():
-            sound = None if encoder.sound_rate is None else heard(file, encoder.sound_rate)
-            return encoder.to_latents(clip[None], sound)[0]
-
-
-def heard(file: Path, rate: int) -> Sound | None:
-    """The sound of a clip's file, as a batch of one; a file without sound is learned as silent, with a warning."""
-    found = read_sound(file)
-    if found is None:
-        warnings.warn(f"data.clips: {file} has no sound: its clip is learned as a silent one.", stacklevel=2)
-        return None
-    return Sound(resampled(found, rate).waves[None], rate)
+            return encoder_of(self.model).to_latents(clip[None])[0]

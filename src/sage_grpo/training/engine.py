@@ -17,7 +17,7 @@ from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
-from sage_grpo.models.base import VelocityModel, abilities, in_format, network_of, sound_of
+from sage_grpo.models.base import VelocityModel, abilities, network_of, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
@@ -125,12 +125,11 @@ class RolloutEngine:
 
     def example(self, plan: Plan, member: Member) -> Tensor:
         assert self.clip_encoder is not None
-        prompt = plan.groups[member.group].prompt
-        return self.clip_encoder(prompt.clips[member.index], prompt.format)
+        return self.clip_encoder(plan.groups[member.group].prompt.clips[member.index])
 
     def policy(self, group: Group) -> Policy:
-        places, model = tuple(part.place for part in self.parts), in_format(self.model, group.prompt.format)
-        return Policy(model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
+        places = tuple(part.place for part in self.parts)
+        return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
         """The policy of a replay, and the conditionings of its rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import format_of, load_examples
-from sage_grpo.data.formats import Examples, content_hash, fault_of, fitted, frames_at, usable
+from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, load_examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, in_format
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -28,9 +26,9 @@ from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_g
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.scoring import compose, metadata_of
-from sage_grpo.types import Conditioning, DifferentiableReward, Placed, Reward, VideoSpec
+from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_image, read_pictures, read_video
+from sage_grpo.utils.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -129,31 +127,9 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
     examples = None
     if config.data.clips is not None:
         encoder_of(model)
-        examples = usable(config.data.clips, prompts, [model.video, *_formats(config, model, prompts)])
+        examples = usable(config.data.clips, prompts, model.video)
         prompts = list(examples.prompts)
     return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples)
-
-
-def _formats(config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt]) -> list[VideoSpec]:
-    """The further formats of given clips; refuses those that the model cannot make or whose memory is not planned."""
-    found = [format_of(text, model.video.fps) for text in config.data.formats]
-    reasons = {
-        f"parallel.sp {config.parallel.sp}: ranks share the tokens of one format, set 1": config.parallel.sp > 1,
-        "a row with a picture: it is encoded at the model's own size": any(prompt.files for prompt in prompts),
-    }
-    for text, video in zip(config.data.formats, found):
-        try:
-            size = math.prod(in_format(model, video).latent_shape())
-        except ModelError as error:
-            raise ConfigError(f"data.formats {text}: {error}") from error
-        own = math.prod(model.latent_shape())
-        reasons[
-            f"{text}, whose clips have {size} latents and the model's own {own}: memory is planned for those, make the largest format the model's own"
-        ] = size > own
-    wrong = [reason for reason, is_so in reasons.items() if is_so]
-    if wrong and found:
-        raise ConfigError("data.formats does not go with " + "; nor with ".join(wrong) + ".")
-    return found
 
 
 def load_model(config: TrainConfig, world: World) -> VelocityModel:
@@ -261,7 +237,8 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
     """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
     check_sources(model, prompts)
-    found, start = _encoded(model, prompts), abilities(model).start
+    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+    start = abilities(model).start
     if start is None:
         return found
 
@@ -274,41 +251,11 @@ def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Condi
     ]
 
 
-def _encoded(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    encode_placed = abilities(model).encode_placed
-    if encode_placed is None or not any(prompt.conditions for prompt in prompts):
-        return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
-    return [
-        encode_placed(prompt.text, _placed(prompt, model.video))
-        if prompt.conditions
-        else model.encode([prompt.text], [pictures_of(prompt)])[0]
-        for prompt in prompts
-    ]
-
-
-def _placed(prompt: Prompt, video: VideoSpec) -> list[Placed]:
-    """A prompt's placed images and clips, clips at the run's frame rate; its image is the first frame."""
-    given = [] if prompt.image is None else [Placed(read_image(prompt.image)[None])]
-    for one in prompt.conditions:
-        if one.kind == "image":
-            given.append(Placed(read_image(one.file)[None], one.frame_index))
-            continue
-        clip, fps = read_video(one.file)
-        given.append(Placed(clip[[frame for frame in frames_at(fps, video) if frame < len(clip)]], one.frame_index))
-    return given
-
-
 def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model; and conditions that it does not
-    take."""
-    able = abilities(model)
-    strength = None if able.start is None else able.start.strength
+    """Refuse source clips that are missing, too short or of no use to the model."""
+    start = abilities(model).start
+    strength = None if start is None else start.strength
     for prompt in prompts:
-        if prompt.conditions and able.encode_placed is None:
-            raise ModelError(
-                f"The prompt {prompt.text!r} has conditions, which an LTXConditionPipeline takes, and {type(model).__name__} does not: take the column "
-                "out. A first frame is the column image."
-            )
         if prompt.source_video is None and strength is not None and not prompt.clips:
             raise ModelError(
                 f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,10 +31,6 @@ class Evaluated:
 class Observer:
     """Receives the events of a run; a subclass overrides those that it needs. All ranks call their observers alike and
     in the same order."""
-
-    def during(self, number: int) -> AbstractContextManager[object]:
-        """Context around the computation of an iteration; `number` iterations are complete."""
-        return nullcontext()
 
     def shows(self, number: int) -> bool:
         """True if it needs full clips in the next iteration, after `number`: only then are they decoded whole."""
@@ -123,10 +118,7 @@ class Loop:
         trainer = self.trainer
         trainer.needs_clips = self._shows
         try:
-            with ExitStack() as around:
-                for observer in self.observers:
-                    around.enter_context(observer.during(trainer.state.iteration))
-                return trainer.step()
+            return trainer.step()
         except Diverged as error:
             wanted = trainer.config.sentinel.action == "rollback"
             if not wanted or not self.guard.roll_back(f"not_finite ({error})") or self.guard.stops:

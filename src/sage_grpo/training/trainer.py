@@ -96,7 +96,6 @@ class Trainer:
             self.reward,
             clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
             clip_range=self.clip_range,
-            deviates=self.old is not None,
         )
         self._check_groups()
         if self.objective.differentiates:
@@ -183,7 +182,7 @@ class Trainer:
         if not self.plan.examples:
             if self.clips.thumbnails is not None:
                 look |= appearance(self.clips.thumbnails, self.engine.scored(self.plan), self.world)
-            rewards = describe(self.scores, advantages, self.state.sentinel.witnesses.scores)
+            rewards = describe(self.scores, advantages, self.state.sentinel.witnesses)
         return {**rewards, **look, **workers, **times}
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:

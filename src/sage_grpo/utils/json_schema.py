@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,11 +19,8 @@ from sage_grpo.utils.safe_io import regular
 
 LARGEST = 2**63
 """Whole numbers from here on are refused; Python cannot even turn the largest into a float."""
-
 MAX_DEPTH = 100
 """Largest nesting. The files of this package and of checkpoints have ten levels; Python's own limit depends on the caller."""
-
-
 MAX_BYTES = 1 << 26
 """Largest JSON file, far above those of this package and of checkpoints."""
 
@@ -74,25 +71,21 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def demand(document: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], what: str) -> None:
-    """Refuse an object that lacks one of these keys, or has a value of another type there.
-
-    True and false are not numbers; neither are NaN, infinity, and integers of more than 64 bits.
-    """
+def demand(document: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> None:
+    """Refuse an object that lacks one of these keys, or has a value of another type there (types as in `misfit`)."""
     for key, kind in kinds.items():
         if key not in document:
             raise DocumentError(f"{what} lacks {key!r}.")
-        value = document[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool) or not _is_usable(value):
-            wanted = " or ".join(NAMES.get(one, one.__name__) for one in (kind if isinstance(kind, tuple) else (kind,)))
-            raise DocumentError(f"{what}: {key!r} must be {wanted}, got {shown(value)}.")
+        if fault := misfit(document[key], kind, f"{what}: {key!r}"):
+            raise DocumentError(fault)
 
 
 def misfit(value: Any, hint: Any, where: str) -> str:
     """The first value in plain data that does not fit its type, as a sentence; empty if all fit.
 
     Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelt as texts), unions,
-    Literal, Any, and dataclasses, whose fields may be left out where they have defaults.
+    Literal, Any, and dataclasses, whose fields may be left out where they have defaults. True and false are not numbers; neither are NaN, infinity,
+    and integers of more than 64 bits.
     """
     if hint is Any or (value is None and hint in (None, type(None))):
         return ""
@@ -145,13 +138,9 @@ def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:
 
 def is_number(value: Any) -> bool:
     """True for a number that can be computed with."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_usable(value)
-
-
-def _is_usable(value: Any) -> bool:
-    return (
-        -LARGEST < value < LARGEST if isinstance(value, int) else not isinstance(value, float) or math.isfinite(value)
-    )
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return -LARGEST < value < LARGEST if isinstance(value, int) else math.isfinite(value)
 
 
 NAMES: dict[type, str] = {
@@ -171,13 +160,10 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def _is_deep(content: Any) -> bool:
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, (dict, list))]
+    level: list[Any] = [[content]]
+    for _ in range(MAX_DEPTH + 1):
+        values = (inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer))
+        level = [inner for inner in values if isinstance(inner, (dict, list))]
         if not level:
             return False
     return True
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    return iter(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())

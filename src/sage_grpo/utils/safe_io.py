@@ -48,15 +48,6 @@ def inside(root: Path, *names: str | Path) -> Path:
     return regular(path)
 
 
-def is_inside(root: Path, *names: str | Path) -> bool:
-    """True if a path stays in the folder."""
-    try:
-        inside(root, *names)
-    except LeadsOut:
-        return False
-    return True
-
-
 def whole(root: Path, *names: str | Path) -> Path:
     """A folder (or a file) in the one that the user named; LeadsOut if anything below it is a pipe or a link that leads out."""
     path = inside(root, *names)

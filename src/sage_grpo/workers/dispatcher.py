@@ -1,20 +1,22 @@
-"""Distributes the tasks of iterations to workers, and assembles their results into one rollout. It is independent of
-the workers' transport.
+"""Distributes the tasks of iterations to workers, and assembles their results into one rollout; or samples here with stale weights.
 
-Workers may join and leave: another worker repeats a lost task with the same noise and the same weights, so results do
-not depend on the worker.
+A thread serves each worker. Workers may join and leave: another worker repeats a lost task with the same noise and the same weights, so results do not
+depend on the worker.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Event, RLock, Thread
+from itertools import count
+from queue import PriorityQueue
+from threading import Event, Thread
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,24 +29,36 @@ from sage_grpo.training.reference import PastWeights, Snapshot
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import (
-    Outcome,
     RolloutTask,
     TaskResult,
     WorkerError,
+    WorkerLost,
     checked,
     log_prob,
     moved,
     packed,
     rollout_of,
 )
-from sage_grpo.workers.stale_rollouts import StaleRollouts
 
 ATTEMPTS = 3
 """Failures of a task at which the run fails; lost workers do not count."""
 WAIT = 0.5
-"""Longest wait in seconds in one round of starting tasks and collecting results."""
-LARGEST = ("crew/staleness", "crew/waited_s", "crew/gap")
-"""Metrics that are a maximum over all training processes; the others are summed."""
+"""Seconds between two looks at whether there are workers."""
+SUMMED = ("crew/workers", "crew/busy_s")
+"""Metrics that are a sum over all training processes; of the others the largest counts."""
+
+
+@dataclass
+class Job:
+    """A task on its way."""
+
+    task: RolloutTask
+    weights: Any
+    """The weights of its version, as the pool has published them."""
+    result: Future[tuple[str, TaskResult]] = field(default_factory=Future)
+    """The worker, and its result."""
+    failures: int = 0
+    discarded: bool = False
 
 
 @dataclass
@@ -52,21 +66,19 @@ class PendingIteration:
     """This process's part of an iteration that is being sampled."""
 
     plan: Plan
-    tasks: list[RolloutTask]
+    jobs: list[Job]
     conditions: Conditions
     """Conditionings on the trainer's device."""
     since: int
     """The iteration in which its weights were the newest."""
     weights: Snapshot | None
     """These weights, if they may be old when the iteration is due."""
-    results: dict[int, tuple[str, TaskResult]] = field(default_factory=dict)
-    """Results by part, with the worker."""
-    failed: Counter[int] = field(default_factory=Counter)
-    """Number of failures by part."""
+    version: tuple[int, Any]
+    """Their number, and these weights as the pool has published them."""
 
     @property
-    def done(self) -> bool:
-        return len(self.results) == len(self.tasks)
+    def results(self) -> list[tuple[str, TaskResult]]:
+        return [job.result.result() for job in self.jobs]
 
 
 class Dispatcher:
@@ -89,208 +101,182 @@ class Dispatcher:
         """Metrics of the last iteration."""
         self.gaps: dict[str, float] = {}
         """Difference of every worker's log-probability from the trainer's when last measured."""
+        self.ready: dict[str, Any] = {}
+        """Workers that are there, by name."""
         self._pending: dict[int, PendingIteration] = {}
-        self._queue: deque[RolloutTask] = deque()
-        self._running: dict[str, RolloutTask] = {}
-        self._free: dict[str, float] = {}
-        """Time since which a worker has been idle."""
-        self._version, self._idle, self._lost, self._refused = -1, 0.0, 0, 0
-        self._alive = time.monotonic()
-        self._lock, self._closed, self._error = RLock(), Event(), ""
-        self._thread: Thread | None = None
-        if past is not None:
-            self._thread = Thread(target=self._work_in_background, name="dispatcher", daemon=True)
-            self._thread.start()
+        self._queue: PriorityQueue[tuple[int, int, int, Job | None]] = PriorityQueue()
+        """Earlier iterations first, and the parts of one in their order; no job ends a worker's thread."""
+        self._numbers = count()
+        self._closed, self._reason = Event(), ""
+        self._threads = [Thread(target=self._serve, args=(name,), name=name, daemon=True) for name in pool.names]
+        for thread in self._threads:
+            thread.start()
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
         """The rollout of the due iteration; the `coming` ones are started with the current weights."""
         promised: dict[int, tuple[int, Snapshot | None]] = {due.iteration: (due.iteration, None)}
         if self.past is not None:
             promised = dict(self.past.promise(due.iteration, [plan.iteration for plan in coming]))
-        with self._lock:
-            # Results of discarded weights (after a rollback) are discarded as well.
-            self._pending = {n: one for n, one in self._pending.items() if promised.get(n) == (one.since, one.weights)}
-            self._queue = deque(task for task in self._queue if self._wanted(task))
-            versions = {one.since: one.tasks[0].version for one in self._pending.values()}
-            for plan in (due, *coming):
-                if plan.iteration in self._pending:
-                    continue
+        for number, one in list(self._pending.items()):
+            if promised.get(number) != (one.since, one.weights):  # results of weights that a rollback discarded
+                for job in self._pending.pop(number).jobs:
+                    job.discarded = True
+        versions = {one.since: one.version for one in self._pending.values()}
+        for plan in (due, *coming):
+            if plan.iteration not in self._pending:
                 since, weights = promised[plan.iteration]
                 if since not in versions:
-                    self._version = versions[since] = self._version + 1
                     with _applied(weights):
-                        self.pool.publish(self._version, packed(self.params), min(versions.values()))
+                        versions[since] = next(self._numbers), self.pool.publish(packed(self.params))
                 self._enqueue(plan, since, weights, versions[since], whole=shows(plan.iteration))
         pending = self._pending[due.iteration]
-        queued, began = len(self._queue), time.monotonic()
-        self._wait_for(pending)
-        while self._refuse(pending):
-            self._wait_for(pending)
-        self._log(pending, queued, time.monotonic() - began)
-        with self._lock:
-            del self._pending[due.iteration]
-        results = [pending.results[part][1] for part in range(len(pending.tasks))]
+        began = time.monotonic()
+        self._raise_together(self._wait_for(pending))
+        self._raise_together(self._wrong_worker(pending))
+        self._log(pending, time.monotonic() - began)
+        del self._pending[due.iteration]
+        results = [result for _, result in pending.results]
         replayed = partial(self.engine.replayed, due, conditions=pending.conditions)
         return rollout_of(due, self.engine.world.rank, results, replayed, self.engine.model.device)
 
     def close(self) -> None:
         self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        for _ in self._threads:
+            self._queue.put((-1, 0, next(self._numbers), None))
+        self.pool.kill()
+        for thread in self._threads:
+            thread.join()
         self.pool.close()
 
-    def _enqueue(self, plan: Plan, since: int, weights: Snapshot | None, version: int, *, whole: bool) -> None:
+    def _enqueue(
+        self, plan: Plan, since: int, weights: Snapshot | None, version: tuple[int, Any], *, whole: bool
+    ) -> None:
         conditions, rank = self.engine.conditions(plan), self.engine.world.rank
         sent = moved(conditions, torch.device("cpu"))
         prompts = tuple({group.number: group.prompt for group in plan.groups}.values())
-        needed = [{group: sent[group] for group in task.members(0)} for task in plan.tasks(rank)]
-        tasks = [
-            RolloutTask(plan.iteration, rank, part, version, prompts, one, whole) for part, one in enumerate(needed)
-        ]
-        self._pending[plan.iteration] = PendingIteration(plan, tasks, conditions, since, weights)
-        self._queue.extend(tasks)
+        jobs = []
+        for part, task in enumerate(plan.tasks(rank)):
+            needed = {group: sent[group] for group in task.members(0)}
+            jobs.append(Job(RolloutTask(plan.iteration, rank, part, version[0], prompts, needed, whole), version[1]))
+            self._put(jobs[-1])
+        self._pending[plan.iteration] = PendingIteration(plan, jobs, conditions, since, weights, version)
 
-    def _wanted(self, task: RolloutTask) -> bool:
-        """True if a task has not been discarded."""
-        pending = self._pending.get(task.iteration)
-        return pending is not None and pending.tasks[task.part] is task
+    def _put(self, job: Job) -> None:
+        self._queue.put((job.task.iteration, job.task.part, next(self._numbers), job))
 
-    def _work_in_background(self) -> None:
-        """Keep the workers busy while the trainer does something else."""
-        while not self._closed.is_set() and not self._error:
-            self._work(WAIT / 10)
-            time.sleep(WAIT / 100 if self._running else WAIT / 5)
+    def _serve(self, name: str) -> None:
+        """The thread of one worker, which is replaced when it is lost."""
+        while not self._closed.is_set():
+            try:
+                self.ready[name] = self.pool.start(name)
+                while (job := self._queue.get()[-1]) is not None:
+                    if not job.discarded:
+                        self._run(name, job)
+            except WorkerLost:
+                self.ready.pop(name, None)
+            except WorkerError as error:
+                self._reason = f"{name} could not start: {error}"
+                warnings.warn(self._reason, stacklevel=2)
+                return
 
-    def _wait_for(self, pending: PendingIteration) -> None:
-        """Wait for all parts; an error in one training process ends the run in all."""
-        tick, ticked = self.engine.clock.ticker(len(pending.tasks)), 0
-        while not pending.done and not self._error:
-            self._work(WAIT)
-            for _ in range(ticked, len(pending.results)):
+    def _run(self, name: str, job: Job) -> None:
+        try:
+            job.result.set_result((name, self.pool.run(self.ready[name], job.task, job.weights)))
+        except WorkerLost:
+            self._put(job)
+            raise
+        except Exception as error:  # noqa: BLE001 - users' rewards may raise anything
+            job.failures += 1
+            if job.failures < ATTEMPTS:
+                self._put(job)
+                return
+            where = f"Part {job.task.part + 1} of iteration {job.task.iteration + 1}"
+            last = f"failed {ATTEMPTS} times on workers, the last time on {name}"
+            job.result.set_exception(WorkerError(f"{where} {last}:\n{error}"))
+
+    def _wait_for(self, pending: PendingIteration) -> str:
+        """Wait for all parts; returns the reason if one fails or no worker comes."""
+        tick, waiting = self.engine.clock.ticker(len(pending.jobs)), {job.result for job in pending.jobs}
+        alive = time.monotonic()
+        while waiting:
+            done, waiting = wait(waiting, WAIT, FIRST_COMPLETED)
+            for one in done:
                 tick()
-            ticked = max(ticked, len(pending.results))
-        errors = [text for text in self.engine.world.texts(self._error) if text]
+                if error := one.exception():
+                    return str(error)
+            if done or self.ready:
+                alive = time.monotonic()
+                continue
+            reason = "" if any(thread.is_alive() for thread in self._threads) else self._reason
+            if time.monotonic() - alive > self.spec.patience:
+                reason = f"none was there for {self.spec.patience:g} seconds (rollout.ray.patience)"
+            if reason:
+                return f"There is no worker to sample clips: {reason}. A continued run begins where this one ends."
+        return ""
+
+    def _raise_together(self, error: str) -> None:
+        """An error in one training process ends the run in all."""
+        errors = [text for text in self.engine.world.texts(error) if text]
         if errors:
             raise WorkerError(errors[0])
 
-    def _work(self, seconds: float) -> None:
-        with self._lock:
-            try:
-                self._round(seconds)
-            except WorkerError as error:
-                self._error = str(error)
-
-    def _round(self, seconds: float) -> None:
-        """Start tasks on idle workers, and collect results."""
-        ready, now = list(self.pool.ready()), time.monotonic()
-        self._free = {worker: self._free.get(worker, now) for worker in ready if worker not in self._running}
-        if ready or not self._queue:
-            self._alive = now
-        reason = self.pool.exhausted_reason()
-        if not ready and not self._running and (reason or now - self._alive > self.spec.patience):
-            reason = reason or f"none was there for {self.spec.patience:g} seconds (rollout.ray.patience)"
-            raise WorkerError(
-                f"There is no worker to sample clips: {reason}. A continued run begins where this one ends."
-            )
-        longest_idle = sorted(self._free, key=lambda worker: self._free[worker])
-        for worker in longest_idle[: len(self._queue)]:
-            task = self._queue.popleft()
-            self._idle += now - self._free.pop(worker)
-            self._running[worker] = task
-            self.pool.start(worker, task)
-        for outcome in self.pool.wait(seconds):
-            ended, self._free[outcome.worker] = self._running.pop(outcome.worker, None), time.monotonic()
-            if ended is not None and self._wanted(ended):
-                self._take(outcome, ended, self._pending[ended.iteration])
-
-    def _take(self, outcome: Outcome, task: RolloutTask, pending: PendingIteration) -> None:
-        if outcome.result is not None:
-            pending.results[task.part] = outcome.worker, outcome.result
-            return
-        self._queue.appendleft(task)
-        self._lost += outcome.lost
-        pending.failed[task.part] += not outcome.lost
-        if pending.failed[task.part] == ATTEMPTS:
-            raise WorkerError(
-                f"Part {task.part + 1} of iteration {task.iteration + 1} failed {ATTEMPTS} times on workers, the last time on {outcome.worker}:\n"
-                f"{outcome.error}"
-            )
-
-    def _refuse(self, pending: PendingIteration) -> bool:
-        """Dismiss workers whose log-probabilities differ from the trainer's; returns True if there are any, here or in
-        another training process."""
-        gaps = self._measure(pending)
-        self.gaps |= gaps
-        wrong = [worker for worker, gap in gaps.items() if not gap <= self.limit]
-        with self._lock:
-            for worker in wrong:
-                warnings.warn(
-                    f"{worker} is refused: its log-probability of a step differs by {gaps[worker]:.2g} from that of the replay, and {self.limit:.2g} is "
-                    "allowed (rollout.ray.limit). Others make its clips again.",
-                    stacklevel=2,
-                )
-                self._dismiss(worker)
-            if wrong and not self.pool.ready() and self.pool.exhausted_reason():
-                self._error = (
-                    f"Every worker was refused: the log-probability of a step that {wrong[-1]} sampled differs by {gaps[wrong[-1]]:.2g} from that of "
-                    f"its replay, and rollout.ray.limit allows {self.limit:.2g}. Workers need the trainer's checkpoint, model.dtype and version of "
-                    "sage-grpo; `sage-grpo doctor` with the same options shows every worker."
-                )
-        return self.engine.world.any(bool(wrong))
-
-    def _measure(self, pending: PendingIteration) -> dict[str, float]:
-        """Replay one step of every worker with the weights that sampled it; returns the differences of
-        log-probabilities. A sharded network needs all training processes for a pass: those with fewer workers repeat
-        their last one."""
-        last = {worker: part for part, (worker, _) in sorted(pending.results.items())}
+    def _wrong_worker(self, pending: PendingIteration) -> str:
+        """Replay one step of every worker with the weights that sampled it; returns an error if a log-probability differs. A sharded network needs all
+        training processes for a pass: those with fewer workers repeat their last one."""
+        last = dict(pending.results)
         most = int(self.engine.world.gather(torch.tensor([len(last)])).max())
         parts, gaps = list(last.items()), {}
         with _applied(pending.weights):
-            for worker, part in parts + parts[-1:] * (most - len(parts)):
-                result = pending.results[part][1]
+            for worker, result in parts + parts[-1:] * (most - len(parts)):
                 replay = checked(pending.plan, result.records)
                 record = result.records[replay].record(*self.engine.replayed(pending.plan, replay, pending.conditions))
                 stored = result.log_prob if record.log_prob_old is None else record.log_prob_old
                 assert stored is not None
                 gaps[worker] = float((log_prob(record, replay.step).cpu() - stored).abs().max())
-        return gaps
+        self.gaps |= gaps
+        wrong = [worker for worker, gap in gaps.items() if not gap <= self.limit]
+        if not wrong:
+            return ""
+        return (
+            f"The log-probability of a step that {wrong[0]} sampled differs by {gaps[wrong[0]]:.2g} from that of its replay, and {self.limit:.2g} is "
+            "allowed (rollout.ray.limit). Workers need the trainer's checkpoint, model.dtype and version of sage-grpo; `sage-grpo doctor` with the same "
+            "options shows every worker. A continued run begins where this one ends."
+        )
 
-    def _dismiss(self, worker: str) -> None:
-        """Dismiss a worker; others repeat its tasks."""
-        self._refused += 1
-        self.pool.dismiss(worker)
-        running = self._running.pop(worker, None)
-        again = [running] if running is not None and self._wanted(running) else []
-        for pending in self._pending.values():
-            parts = [part for part, (by, _) in pending.results.items() if by == worker]
-            again += [pending.tasks[part] for part in parts]
-            pending.results = {part: result for part, result in pending.results.items() if part not in parts}
-        self._queue.extendleft(again)
-
-    def _log(self, pending: PendingIteration, queued: int, waited: float) -> None:
+    def _log(self, pending: PendingIteration, waited: float) -> None:
         """Set `row`, from all training processes."""
-        results = [result for _, result in pending.results.values()]
         metrics = {
-            "crew/workers": len(self.pool.ready()),
-            "crew/queue": queued,
+            "crew/workers": len(self.ready),
             "crew/staleness": pending.plan.iteration - pending.since,
             "crew/waited_s": waited,
-            "crew/busy_s": sum(result.seconds for result in results),
-            "crew/idle_s": self._idle,
-            "crew/megabytes": sum(result.bytes for result in results) / 1e6,
-            "crew/gap": max(self.gaps[worker] for worker, _ in pending.results.values()),
-            "crew/lost": self._lost,
-            "crew/refused": self._refused,
+            "crew/busy_s": sum(result.seconds for _, result in pending.results),
+            "crew/gap": max(self.gaps[worker] for worker, _ in pending.results),
         }
         table = self.engine.world.gather(torch.tensor([list(metrics.values())], dtype=torch.float64))
         columns = zip(metrics, table.unbind(1))
-        self.row = {name: float(column.max() if name in LARGEST else column.sum()) for name, column in columns}
-        self._idle = 0.0
+        self.row = {name: float(column.sum() if name in SUMMED else column.max()) for name, column in columns}
 
 
 def _applied(weights: Snapshot | None) -> AbstractContextManager[None]:
     """Context in which the model has these weights; None keeps its own."""
     return nullcontext() if weights is None else weights.applied()
+
+
+class StaleRollouts:
+    """Samples in this process with weights that are some iterations old."""
+
+    def __init__(self, engine: RolloutEngine, past: PastWeights) -> None:
+        self.engine, self.past = engine, past
+        self.row: dict[str, float] = {}
+
+    def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
+        since, weights = self.past.promise(due.iteration, [plan.iteration for plan in coming])[due.iteration]
+        self.row = {"crew/staleness": float(due.iteration - since)}
+        with weights.applied():
+            return self.engine.sampler(due).run()
+
+    def close(self) -> None:
+        """No resources to release."""
 
 
 def make_workers(

@@ -24,6 +24,10 @@ class WorkerError(ValueError):
     """A request that workers cannot fulfill; the message has the reason and the remedy."""
 
 
+class WorkerLost(Exception):
+    """A worker that no longer exists."""
+
+
 @dataclass(frozen=True)
 class RolloutTask:
     """One task of an iteration's plan (`Plan.tasks`): the worker makes the plan itself, so that messages are small."""
@@ -55,25 +59,6 @@ class TaskResult:
     clips: ScoredClips | None
     """Scored clips, if the worker scores."""
     seconds: float
-
-    @property
-    def bytes(self) -> int:
-        tensors = [one for saved in self.records.values() for one in (saved.x, saved.x_next, saved.v_old)]
-        tensors += [latents for _, latents in self.latents]
-        tensors += [] if self.clips is None else [self.clips.videos]
-        return sum(one.nbytes for one in tensors if one is not None)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a worker's task."""
-
-    worker: str
-    result: TaskResult | None = None
-    error: str = ""
-    """Reason for a missing result."""
-    lost: bool = False
-    """The worker no longer exists."""
 
 
 def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[int, Conditioning]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import count
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
-from sage_grpo.workers.messages import Outcome, RolloutTask, WorkerError
+from sage_grpo.workers.messages import RolloutTask, TaskResult, WorkerError, WorkerLost
 from sage_grpo.workers.worker import Worker, device_name
 
 
@@ -64,78 +62,42 @@ class RayWorkerPool:
         paths = [os.path.abspath(path) for path in sys.path]
         self._class = self._ray.remote(Worker).options(num_cpus=spec.cpus, num_gpus=gpus)
         self._arguments = config, ranks, torch.get_num_threads(), paths, measured_attention(model)
-        self._numbers = count(rank + 1, ranks)
+        self.names = [f"worker {number + 1}" for number in range(rank, spec.workers, ranks)]
         self._actors: dict[str, Any] = {}
-        self._ready: list[str] = []
-        self._starting: dict[Any, str] = {}
-        self._running: dict[Any, str] = {}
-        self._weights: dict[int, Any] = {}
-        self._reason = ""
-        for _ in range(rank, spec.workers, ranks):
-            self._start_worker()
+        self._killed = False
 
-    def _start_worker(self) -> None:
-        name = f"worker {next(self._numbers)}"
+    def start(self, name: str) -> Any:
+        """A new worker of this name, once Ray has room for it."""
+        if self._killed:
+            raise WorkerLost(name)
         self._actors[name] = self._class.remote(*self._arguments)
-        self._starting[self._actors[name].ready.remote()] = name
+        self._get(self._actors[name].ready.remote())
+        return self._actors[name]
 
-    def ready(self) -> Sequence[str]:
-        return list(self._ready)
+    def publish(self, weights: bytes) -> Any:
+        """Weights for the tasks of a version; freed when no task refers to them."""
+        return self._ray.put(weights)
 
-    def publish(self, version: int, weights: bytes, oldest: int) -> None:
-        """Publish weights for tasks with this version; versions before the `oldest` are no longer needed."""
-        self._weights = {number: one for number, one in self._weights.items() if number >= oldest}
-        self._weights[version] = self._ray.put(weights)
+    def run(self, worker: Any, task: RolloutTask, weights: Any) -> TaskResult:
+        result: TaskResult = self._get(worker.run.remote(task, weights))
+        return result
 
-    def start(self, worker: str, task: RolloutTask) -> None:
-        self._running[self._actors[worker].run.remote(task, self._weights[task.version])] = worker
-
-    def wait(self, seconds: float) -> Sequence[Outcome]:
-        """Outcomes of tasks since the last call; waits up to `seconds` for the first. Also registers new workers."""
-        waiting = [*self._running, *self._starting]
-        if not waiting:
-            return []
-        outcomes = []
-        for call in self._ray.wait(waiting, num_returns=1, timeout=seconds)[0]:
-            worker = self._running.pop(call, None) or self._starting.pop(call)
-            outcome = self._outcome(call, worker)
-            if isinstance(outcome, Outcome):
-                outcomes.append(outcome)
-            elif worker in self._actors:  # else it was dismissed meanwhile
-                self._ready.append(worker)
-        return outcomes
-
-    def _outcome(self, call: Any, worker: str) -> Outcome | str:
-        """Outcome of a task, or the device of a worker that has started."""
+    def _get(self, call: Any) -> Any:
         errors = self._ray.exceptions
         try:
-            result = self._ray.get(call)
-        except errors.RayTaskError as error:  # raised by the worker
-            return Outcome(worker, error=str(error))
+            return self._ray.get(call)
+        except errors.RayTaskError:  # raised by the worker
+            raise
         except errors.RayError as error:  # the worker is gone, or its node with the result
-            if worker in self._actors:
-                self.dismiss(worker)
-                if "creation task" in str(error):
-                    self._reason = f"{worker} could not start: {error}"
-                    warnings.warn(self._reason, stacklevel=2)
-                else:
-                    self._start_worker()
-            return Outcome(worker, error=str(error), lost=True)
-        return result if isinstance(result, str) else Outcome(worker, result=result)
+            kind = WorkerError if "creation task" in str(error) else WorkerLost
+            raise kind(str(error)) from error
 
-    def dismiss(self, worker: str) -> None:
-        """Remove a worker without a replacement."""
-        if worker in self._ready:
-            self._ready.remove(worker)
-        self._ray.kill(self._actors.pop(worker))
-        self._reason = self._reason or "all were refused"
-
-    def exhausted_reason(self) -> str:
-        """The reason why no worker can join, or an empty string."""
-        return "" if self._actors else self._reason
+    def kill(self) -> None:
+        """Stop all workers; their calls raise."""
+        self._killed = True
+        for actor in self._actors.values():
+            self._ray.kill(actor)
 
     def close(self) -> None:
-        """Stop all workers, and the cluster if this run started it."""
-        for worker in list(self._actors):
-            self.dismiss(worker)
+        """Leave the cluster, which ends if this run started it."""
         self._open.close()

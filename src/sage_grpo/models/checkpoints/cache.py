@@ -8,7 +8,7 @@ import os
 import struct
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -18,12 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sage_grpo.types import Placed
 from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.safe_io import replacing
 
-FORMAT = "3"
-"""Raise this when the meaning of stored tensors changes: older files are then not found."""
+FORMAT = "3"  # raise this when the meaning of stored tensors changes: older files are then not found
 
 
 def cleaner() -> str:
@@ -39,10 +37,8 @@ class Encoded(dict[str, Tensor]):
 
 
 class EncodingCache:
-    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file with a checksum.
-
-    A damaged file is encoded again; a disk that is full or cannot be written costs one warning. `what` names the content in warnings.
-    """
+    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file with a checksum. A damaged file is
+    encoded again; a disk that is full or cannot be written costs one warning. `what` names the content in warnings."""
 
     def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
         self.folder, self.what = folder, what
@@ -94,8 +90,7 @@ class EncodingCache:
         except OSError as error:  # full, read-only, not ours, no folder
             self._writable = False
             warnings.warn(
-                f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache "
-                "to another folder.",
+                f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache to another folder.",
                 stacklevel=2,
             )
 
@@ -110,7 +105,6 @@ def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _stored_checksum(body: bytes) -> str | None:
-    """The checksum in the header; `load` has checked that the header is whole."""
     (length,) = struct.unpack("<Q", body[:8])
     return parse_json(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
 
@@ -128,10 +122,7 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sage-grpo" / "conditioning"
 
 
-def image_digest(image: Tensor | Sequence[Placed] | None) -> str:
-    """A hash of a picture's shape and bytes, or of several with their places; empty for none."""
+def image_digest(image: Tensor | None) -> str:
     if image is None:
         return ""
-    if not isinstance(image, Tensor):
-        return digest(*(f"{one.at}/{image_digest(one.frames)}" for one in image))
     return hashlib.sha256(repr(tuple(image.shape)).encode() + image.cpu().contiguous().numpy().tobytes()).hexdigest()

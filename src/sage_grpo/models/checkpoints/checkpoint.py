@@ -54,13 +54,10 @@ PIPELINES: Mapping[str, str] = {
     "LTXConditionPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
     "LTX2ImageToVideoPipeline": "ltx2",
-    "HunyuanVideoPipeline": "hunyuan",
-    "SanaVideoPipeline": "sana_video",
     "FluxPipeline": "flux",
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
-    "QwenImageEditPipeline": "qwen_image_edit",
     "ZImagePipeline": "z_image",
 }
 """Families by diffusers pipeline."""
@@ -72,7 +69,7 @@ TOKENIZERS: Mapping[str, str] = {
 """Text encoders by tokenizer."""
 ORIGINS: Mapping[str, str] = {
     "scenes": "the model of the world scenes, which the package does not carry: the folder research/scenes/model of the project's "
-    "repository, or what `python -m research.pretraining.scenes pretrain` makes",
+    "repository, or what `python -m research.pretraining.scenes pretrain` makes"
 }
 """Origins of the folders that our recipes name, for the error where one is missing."""
 
@@ -90,7 +87,6 @@ class Located(Protocol):
 
 
 def resolve(spec: Located) -> Path:
-    """The folder of a spec: the packaged checkpoint, a local folder, or a download from the hub."""
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -172,7 +168,6 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path, component: str, name: str = "config.json") -> dict[str, Any]:
-    """The configuration of a component; empty where there is none."""
     file = folder / component / name
     values = read_if_there(file)
     with in_words(folder, component):
@@ -204,7 +199,6 @@ def left_out(pipeline: Any, index: Mapping[str, Any]) -> list[str]:
 
 
 def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str], weights: Iterable[str]) -> None:
-    """Fail early, by name, where a component is missing or not in safetensors."""
     for name in names:
         listed = has_component(index, name)
         if not listed or not (folder / name).is_dir():
@@ -235,10 +229,8 @@ def check_folder(folder: Path) -> None:
 
 
 def load_pipeline(pipeline: Any, folder: Path, *, skip: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> Any:
-    """The stock pipeline without its encoders, which load when a prompt is not in the cache; their files must be whole already now.
-
-    A component that the checkpoint leaves out is handed over as None: diffusers asks that of its callers.
-    """
+    """The stock pipeline without its encoders, which load when a prompt is not in the cache; their files must be whole already now. A component that
+    the checkpoint leaves out is handed over as None: diffusers asks that of its callers."""
     check_lengths(folder)
     left = [*skip, *left_out(pipeline, read_index(folder))]
     with _quiet(folder), in_words(folder, "model_index.json"):
@@ -267,10 +259,8 @@ def _check_tokenizer_files(folder: Path) -> None:
 
 
 def _check_weights(folder: Path, skip: Sequence[str], *, loading: bool = False) -> None:
-    """Compare names and shapes in the headers of the networks' files with the classes', before anything is read.
-
-    `loading` refuses a transformers model among the components that diffusers loads by itself: encoders load on demand.
-    """
+    """Compare names and shapes in the headers of the networks' files with the classes', before anything is read. `loading` refuses a transformers
+    model among the components that diffusers loads by itself: encoders load on demand."""
     import diffusers
     from transformers import PreTrainedModel
 
@@ -297,7 +287,6 @@ def _check_weights(folder: Path, skip: Sequence[str], *, loading: bool = False) 
 
 @cache
 def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a network's tensors by class and configuration; cached for two experts and the loads of a comparison."""
     import torch
 
     with torch.device("meta"):
@@ -306,10 +295,8 @@ def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def _no_larger_than(folder: Path, name: str, held: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """A context in which building a network fails when it gets far larger than its files, before memory is taken for it.
-
-    A tensor is registered when it is made and when its weights are put in, and there are tables that no file holds.
-    """
+    """A context in which building a network fails when it gets far larger than its files, before memory is taken for it. A tensor is registered when
+    it is made and when its weights are put in, and there are tables that no file holds."""
     from torch.nn.modules.module import (
         register_module_buffer_registration_hook,
         register_module_parameter_registration_hook,
@@ -412,7 +399,6 @@ def _quiet(folder: Path) -> Iterator[None]:
 
 
 def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: torch.dtype) -> Any:
-    """One transformers component by the class that model_index.json names."""
     import transformers
 
     check_components(folder, index, [name], [name])
@@ -436,13 +422,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     return module.eval().requires_grad_(False)
 
 
-VIDEO: Mapping[str, type | tuple[type, ...]] = {
-    "frames": int,
-    "height": int,
-    "width": int,
-    "fps": (int, float),
-    "shift": (int, float),
-}
+VIDEO: Mapping[str, type] = {"frames": int, "height": int, "width": int, "fps": float, "shift": float}
 """Entries of video.json."""
 
 
@@ -464,15 +444,12 @@ def read_defaults(folder: Path) -> dict[str, float]:
 
 
 def _native(folder: Path) -> dict[str, float]:
-    """The clip that a published checkpoint was made for, where it is not its family's common one."""
     index, config = read_index(folder), read_config(folder, "transformer")
     pipeline = index["_class_name"]
     if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
         return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
     if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
         return {"height": 720, "width": 1280}
-    if pipeline.startswith("SanaVideo") and config.get("sample_size") == 22:  # as its pipeline distinguishes them
-        return {"height": 704, "width": 1280}
     return {}
 
 
@@ -486,11 +463,9 @@ def require_ftfy() -> None:
 
 
 def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:
-    """A hash of the content of components (or single files) that does not depend on where they lie.
-
-    Small files count in full, of large ones the size and `samples` evenly spaced blocks: reading 16 GB of a text encoder would
-    take longer than encoding the prompts, and training changes every block.
-    """
+    """A hash of the content of components (or single files) that does not depend on where they lie. Small files count in full, of large ones the size
+    and `samples` evenly spaced blocks: reading 16 GB of a text encoder would take longer than encoding the prompts, and training changes every
+    block."""
     sha = hashlib.sha256()
     for name in sorted(names):
         for file in sorted(path for path in (folder / name, *(folder / name).rglob("*")) if path.is_file()):

@@ -25,8 +25,7 @@ TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 SHARD = "10GB"
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
 """Ends of names that downloads and interrupted writes leave behind."""
-ENOUGH = 0.9
-"""Share of a LoRA's update below which merging it deserves a warning."""
+ENOUGH = 0.9  # share of a LoRA's update below which merging it deserves a warning
 
 
 def describe_merge(merge: Merge, dtype: str) -> str:
@@ -41,10 +40,8 @@ def describe_merge(merge: Merge, dtype: str) -> str:
 
 
 def save_folder(source: Path, target: Path, states: Mapping[str, Mapping[str, Tensor]], dtype: torch.dtype) -> None:
-    """A copy of the checkpoint `source` with the weights of some components replaced.
-
-    They are stored in `dtype`, but for modules that the component's class keeps in float32 (Wan's norms and time embedding).
-    """
+    """A copy of the checkpoint `source` with the weights of some components replaced. They are stored in `dtype`, but for modules that the
+    component's class keeps in float32 (Wan's norms and time embedding)."""
     import diffusers
 
     if target.resolve() == source.resolve():
@@ -98,10 +95,8 @@ def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache.
-
-    A copy from an earlier save is kept while its size and time are the source's: text encoders are large.
-    """
+    """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache. A copy from an earlier save is kept
+    while its size and time are the source's: text encoders are large."""
     if _differs(source, target):
         origin = source.stat()
         with replacing(target) as temporary:
@@ -110,7 +105,6 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def _differs(source: Path, target: Path) -> bool:
-    """True unless `target` is a copy of the file from an earlier save."""
     if not target.is_file() or target.is_symlink() or target.samefile(source):
         return True
     origin, copy = source.stat(), target.stat()

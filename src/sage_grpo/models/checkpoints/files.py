@@ -22,12 +22,10 @@ LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "
 """Allowed libraries of components by their name in a folder, with the module; importing any other would run code that the folder chose. (diffusers
 calls components that only one pipeline has by that pipeline's name.)"""
 WEIGHTS = "diffusion_pytorch_model"
-STEMS = (WEIGHTS, "model")
-"""Names under which diffusers and transformers look for weights."""
+STEMS = (WEIGHTS, "model")  # names under which diffusers and transformers look for weights
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file; ModelError if it is not one."""
     try:
         return json_schema.read_object(file)
     except DocumentError as error:
@@ -35,7 +33,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_if_there(file: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where there is no such file."""
     return read_json(file) if file.is_file() else {}
 
 
@@ -94,7 +91,6 @@ def check_lengths(folder: Path) -> None:
 
 
 def weight_files(component: Path, stem: str) -> list[Path]:
-    """The files that the libraries read of a component: those that an index names, else the single file, if it exists."""
     index, single = component / f"{stem}.safetensors.index.json", component / f"{stem}.safetensors"
     if index.is_file():
         return [component / name for name in shards_of(index)]
@@ -118,7 +114,6 @@ def opened_weights(file: Path) -> Iterator[Any]:
 
 
 def stored_shapes(folder: Path, stem: str = WEIGHTS) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a component's tensors, from the headers of the files that diffusers (or transformers, by its stem) reads."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder, stem) or [folder / f"{stem}.safetensors"]:
         shapes |= read_header(file).shapes
@@ -135,7 +130,6 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """The header of a safetensors file that is whole."""
     with opened_weights(file) as content:
         slices = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118
         shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}

@@ -25,8 +25,7 @@ from sage_grpo.models.checkpoints.checkpoint import (
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec, find_family
 
-Build = Callable[[str, Mapping[str, Any]], Any]
-"""A network of a component ("transformer", "vae") and its configuration."""
+Build = Callable[[str, Mapping[str, Any]], Any]  # A network of a component ("transformer", "vae") and its configuration
 
 
 def weightless(spec: ModelSpec, folder: Path, *, lora: LoraSpec | None = None) -> FamilyModel:
@@ -71,7 +70,6 @@ def _by_text(name: str, config: str) -> Any:
 
 
 def _shared(name: str, config: Mapping[str, Any]) -> Any:
-    """A network without storage, cached: a plan needs the same one many times."""
     return _by_text(name, json.dumps(config, sort_keys=True))
 
 

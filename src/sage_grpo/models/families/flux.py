@@ -7,13 +7,10 @@ from torch import Tensor
 
 from sage_grpo.models.codec import ImageCodec
 from sage_grpo.models.distilled import is_schnell
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
-from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
-TEXT_TOKENS = 512
-"""T5 tokens to which the pipeline pads a prompt; the network attends to the padding."""
+TEXT_TOKENS = 512  # T5 tokens to which the pipeline pads a prompt; the network attends to the padding
 SCHNELL_TEXT_TOKENS = 256
 """The same for schnell, from its authors' code and diffusers' documentation; no file of the checkpoint has it."""
 
@@ -36,7 +33,6 @@ class Flux(FamilyModel):
         embeds_guidance=True,
         dynamic_shift=True,
         codec=ImageCodec,
-        split=SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 0, "txt_ids": 0}, rotary=JOINT),
         options={"text_tokens": None},
         whole={"text_tokens": (1, TEXT_TOKENS)},
     )

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, unpack
-from sage_grpo.models.network.sequence_split import JOINT, TEXT, TOKENS, SplitPlan
 from sage_grpo.models.schedulers import StockSchedule
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
 class Flux2Codec(ImageCodec):
@@ -65,7 +63,6 @@ class Flux2(FamilyModel):
         dynamic_shift=True,
         codec=Flux2Codec,
         schedule=Flux2Schedule,
-        split=SplitPlan(inputs={TOKENS: 1, TEXT: 1, "img_ids": 1, "txt_ids": 1}, rotary=JOINT),
     )
 
     def _prepare(self) -> None:

@@ -16,25 +16,20 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
-from sage_grpo.models.traits import JOINT_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
-LAYERS_TO_SKIP = 2
-"""The text embedding is the hidden state this many layers before the last."""
+LAYERS_TO_SKIP = 2  # the text embedding is the hidden state this many layers before the last
 
 
 class PackedTransformer(nn.Module):
-    """The stock transformer's modules on valid tokens only.
-
-    The stock forward reorders padding in a Python loop over the batch and then masks it. Here a batch has text of one
-    length and no padding, so tokens are concatenated and nothing is masked; results agree to float32 round-off. With
-    `valid` the text has padding after all, which nothing attends to: prompts of several lengths are then one batch.
-    """
+    """The stock transformer's modules on valid tokens only. The stock forward reorders padding in a Python loop over the batch and then masks it.
+    Here a batch has text of one length and no padding, so tokens are concatenated and nothing is masked; results agree to float32 round-off. With
+    `valid` the text has padding after all, which nothing attends to: prompts of several lengths are then one batch."""
 
     def __init__(self, transformer: Any) -> None:
         super().__init__()
@@ -142,10 +137,8 @@ class Hunyuan15(FamilyModel):
         return inputs
 
     def batchable(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths.
-
-        For small networks, which wait for the GPU's next kernel rather than for its arithmetic. Longer text is a batch of its own.
-        """
+        """With model.options pad_text, text up to so many tokens is padded and masked, so that a batch may have several lengths. For small networks,
+        which wait for the GPU's next kernel rather than for its arithmetic. Longer text is a batch of its own."""
         text, length = inputs["text"], int(self.options["pad_text"] or 0)
         if len(text) > length:
             return inputs
@@ -259,10 +252,8 @@ def seen_keys(valid: Tensor, tokens: int) -> Tensor:
 def causal_mask(
     n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
 ) -> Tensor:
-    """The VAE's frame-causal attention mask in one operation, for any batch.
-
-    The stock method fills it row by row in Python (seconds at video sizes) and gives it a shape that crashes for batches.
-    """
+    """The VAE's frame-causal attention mask in one operation, for any batch. The stock method fills it row by row in Python (seconds at video sizes)
+    and gives it a shape that crashes for batches."""
     frame = torch.arange(n_frame, device=device).repeat_interleave(n_hw)
     mask = torch.zeros(len(frame), len(frame), dtype=dtype, device=device)
     return mask.masked_fill_(frame[None, :] > frame[:, None], float("-inf"))

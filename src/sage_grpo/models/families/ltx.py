@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,19 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities
-from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
+from sage_grpo.models.checkpoints.checkpoint import read_config, read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.inputs import LatentGrid, after_frames, pack, put_frames, seen_tokens, unpack
-from sage_grpo.models.network.sequence_split import TOKENS, SplitPlan
-from sage_grpo.models.prompts import Given
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
-from sage_grpo.types import Placed, VideoSpec
+from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
-BESIDE = 2
-"""Latent frames of a clip given in the middle that become extra tokens; those after them are part of the generated clip. A picture is one."""
-MIXED, INJECTED = 0, 1
-"""Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
+MIXED = 0  # seed of the noise that decoding mixes into latents (decode_noise_scale)
 
 
 class LtxCodec(Codec):
@@ -45,9 +37,7 @@ class LtxCodec(Codec):
     def chunks(self, z: Tensor) -> Iterable[Tensor]:
         # The same noise for every clip: a clip decodes to the same pixels each time and beside any others.
         given = self._decoder_inputs(z) if self.vae.config.timestep_conditioning else (z,)
-        injects = any(self.vae.config.decoder_inject_noise)
-        with SeededNoise(INJECTED) if injects else nullcontext():
-            return [self.vae.decode(*given, return_dict=False)[0]]
+        return [self.vae.decode(*given, return_dict=False)[0]]
 
     def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Latents with noise mixed in, and the decoder's timestep, as in the pipeline before it decodes."""
@@ -93,7 +83,6 @@ class Ltx(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         codec=LtxCodec,
-        split=SplitPlan(inputs={TOKENS: 1, "timestep": 1}, positions=("rope",)),
         # As the pipeline's arguments; no noise scale is the timestep.
         options={
             "guidance_rescale": 0.0,
@@ -103,6 +92,10 @@ class Ltx(FamilyModel):
         },
         whole={"condition_pipeline": (0, 1)},
     )
+
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        refuse_noise(folder, "decoder_inject_noise")
 
     def _prepare(self) -> None:
         self.pictures |= {1}  # the same weights make clips from text and from an image
@@ -132,10 +125,10 @@ class Ltx(FamilyModel):
             prompt, do_classifier_free_guidance=False, device=self.places["text"]
         )
         inputs = {"text": seen_tokens(text[0], mask[0]).to(self.dtype)}
-        return inputs if image is None else {**inputs, "condition": self._latents_of(image[None])}
+        return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
 
-    def _latents_of(self, frames: Tensor) -> Tensor:
-        """The latents of given frames: always the mean of the VAE's distribution, from which the pipelines draw them."""
+    def _first_latents(self, image: Tensor) -> Tensor:
+        """The latents of the first frame: always the mean of the VAE's distribution, from which the pipelines draw them."""
         from diffusers import LTXImageToVideoPipeline
         from PIL import Image
 
@@ -143,40 +136,33 @@ class Ltx(FamilyModel):
             raise ModelError(
                 "model.options guidance_rescale is for clips from text: over a frame that is given it would mean something else. Leave it out."
             )
-        vae, pictures = self.pipe.vae, [Image.fromarray(one.numpy()) for one in frames.cpu()]
-        pixels = self.pipe.video_processor.preprocess_video(pictures, height=self.video.height, width=self.video.width)
+        vae, picture = self.pipe.vae, Image.fromarray(image.cpu().numpy())
+        pixels = self.pipe.video_processor.preprocess_video([picture], height=self.video.height, width=self.video.width)
         latents = vae.encode(pixels.to(self.places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
         return LTXImageToVideoPipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        frames, beside = inputs.get("condition"), inputs.get("beside")
-        if frames is None and beside is None:
-            return self._run(x, timestep, inputs)
-        times = timestep[:, None, None, None, None].expand(-1, 1, *x.shape[2:])
-        if frames is None:
-            return self._run(x, pack(times)[..., 0], inputs)
-        frames = frames.to(x.dtype)
-        at = inputs.get("at", torch.zeros(frames.shape[0], 1, dtype=torch.long, device=x.device))
-        times = put_frames(times, torch.zeros_like(frames[:, :1]), at)
-        v = self._run(put_frames(x, frames, at), pack(times)[..., 0], inputs)
-        return after_frames(x, frames, at, sigma, v)
+        frame = inputs.get("condition")
+        if frame is None:
+            return self._run(x, timestep, inputs["text"])
+        frame = frame.to(x.dtype)
+        times = timestep[:, None].repeat(1, math.prod(x.shape[2:]))  # of every token; the picture's are free of noise
+        times[:, : x.shape[3] * x.shape[4]] = 0
+        v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), times, inputs["text"])
+        return after_first_frame(x, frame, sigma, v)
 
-    def _run(self, x: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        tokens, beside = pack(x.to(self._input_dtype)), inputs.get("beside")
-        if beside is not None:  # tokens before the clip's, free of noise
-            tokens = torch.cat([beside.to(tokens), tokens], dim=1)
-            timestep = torch.cat([timestep.new_zeros(beside.shape[:2]), timestep], dim=1)
+    def _run(self, x: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
         tokens = self.network(
-            hidden_states=tokens,
-            encoder_hidden_states=inputs["text"].to(self._input_dtype),
+            hidden_states=pack(x.to(self._input_dtype)),
+            encoder_hidden_states=text.to(self._input_dtype),
             timestep=timestep,
             encoder_attention_mask=None,
-            **self._positions(x, inputs),
+            **self._positions(x),
             return_dict=False,
         )[0]
-        return unpack(tokens if beside is None else tokens[:, beside.shape[1] :], x)
+        return unpack(tokens, x)
 
-    def _positions(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _positions(self, x: Tensor) -> dict[str, Any]:
         """The network's inputs for the positions of tokens, in seconds and pixels."""
         frames, height, width = x.shape[2:]
         stride = self.grid.spatial
@@ -189,8 +175,7 @@ class Ltx(FamilyModel):
 
 
 class LtxCondition(Ltx):
-    """LTX-Video as its newer pipeline runs it, from text, from frames that are given (of strength 1, without the noise that the pipeline adds to
-    them) or from a clip."""
+    """LTX-Video as its newer pipeline runs it, from text, from a first frame (without the noise that the pipeline adds to it) or from a clip."""
 
     # The pipeline spaces its sigmas itself and passes no shift.
     traits = replace(
@@ -214,6 +199,7 @@ class LtxCondition(Ltx):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check(folder, index)
         # The pipeline gives the network its own timesteps and lets the scheduler bend the sigmas: both agree on an unbent grid only.
         name = index["scheduler"][1]
         if name not in TAKES_MU:
@@ -229,60 +215,27 @@ class LtxCondition(Ltx):
                 "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
             )
 
-    @property
-    def abilities(self) -> Abilities:
-        return replace(super().abilities, encode_placed=lambda prompt, given: self.encode([prompt], [tuple(given)])[0])
-
-    def _encode(self, prompt: str, image: Given) -> dict[str, Tensor]:
-        if image is None or isinstance(image, Tensor):
-            return super()._encode(prompt, image)
-        return self._placed(image) | super()._encode(prompt, None)
-
-    def _placed(self, given: Sequence[Placed]) -> dict[str, Tensor]:
-        """Inputs for given frames, as in the pipeline: from the first frame on, frames are part of the clip; elsewhere a picture, or the beginning
-        of a clip, becomes extra tokens with their positions, and only the rest of the clip is part of it."""
-        stride, whole = self.grid.temporal or 1, self.video.frames
-        part: dict[int, Tensor] = {}
-        beside, places = [], []
-        for one in given:
-            room = whole - one.at
-            if one.at < 0 or room < 1:
-                raise ModelError(f"conditions: frame {one.at} is outside of a clip of {whole} frames.")
-            count = (min(len(one.frames), room) - 1) // stride * stride + 1
-            latents = self._latents_of(one.frames[:count])
-            if one.at > 0:
-                if len(one.frames) > 1 and latents.shape[1] < BESIDE:
-                    raise ModelError(
-                        f"conditions: a clip that begins at frame {one.at} needs {stride * (BESIDE - 1) + 1} frames there, as in the pipeline, and has "
-                        f"{min(len(one.frames), room)}: give a picture, a longer clip or an earlier frame."
-                    )
-                beside.append(pack(latents[None, :, :BESIDE])[0])
-                places.append(self._scaled(latents[None, :, :BESIDE], one.at)[0])
-                latents = latents[:, BESIDE:]
-            first = one.at // stride + BESIDE if one.at > 0 else 0
-            part |= dict(enumerate(latents.unbind(1), first))
-        inputs: dict[str, Tensor] = {}
-        if part:
-            inputs |= {"condition": torch.stack([*part.values()], dim=1), "at": torch.tensor([*part])}
-        if beside:
-            inputs |= {"beside": torch.cat(beside), "places": torch.cat(places, dim=1)}
-        return inputs
-
-    def _scaled(self, x: Tensor, first: int = 0) -> Tensor:
-        """Frame, row and column of the tokens of latents that begin at a frame; the first latent frame is one frame and the others eight, so that
-        a token's time is that of its first frame."""
+    def _positions(self, x: Tensor) -> dict[str, Any]:
+        """Frame, row and column of the tokens: the first latent frame is one frame and the others eight, so that a token's time is that of its first
+        frame."""
         pipe, (frames, height, width) = self.pipe, x.shape[2:]
         ids = pipe._prepare_video_ids(len(x), frames, height, width, device=x.device)
-        scales = {"scale_factor": self.grid.spatial, "scale_factor_t": self.grid.temporal, "frame_index": first}
-        return pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
-
-    def _positions(self, x: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Positions of tokens, those beside the clip first."""
-        coordinates = self._scaled(x)
-        if "places" in inputs:
-            coordinates = torch.cat([inputs["places"].to(coordinates), coordinates], dim=2)
+        scales = {"scale_factor": self.grid.spatial, "scale_factor_t": self.grid.temporal, "frame_index": 0}
+        coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
         coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
         return {"video_coords": coordinates}
+
+
+def refuse_noise(folder: Path, *settings: str) -> None:
+    """Refuse a VAE whose decoder would draw noise of its own, other noise for every call."""
+    vae = read_config(folder, "vae")
+    for setting in settings:
+        value = vae.get(setting)
+        if any(value) if isinstance(value, list) else value:
+            raise ModelError(
+                f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
+                "Use another checkpoint: LTX-Video 0.9.5 or later; LTX-2's do not set it."
+            )
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:

@@ -9,20 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, StateParts
-from sage_grpo.models.checkpoints.cache import digest
-from sage_grpo.models.checkpoints.checkpoint import fingerprint, read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.families.ltx import refuse_noise
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
-from sage_grpo.models.network.sequence_split import SOUND, TOKENS, SplitPlan
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
-from sage_grpo.utils.pretrained import from_pretrained
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
 BETWEEN = tuple(
@@ -32,46 +27,13 @@ BETWEEN = tuple(
 )
 """Attention of the video to the sound, and of the sound to the video."""
 
-WINDOW = 1024
-"""Samples in the window of a spectrogram."""
-QUIET = 1e-5
-"""Least magnitude of a band: the silence of a spectrogram."""
-
 
 class Ltx2Codec(Codec):
     """The VAEs of the picture and of the sound."""
 
-    def __init__(self, model: FamilyModel) -> None:
-        super().__init__(model)
-        self.sound_rate = int(self.pipe.audio_sampling_rate)
-
     def to_vae(self, latents: Tensor) -> Tensor:
         vae, video = self.vae, self.model.parts.split(latents)["video"]
-        z = self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-        return z if self.model.upsampler is None else self.model.upsampler(z)
-
-    def from_vae(self, z: Tensor) -> Tensor:
-        vae = self.vae
-        return self.pipe._normalize_latents(z, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
-
-    def to_latents(self, clips: Tensor, sound: Sound | None = None) -> Tensor:
-        """Latents of clips and their sound, from the first frames on; without a sound they are silent."""
-        latents, pipe, vae = super().to_latents(clips), self.pipe, self.pipe.audio_vae
-        parts, video, rate = self.model.parts, self.model.video, int(pipe.audio_sampling_rate)
-        samples = round(video.frames / video.fps * rate)
-        waves = torch.zeros(len(clips), 1, 1) if sound is None else sound.waves.to(torch.float32)
-        waves = F.pad(waves[..., :samples], (0, max(0, samples - waves.shape[-1])))
-        waves = waves.expand(-1, vae.config.in_channels, -1) if waves.shape[1] == 1 else waves
-        with torch.no_grad():
-            bands = mel_bands(waves, rate, pipe.audio_hop_length, vae.config.mel_bins)
-            z = vae.encode(bands.to(self.model.places["vae"], vae.dtype)).latent_dist.mode().to(torch.float32)
-            z = z[:, :, : parts.shapes["audio"][1]]
-            packed = pipe._normalize_audio_latents(z.transpose(1, 2).flatten(2), vae.latents_mean, vae.latents_std)
-        audio = packed.unflatten(2, (z.shape[1], z.shape[3])).transpose(1, 2).cpu()
-        return parts.join({"video": latents, "audio": audio})
-
-    def key(self) -> str:
-        return digest(super().key(), fingerprint(self.model.folder, ["audio_vae"]))
+        return self.pipe._denormalize_latents(video, vae.latents_mean, vae.latents_std, vae.config.scaling_factor)
 
     def sound(self, latents: Tensor) -> Sound:
         self.model.check_latents(latents)
@@ -103,18 +65,7 @@ class Ltx2(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         codec=Ltx2Codec,
-        split=SplitPlan(
-            inputs={TOKENS: 1, SOUND: 1, "timestep": 1},
-            positions=("rope", "audio_rope", "cross_attn_rope", "cross_attn_audio_rope"),
-            rotary={
-                "video_rotary_emb": (TOKENS,),
-                "ca_video_rotary_emb": (TOKENS,),
-                "audio_rotary_emb": (SOUND,),
-                "ca_audio_rotary_emb": (SOUND,),
-            },
-            merged={"proj_out": TOKENS, "audio_proj_out": SOUND},
-        ),
-        # As the pipelines' arguments, but for the last. All but the last three are parts of guidance: a scale of 1 turns them off together.
+        # As the pipelines' arguments. All but the last two are parts of guidance: a scale of 1 turns them off together.
         options={
             "audio_guidance_scale": 7.0,
             "guidance_rescale": 0.7,
@@ -126,21 +77,13 @@ class Ltx2(FamilyModel):
             "audio_modality_scale": 3.0,
             "cross_timestep": 1.0,
             "image_crf": None,
-            "upsample": 0.0,
         },
-        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1), "image_crf": (0, 51), "upsample": (0, 1)},
+        whole={"stg_block": (0, 1000), "cross_timestep": (0, 1), "image_crf": (0, 51)},
     )
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        vae = read_config(folder, "vae")
-        for setting in ("timestep_conditioning", "decoder_inject_noise"):
-            value = vae.get(setting)
-            if any(value) if isinstance(value, list) else value:
-                raise ModelError(
-                    f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
-                    "Published checkpoints of LTX-2 do not set it."
-                )
+        refuse_noise(folder, "timestep_conditioning", "decoder_inject_noise")
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
@@ -151,7 +94,6 @@ class Ltx2(FamilyModel):
         config = self.transformer.config
         self.pictures |= {1}  # the same weights make clips from text and from an image
         self.reading = f"image_crf {self.options['image_crf']}"
-        self.upsampler = self._load_upsampler() if self.options["upsample"] else None
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
 
     def _grid(self) -> LatentGrid:
@@ -170,8 +112,7 @@ class Ltx2(FamilyModel):
 
     @property
     def abilities(self) -> Abilities:
-        codec = Ltx2Codec(self)
-        return replace(super().abilities, parts=self.parts, sound=codec.sound, encoder=codec)
+        return replace(super().abilities, parts=self.parts, sound=Ltx2Codec(self).sound, encoder=None)
 
     @property
     def parts(self) -> StateParts:
@@ -197,8 +138,7 @@ class Ltx2(FamilyModel):
         return {name: empty(text, width) for name, width in zip(("text", "audio_text"), widths)}
 
     def modules(self, part: str) -> list[nn.Module]:
-        more = {"text": self.pipe.connectors, "vae": self.upsampler}.get(part)
-        return [*super().modules(part), *([] if more is None else [more])]
+        return [*super().modules(part), *([self.pipe.connectors] if part == "text" else [])]
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
         self.encoder("text_encoder")
@@ -335,38 +275,6 @@ class Ltx2(FamilyModel):
         )
         sound = audio_tokens.unflatten(2, (audio.shape[1], audio.shape[3])).transpose(1, 2)
         return self.parts.join({"video": unpack(tokens, video), "audio": sound})
-
-    # ---- decoding
-
-    def _load_upsampler(self) -> nn.Module:
-        """The network that makes latents of a clip with twice the sides, as LTX2LatentUpsamplePipeline runs it."""
-        from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
-
-        folder = self.folder / "latent_upsampler"
-        if self.spec.train:
-            raise ModelError(
-                "model.options upsample enlarges finished clips and is for `generate` and `evaluate`: a run learns and judges the first stage. Leave it out."
-            )
-        if not (folder / "config.json").is_file():
-            raise ModelError(
-                f'model.options upsample: "{self.folder}" has no latent_upsampler. Download that folder of the checkpoint, too, or leave the option out.'
-            )
-        return from_pretrained(LTX2LatentUpsamplerModel, folder, torch_dtype=self.pipe.vae.dtype).eval()
-
-
-def mel_bands(waves: Tensor, rate: int, hop: int, bands: int) -> Tensor:
-    """The log-mel spectrogram of sounds, B x channels x moments x bands, which the audio VAE was trained on. diffusers has only the inverse;
-    the settings are those of the authors' code."""
-    from transformers.audio_utils import mel_filter_bank
-
-    low, high = 0.0, rate / 2
-    filters = mel_filter_bank(1 + WINDOW // 2, bands, low, high, rate, norm="slaney", mel_scale="slaney")
-    window = torch.hann_window(WINDOW, device=waves.device, dtype=waves.dtype)
-    spectrum = torch.stft(
-        waves.flatten(0, 1), WINDOW, hop, window=window, pad_mode="reflect", return_complex=True
-    ).abs()
-    mel = spectrum.transpose(1, 2) @ torch.as_tensor(filters).to(spectrum)
-    return mel.clamp(min=QUIET).log().unflatten(0, waves.shape[:2])
 
 
 load = Ltx2.load

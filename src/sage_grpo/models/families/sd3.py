@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.inputs import LatentGrid
-from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
 class Sd3(FamilyModel):

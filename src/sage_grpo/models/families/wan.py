@@ -16,21 +16,18 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, SequenceSplit
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
 from sage_grpo.models.codec import WanCodec
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips
 from sage_grpo.models.schedulers import start_of
-from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
-TEXT_TOKENS = 512
-"""Length to which the pipelines pad text; also hard-coded in the transformer's image attention."""
+TEXT_TOKENS = 512  # length to which the pipelines pad text; also hard-coded in the transformer's image attention
 
 FROM_CLIP = "WanVideoToVideoPipeline"
 """The pipeline that starts from a clip. Published checkpoints do not name it: it runs those of WanPipeline."""
-STRENGTH = 0.8
-"""Default strength of that pipeline."""
+STRENGTH = 0.8  # default strength of that pipeline
 
 
 class Wan(FamilyModel):

@@ -9,17 +9,13 @@ from peft.tuners.lora import Linear
 from torch import Tensor
 from torch.nn import functional as F
 
-WIDE = 2
-"""From so many times more outputs than inputs on, widening the input costs less than adding to the output."""
+WIDE = 2  # from so many times more outputs than inputs on, widening the input costs less than adding to the output
 
 
 def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """x W^T + b + scale x A^T B^T, in the dtype of x; the adapter's halves A (`down`) and B (`up`) may be kept in float32.
-
-    peft's way makes two more tensors as large as the layer's output: at video sizes a tenth of a forward pass, for a hundredth of
-    its arithmetic. Here both are one product with r more columns, or, where widening the input would cost more, the adapter's part
-    is added into the layer's output.
-    """
+    """x W^T + b + scale x A^T B^T, in the dtype of x; the adapter's halves A (`down`) and B (`up`) may be kept in float32. peft's way makes two more
+    tensors as large as the layer's output: at video sizes a tenth of a forward pass, for a hundredth of its arithmetic. Here both are one product
+    with r more columns, or, where widening the input would cost more, the adapter's part is added into the layer's output."""
     rows = x.flatten(0, -2)
     down, up = down.to(x.dtype), (scale * up).to(x.dtype)
     # A compiler computes straight into the wider input, and would make a copy for a product in place.

@@ -19,10 +19,8 @@ from sage_grpo.models.base import SequenceSplit
 
 
 class SplitRotary(NamedTuple):
-    """Rotary embedding of this rank's tokens, with the number of tokens (video and text) of every rank.
-
-    Attention must not remember the counts: a checkpointed block runs again in the backward pass, after texts of other lengths.
-    """
+    """Rotary embedding of this rank's tokens, with the number of tokens (video and text) of every rank. Attention must not remember the counts: a
+    checkpointed block runs again in the backward pass, after texts of other lengths."""
 
     cos: Tensor
     sin: Tensor
@@ -37,12 +35,10 @@ def split_rotary(sequence: SequenceSplit, rotary: tuple[Tensor, Tensor], *, dim:
 
 
 class PackedAttention:
-    """Joint attention of video and text tokens in which every token is valid; returns the video and the text stream.
-
-    The stock processor makes a dense N x N mask even where nothing is masked (33,000 x 33,000 at 480p x 81 frames), which
-    rules out the fast kernels. A call with the stock mask (batch x text tokens) goes to the stock processor, so that the stock
-    forward works on the same modules; a mask over all keys (batch x 1 x 1 x tokens) is ours.
-    """
+    """Joint attention of video and text tokens in which every token is valid; returns the video and the text stream. The stock processor makes a
+    dense N x N mask even where nothing is masked (33,000 x 33,000 at 480p x 81 frames), which rules out the fast kernels. A call with the stock mask
+    (batch x text tokens) goes to the stock processor, so that the stock forward works on the same modules; a mask over all keys (batch x 1 x 1 x
+    tokens) is ours."""
 
     _attention_backend: AttentionBackendName | None = None  # diffusers' name
     sequence: SequenceSplit | None = None
@@ -130,7 +126,6 @@ KERNELS = {
 def attend(
     query: Tensor, key: Tensor, value: Tensor, backend: AttentionBackendName | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Attention of batch x tokens x heads x channels, in the dtype of the values (norms give float32 under autocast)."""
     query, key = query.to(value.dtype), key.to(value.dtype)
     if mask is not None:  # no fast kernel takes a mask
         backend = AttentionBackendName.NATIVE
@@ -235,7 +230,6 @@ def checked_backend(asked: str, network: nn.Module) -> str:
 
 
 def set_backend(network: nn.Module, backend: AttentionBackendName) -> None:
-    """Set the backend of one network; diffusers' set_attention_backend would also change the process's default."""
     for processor in processors(network):
         processor._attention_backend = backend
 

@@ -25,7 +25,6 @@ plain code, which rounds otherwise."""
 
 
 def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> None:
-    """Set the activations that each block keeps for its backward pass."""
     if len(levels) != len(blocks) or not set(levels) <= set(KEEP):
         raise ValueError(
             f"keep: {len(blocks)} blocks need a level each, of {', '.join(KEEP)}; got {len(levels)}: {sorted(set(levels))}."
@@ -37,10 +36,8 @@ def keep_activations(blocks: Sequence[nn.Module], levels: Sequence[Keep]) -> Non
 
 
 class BlockForward:
-    """A block's forward that keeps the activations of its level.
-
-    The forward alone: hooks of the module (FSDP gathers weights in them) must not run again.
-    """
+    """A block's forward that keeps the activations of its level. The forward alone: hooks of the module (FSDP gathers weights in them) must not run
+    again."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
@@ -89,10 +86,8 @@ def worth_compiling(asked: bool | None, device: torch.device, dtype: str, passes
 def compile_blocks(
     network: nn.Module, blocks: Sequence[nn.Module], *, train: bool, ragged: Sequence[tuple[str, int]] = ()
 ) -> None:
-    """Compile the blocks that `network` runs; they share their code, so two or three are compiled and the others reuse them.
-
-    `ragged` are inputs of a block (name, dimension) whose length differs between samples: one compilation serves all.
-    """
+    """Compile the blocks that `network` runs; they share their code, so two or three are compiled and the others reuse them. `ragged` are inputs of a
+    block (name, dimension) whose length differs between samples: one compilation serves all."""
     import torch._dynamo
 
     # Compilations of earlier processes are found here; a temporary folder would lose them.
@@ -125,10 +120,8 @@ def _cut(output: Any) -> Any:
 
 
 def keep_one_graph(network: nn.Module) -> None:
-    """Run passes without gradients as those with.
-
-    A compiler fuses the two differently; in bfloat16 a replay would then differ from its rollout by far more than the clip range.
-    """
+    """Run passes without gradients as those with. A compiler fuses the two differently; in bfloat16 a replay would then differ from its rollout by
+    far more than the clip range."""
     forward = network.forward
 
     def always_with_gradient(*arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:

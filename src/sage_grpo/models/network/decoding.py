@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,24 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from sage_grpo.models import no_numbers
 
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
-GRAPH_PIXELS = 2 * 2**20
-"""The same where a gradient is wanted: 4 frames of 480 x 848, one latent frame."""
+GRAPH_PIXELS = 2 * 2**20  # the same where a gradient is wanted: 4 frames of 480 x 848, one latent frame
 
 
 def to_uint8(
     chunks: Iterable[Tensor], frames: Sequence[int] | None = None, decoders: Iterable[nn.Module] = ()
 ) -> Tensor:
-    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU.
-
-    With `frames` (in order) only those are converted and copied, and no chunk is asked for after the last of them.
-    """
+    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU. With `frames` (in order) only
+    those are converted and copied, and no chunk is asked for after the last of them."""
     clips, device, passed, broken = [], torch.device("cpu"), 0, torch.tensor(False)
     for pixels in chunks:
         count = pixels.shape[2]
@@ -70,24 +66,6 @@ def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None
         return made
     black = made.new_zeros((len(made), count, *made.shape[2:]))
     return black.index_copy(1, torch.tensor(frames, device=made.device), made[:, list(frames)])
-
-
-class SeededNoise(TorchFunctionMode):
-    """A context in which torch.randn draws the same numbers each time, in float32 on the CPU for every device, and no generator of the
-    process moves: for decoders that add noise and take no generator (LTX-Video 0.9.1)."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func is not torch.randn or given.get("generator") is not None:
-            return func(*args, **given)
-        drawn = torch.randn(*args, generator=self._generator, dtype=torch.float32)
-        return drawn.to(device=given.get("device"), dtype=given.get("dtype"))
 
 
 def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator[Tensor]:
@@ -154,10 +132,8 @@ def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
 def _in_turn(
     up: Callable[[int, Tensor, list[Any]], Tensor], chunks: Sequence[Tensor], past: list[Any]
 ) -> Iterator[Tensor]:
-    """The results of `up(number, chunk, past)` for one chunk after the other; `past`, the last inputs of the convolutions, is overwritten.
-
-    With a graph, runs of sqrt(n) chunks keep only the past before them and run again in the backward pass; there every chunk does the same.
-    """
+    """The results of `up(number, chunk, past)` for one chunk after the other; `past`, the last inputs of the convolutions, is overwritten. With a
+    graph, runs of sqrt(n) chunks keep only the past before them and run again in the backward pass; there every chunk does the same."""
     if not chunks[0].requires_grad:
         for number, chunk in enumerate(chunks):
             yield up(number, chunk, past)
@@ -211,7 +187,6 @@ def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor])
 
 @contextmanager
 def _running(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """A context in which modules run these functions instead of their own forward."""
     for module, forward in forwards.items():
         vars(module)["forward"] = forward
     try:
@@ -270,7 +245,6 @@ class _Carry:
 
 
 def _first(module: Any, x: Tensor) -> Tensor:
-    """The past of a clip: its first frame, repeated."""
     return x[:, :, :1].expand(-1, -1, module.time_causal_padding[4], -1, -1)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-empty = partial(torch.empty, device="meta")
-"""A tensor without storage."""
+empty = partial(torch.empty, device="meta")  # A tensor without storage
 _traced: dict[Hashable, frozenset[str]] = {}
 """Results for networks by class and configuration: tracing takes half of the time of loading a small model."""
 
@@ -19,14 +18,11 @@ _traced: dict[Hashable, frozenset[str]] = {}
 def without_gradient(
     transformer: Any, blocks: Mapping[str, str], run: Callable[[nn.Module], Tensor], inputs: Hashable = None
 ) -> set[str]:
-    """Names of the parameters that the output of `run` does not depend on.
-
-    HunyuanVideo-1.5's last block projects its text stream although nothing reads it, and a text-to-video model never calls
-    its image embedder. Parameters without gradients break sharded optimizers and checkpoints, so they must be frozen. They
-    are read off the autograd graph of a copy on the meta device with two of the repeated `blocks` (lists, each with the
-    config's name for its length): one represents the last, one all before it. `run` gives it inputs on the meta device;
-    `inputs` names all that `run` takes from elsewhere than the configuration, so that results can be cached.
-    """
+    """Names of the parameters that the output of `run` does not depend on. HunyuanVideo-1.5's last block projects its text stream although nothing
+    reads it, and a text-to-video model never calls its image embedder. Parameters without gradients break sharded optimizers and checkpoints, so they
+    must be frozen. They are read off the autograd graph of a copy on the meta device with two of the repeated `blocks` (lists, each with the config's
+    name for its length): one represents the last, one all before it. `run` gives it inputs on the meta device; `inputs` names all that `run` takes
+    from elsewhere than the configuration, so that results can be cached."""
     if inputs is None:
         return _trace(transformer, blocks, run)
     config = {name: value for name, value in transformer.config.items() if name != "_name_or_path"}
@@ -73,7 +69,6 @@ def _reached(output: Tensor) -> set[Tensor]:
 
 
 def _stands_for(name: str, layers: Mapping[str, int]) -> list[str]:
-    """The names that a name of the copy with two blocks represents."""
     match = re.fullmatch(r"(\w+)\.(\d)\.(.+)", name)
     if match is None or layers.get(match[1], 0) < 2:
         return [name]
@@ -82,11 +77,9 @@ def _stands_for(name: str, layers: Mapping[str, int]) -> list[str]:
 
 
 def one_after_another(*outputs: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, whose graphs a backward pass runs through one at a time.
-
-    In a joint backward pass a weight that two forward passes read waits for both of its gradients: 31 GiB more for
-    HunyuanVideo-1.5. Gradients reach parameters through `backward` only, not through `torch.autograd.grad`.
-    """
+    """The same tensors, whose graphs a backward pass runs through one at a time. In a joint backward pass a weight that two forward passes read waits
+    for both of its gradients: 31 GiB more for HunyuanVideo-1.5. Gradients reach parameters through `backward` only, not through
+    `torch.autograd.grad`."""
     if not any(output.requires_grad for output in outputs):
         return outputs
     return _OneAfterAnother.apply(outputs, *(output.detach().requires_grad_() for output in outputs))  # type: ignore[no-untyped-call]

@@ -23,22 +23,12 @@ Inputs = Mapping[str, Tensor]
 class LatentGrid:
     """The division of a clip into latents by a VAE, and of the latents into tokens by a network."""
 
-    channels: int
-    """Channels of the latents."""
-    temporal: int | None
-    """Frames of a latent frame (the first frame has one of its own); None for a VAE of images."""
-    spatial: int
-    """Pixels of a latent, along height and width."""
-    patch: tuple[int, int, int] = (1, 1, 1)
-    """Latents of a token along frames, height and width."""
-    sides: int = 1
-    """A multiple that the pipeline requires of height and width, where VAE and network need less."""
-
-    beside: int = 0
-    """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
+    channels: int  # channels of the latents
+    temporal: int | None  # frames of a latent frame (the first frame has one of its own); None for a VAE of images
+    spatial: int  # pixels of a latent, along height and width
+    patch: tuple[int, int, int] = (1, 1, 1)  # latents of a token along frames, height and width
 
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
-        """Channels, frames, height and width of a clip's latents."""
         frames = 1 if self.temporal is None else (video.frames - 1) // self.temporal + 1
         return (self.channels, frames, video.height // self.spatial, video.width // self.spatial)
 
@@ -49,7 +39,7 @@ class LatentGrid:
         """Refuse sizes that cannot be made, and name the nearest that can."""
         if self.temporal is None and video.frames != 1:
             raise ModelError(f"model.frames must be 1 for a model of images, got {video.frames}. Leave it out.")
-        temporal, multiple = self.temporal or 1, math.lcm(self.spatial * self.patch[-1], self.sides)
+        temporal, multiple = self.temporal or 1, self.spatial * self.patch[-1]
         if (video.frames - 1) % temporal:
             below = (video.frames - 1) // temporal * temporal + 1
             raise ModelError(
@@ -64,7 +54,6 @@ class LatentGrid:
 
 
 def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: VideoSpec) -> VideoSpec:
-    """The spec's format, else the checkpoint's, else the family's, field by field."""
     fields = {name: getattr(family, name) for name in ("frames", "height", "width", "fps")}
     return VideoSpec(**{name: first_given(getattr(spec, name), checkpoint.get(name), fields[name]) for name in fields})
 
@@ -93,22 +82,9 @@ def check_image(image: Tensor | None, pictures: Collection[int]) -> None:
         )
 
 
-def put_frames(x: Tensor, frames: Tensor, at: Tensor) -> Tensor:
-    """x with latent frames that are given, B x C x K x h x w, in their places, B x K."""
-    return x.scatter(2, at[:, None, :, None, None].expand_as(frames), frames)
-
-
-def after_frames(x: Tensor, frames: Tensor, at: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
-    """The velocity v of a clip some of whose latent frames are given: there it points at them, as in `after_first_frame`."""
-    current = x.gather(2, at[:, None, :, None, None].expand_as(frames))
-    return put_frames(v.to(x.dtype), (current - frames) / sigma.to(x), at)
-
-
 def after_first_frame(x: Tensor, frame: Tensor, sigma: Tensor, v: Tensor) -> Tensor:
-    """The velocity v of a clip whose first latent frame is given: there it points at the image, without a gradient.
-
-    Pipelines ignore the network's output for that frame and keep the image there, or put it there at the end.
-    """
+    """The velocity v of a clip whose first latent frame is given: there it points at the image, without a gradient. Pipelines ignore the network's
+    output for that frame and keep the image there, or put it there at the end."""
     return torch.cat([(x[:, :, :1] - frame) / sigma.to(x), v[:, :, 1:]], dim=2)
 
 
@@ -116,11 +92,11 @@ def first_given(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def grid_of_clips(pipe: Any, config: Any, channels: int, sides: int = 1) -> LatentGrid:
+def grid_of_clips(pipe: Any, config: Any, channels: int) -> LatentGrid:
     """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer's config the size of a token."""
     temporal, spatial, side = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial, config.patch_size
     patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
-    return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch, sides=sides)
+    return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch)
 
 
 def packed_grid(channels: int, spatial: int) -> LatentGrid:
@@ -135,7 +111,6 @@ def pack(x: Tensor, side: int = 1) -> Tensor:
 
 
 def unpack(tokens: Tensor, x: Tensor, side: int = 1) -> Tensor:
-    """The inverse; x has the shape of the result."""
     frames, height, width = x.shape[2], x.shape[3] // side, x.shape[4] // side
     squares = tokens.unflatten(2, (-1, side, side)).unflatten(1, (frames, height, width))  # B F h w C side side
     return squares.permute(0, 4, 1, 2, 5, 3, 6).flatten(5, 6).flatten(3, 4)
@@ -144,10 +119,8 @@ def unpack(tokens: Tensor, x: Tensor, side: int = 1) -> Tensor:
 def in_equal_batches(
     run: Callable[[Tensor, dict[str, Tensor]], Tensor], x: Tensor, inputs: Sequence[Inputs], device: torch.device
 ) -> Tensor:
-    """Apply `run(x, inputs)` to sub-batches of equal input shapes and put the results back in order.
-
-    The split depends on the shapes alone, hence replaying the same batch gives the same bits.
-    """
+    """Apply `run(x, inputs)` to sub-batches of equal input shapes and put the results back in order. The split depends on the shapes alone, hence
+    replaying the same batch gives the same bits."""
     rows_by_shape: dict[tuple[object, ...], list[int]] = {}
     for row, tensors in enumerate(inputs):
         shape = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
@@ -171,10 +144,7 @@ def stack(inputs: Sequence[Inputs], device: torch.device) -> dict[str, Tensor]:
 
 
 def seen_tokens(text: Tensor, mask: Tensor) -> Tensor:
-    """The tokens of one text (tokens x channels) that a network with this mask attends to.
-
-    Where the mask leaves none (an empty prompt), all of them: pipelines mask by adding one large negative number to scores, and a
-    number added to every score changes no softmax.
-    """
+    """The tokens of one text (tokens x channels) that a network with this mask attends to. Where the mask leaves none (an empty prompt), all of them:
+    pipelines mask by adding one large negative number to scores, and a number added to every score changes no softmax."""
     valid = mask.bool()
     return text[valid] if bool(valid.any()) else text

@@ -79,7 +79,7 @@ def read_config(folder: Path) -> VideoAlignConfig:
         raise RewardConfigError(f"Template type {kind!r} has no special tokens.{nearest(kind, _TEMPLATES)}")
     scale = None
     if lora.get("lora_enable", False):
-        demand(lora, {"lora_r": int, "lora_alpha": (int, float)}, f"{path}: peft_lora_config")
+        demand(lora, {"lora_r": int, "lora_alpha": float}, f"{path}: peft_lora_config")
         unknown = sorted(lora.keys() - _LORA_KEYS)
         rank, alpha, stabilised = lora["lora_r"], lora["lora_alpha"], lora.get("use_rslora", False)
         fault = lora_config_fault({"r": rank, "lora_alpha": alpha, "use_rslora": stabilised})
@@ -89,7 +89,7 @@ def read_config(folder: Path) -> VideoAlignConfig:
         scale = alpha / (math.sqrt(rank) if stabilised else rank)
     statistics = raw.get("inference_config")
     if statistics:
-        known = {f"{part}_{kind}": (int, float) for part in PARTS for kind in ("mean", "std")}
+        known = {f"{part}_{kind}": float for part in PARTS for kind in ("mean", "std")}
         demand(statistics, known, f"{path}: inference_config")
     return VideoAlignConfig(
         output_dim=model["output_dim"],

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import platform
 import shutil
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,11 +25,10 @@ import torch
 from sage_grpo.distributed import checkpoint
 from sage_grpo.plan.passes import references
 from sage_grpo.rewards.member import RewardFailure
-from sage_grpo.run.identity import identify, plain
+from sage_grpo.run.identity import identify, of_code, plain
 from sage_grpo.run.session import assemble
 from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.tools.compare.store import KEPT_EVERY
-from sage_grpo.tools.compare.surroundings import surroundings
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
@@ -35,6 +39,7 @@ from sage_grpo.training.loss import Diverged
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.json_schema import finite, read_object
+from sage_grpo.version import ROOT, __version__
 
 BLOCKS = 30
 """Points of a training curve, at most."""
@@ -43,7 +48,6 @@ KINDS = ("raw", "equalized", "sent")
 Scores = dict[str, float | None]
 Bases = dict[str, Evaluation]
 """Evaluations of untrained models."""
-Progress = Callable[[int], None]
 RECORD = "metrics.jsonl"
 """File with the record in an unfinished run's checkpoint; the name is one that a checkpoint may have."""
 
@@ -111,7 +115,6 @@ class RunRecord:
 def measure(
     job: CompareJob,
     bases: Bases,
-    progress: Progress,
     weights: Path | None = None,
     unfinished: Path | None = None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -127,10 +130,10 @@ def measure(
             closing(assemble(replace(job.config, out=folder), build(job.config))) as trainer,
         ):
             if job.kind == "rollout":
-                sample(trainer, record, progress)
+                sample(trainer, record)
             else:
                 root = unfinished or Path(folder) / "run"
-                train(job, bases, progress, SavedRun(trainer, record, root, made_by(job), on_note))
+                train(job, bases, SavedRun(trainer, record, root, made_by(job), on_note))
         if weights is not None:
             trainer.export(weights)
     except (Diverged, RewardFailure) as error:
@@ -150,7 +153,6 @@ class Recording(Observer):
     trainer: Trainer
     record: RunRecord
     bases: Bases
-    progress: Progress
     budgets: Mapping[str, int]
     points: set[int]
     """Iterations to evaluate; the last one within a budget is added as soon as the next one would exceed it."""
@@ -173,7 +175,6 @@ class Recording(Observer):
         record.updates = trainer.state.updates
         for label, weight in plan.equalizer.items():
             record.grid[label]["weight"] = weight
-        self.progress(trainer.state.iteration)
 
     def evaluated(self, found: Evaluated) -> None:
         self.keep(found.result, self.trainer.state.iteration)
@@ -256,7 +257,6 @@ class SavedRun:
         self.on_note(f"goes on after iteration {self.trainer.state.iteration}.")
 
     def _fault(self, folder: Path) -> str:
-        """The reason why a checkpoint would not reproduce an uninterrupted run."""
         meta = checkpoint.read_meta(folder)
         known = meta.get("made_by", {})
         other = [name for name in sorted({*known, *self.made_by}) if known.get(name) != self.made_by.get(name)]
@@ -268,7 +268,7 @@ class SavedRun:
         return f"the checkpoint that its sentinel may go back to is damaged: {fault}" if fault else ""
 
 
-def train(job: CompareJob, bases: Bases, progress: Progress, saved: SavedRun) -> None:
+def train(job: CompareJob, bases: Bases, saved: SavedRun) -> None:
     """Train to the end, from the start or from the interruption; evaluate at the points and budgets."""
     trainer, record = saved.trainer, saved.record
     for step in range(trainer.planner.grid.num_steps):
@@ -276,7 +276,7 @@ def train(job: CompareJob, bases: Bases, progress: Progress, saved: SavedRun) ->
     saved.resume()
     trainer.encode_prompts()  # the prompts depend on the iteration
     saved.points = points = {*job.points, *record.budgets.values()}
-    recording = Recording(trainer, record, bases, progress, job.budgets, points)
+    recording = Recording(trainer, record, bases, job.budgets, points)
     guard = HealthGuard(trainer.config, trainer.state, trainer.writer, saved.root, held_out=bool(trainer.held_out))
     loop = Loop(trainer, guard, saved, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
@@ -319,7 +319,7 @@ def by_prompt(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
     }
 
 
-def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
+def sample(trainer: Trainer, record: RunRecord) -> None:
     """Only sample, with exploration, and score; the means take the place of an evaluation's."""
     config, state = trainer.config, trainer.state
     trainer.encode_prompts()
@@ -337,7 +337,6 @@ def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
         record.cost += rollout_cost(plan)
         record.seconds["iterations"] += time.perf_counter() - start
         record.training.append({"reward/total": float(scored.total.nanmean())})
-        progress(number + 1)
     found = {name: torch.cat(values) for name, values in totals.items()}
     scores = with_plain_names({name: finite(float(values.nanmean())) for name, values in found.items()}, config)
     scores["clips"] = float(len(found["total"]))
@@ -346,7 +345,6 @@ def sample(trainer: Trainer, record: RunRecord, progress: Progress) -> None:
 
 
 def scored_clips(plan: Plan) -> int:
-    """Clips of a rollout that rewards score."""
     return 0 if plan.examples else sum(len(batch.members) for batch in _batches(plan))
 
 
@@ -417,3 +415,26 @@ def made_by(job: CompareJob) -> dict[str, Any]:
         "device": around["machine"]["device"],
         "versions": around["versions"],
     }
+
+
+def surroundings(config: TrainConfig) -> dict[str, Any]:
+    cuda = torch.cuda.is_available() and config.model.device != "cpu"
+    versions = {"sage-grpo": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for name in ("diffusers", "transformers", "peft"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    device = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    machine = {"device": device, "cores": os.cpu_count(), "system": platform.system()}
+    return {"machine": machine, "versions": versions, "commit": _commit(), "code": _code()}
+
+
+_code = cache(of_code)
+
+
+@cache
+def _commit() -> str:
+    """The commit of the source, "+changes" where it was edited; empty outside a checkout or without git."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+changes", "--abbrev=12", "--exclude=*"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return ""

@@ -13,7 +13,6 @@ from sage_grpo.config.metadata import COMPARED, affects
 from sage_grpo.config.parsing import ConfigError, parse
 from sage_grpo.run.identity import differences, plain
 from sage_grpo.tools.compare.design import Arm, Column, Suite
-from sage_grpo.tools.compare.leaderboard import EVALUATION
 from sage_grpo.tools.compare.store import FORMAT
 from sage_grpo.training.config import EvalConfig, TrainConfig
 from sage_grpo.worlds.world import SHAPES, world_of_model
@@ -32,6 +31,8 @@ MINIATURE = {
     "batch.micro_batch": 128,
 }
 """For the embedded model, which is small: many clips at once, whatever the lengths of their prompts, and no files of encoded prompts."""
+RECORDED = ("evaluate.prompts", "evaluate.per_prompt", "evaluate.steps", "evaluate.seed")
+"""Settings of the evaluation that rows have even where they are the recipe's: the benchmark's rules need them (docs/benchmark.md)."""
 BUDGETS = ("passes", "clips")
 """Limits of a suite: network evaluations, and scored clips."""
 PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift", higher=False))
@@ -64,7 +65,6 @@ class CompareJob:
 
     @property
     def file(self) -> str:
-        """Name of the file with the arm's configuration."""
         return f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', self.arm)}-{self.key[:8]}.yaml"
 
 
@@ -113,15 +113,16 @@ def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> Com
     points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
     changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
     budgets = {name: most for name in BUDGETS if (most := getattr(suite, name)) is not None}
-    # Settings that the benchmark's rules need are recorded even if unchanged.
-    rules = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in EVALUATION}
+    recorded = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in RECORDED}
     return CompareJob(
         arm=arm.name,
         recipe=arm.recipe,
         seed=config.seed,
         key=key_of(config, points, suite.kind, {**budgets, **({"unseen": True} if suite.unseen else {})}),
         config=config,
-        settings={key: value for key, value in {**changed, **rules}.items() if key not in ("seed", "out", *MINIATURE)},
+        settings={
+            key: value for key, value in {**changed, **recorded}.items() if key not in ("seed", "out", *MINIATURE)
+        },
         points=points,
         budgets=budgets,
         unseen=suite.unseen,
@@ -139,6 +140,8 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[
     """Digest of the results of a run; `more` has its other evaluations. Defaults do not count, so that a new field changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
+    if "rewards" in counted:  # rows have a field that is gone
+        counted["rewards"] = [{"standardize": {}, **reward} for reward in counted["rewards"]]
     text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -161,10 +164,10 @@ def head(job: CompareJob, status: str, fault: str | None) -> dict[str, Any]:
 def _plain(config: TrainConfig) -> Mapping[str, Any]:
     found = plain(asdict(config))
     for reward in found["rewards"]:
-        if not reward[
-            "judges"
-        ]:  # rows are older than this field; in a list, which is compared whole, it would change their keys
-            del reward["judges"]
+        if not reward["judges"]:
+            del reward[
+                "judges"
+            ]  # rows are older than this field; in a list, which is compared whole, it would change their keys
     return found
 
 

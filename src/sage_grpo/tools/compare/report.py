@@ -8,22 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.tools.compare import leaderboard, store
+from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
 from sage_grpo.tools.compare.figures import draw
 from sage_grpo.tools.compare.summary import ArmSummary, Summary, summarize
 from sage_grpo.utils import text as printing
-from sage_grpo.utils.json_schema import finite
 from sage_grpo.utils.safe_io import printable, replace_text
 from sage_grpo.utils.statistics import Interval
 from sage_grpo.utils.text import NONE, fixed, markdown, number
 
-TABLE, REPORT, NUMBERS = "table.md", "report.md", "table.json"
+TABLE, REPORT = "table.md", "report.md"
 
 
 def render(folder: Path, out: Path | None = None) -> Summary:
-    """Write table.md, table.json (neither has times: the same rows give the same files), report.md and the figures of a comparison; beside its
-    rows, or in a folder of their own."""
+    """Write table.md (without times: the same rows give the same file), report.md and the figures of a comparison; beside its rows, or in a folder
+    of their own."""
     suite, keys, command = store.load_suite(folder)
     rows = list(store.latest(store.read_rows(folder / store.ROWS), keys).values())
     rows.sort(key=lambda row: keys.index(row["key"]))
@@ -31,8 +30,6 @@ def render(folder: Path, out: Path | None = None) -> Summary:
     place = out or folder
     # Names come from the folder, which may be another user's, and are read in terminals.
     replace_text(place / TABLE, printable(tables(summary)) + "\n")
-    replace_text(place / leaderboard.FILE, json.dumps(leaderboard.board([(suite, rows)]), indent=1) + "\n")
-    replace_text(place / NUMBERS, json.dumps(numbers(summary), indent=1) + "\n")
     figures = draw(summary, place)
     replace_text(place / REPORT, printable(text(summary, rows, figures, command)) + "\n")
     return summary
@@ -113,7 +110,6 @@ def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
 
 
 def _ranges(arms: Sequence[ArmSummary]) -> dict[str, tuple[float, float]]:
-    """The lowest and the highest base of these arms' runs, by column."""
     return {
         key: (min(arm.base_range[key][0] for arm in arms), max(arm.base_range[key][1] for arm in arms))
         for key in arms[0].base_range
@@ -126,37 +122,6 @@ def _alike(one: Mapping[str, tuple[float, float]], other: Mapping[str, tuple[flo
         return False
     gaps = [(max(one[key][0], other[key][0]), min(one[key][1], other[key][1])) for key in one]
     return all(low <= high or number(low) == number(high) for low, high in gaps)
-
-
-def numbers(summary: Summary) -> dict[str, Any]:
-    """The numbers of the tables, with all digits, for programs."""
-
-    def plain(value: Interval) -> dict[str, float | int]:
-        return {"mean": value.mean, "low": value.low, "high": value.high, "count": value.count}
-
-    def all_plain(values: Mapping[str, Interval]) -> dict[str, Any]:
-        return {key: plain(value) for key, value in values.items()}
-
-    arms = {
-        name: {
-            "counts": arm.counts,
-            "iterations": arm.iterations,
-            "base": arm.base,
-            "final": all_plain(arm.final),
-            "way": None if arm.way is None else plain(arm.way),
-            "equal_passes": all_plain(arm.equal),
-            "equal_clips": all_plain(arm.clips),
-            "difference": all_plain(arm.difference),
-            "equal_passes_difference": all_plain(arm.equal_difference),
-            "equal_clips_difference": all_plain(arm.clips_difference),
-            "p_holm": summary.adjusted.get(name),
-            "passes": arm.passes,
-            "updates": arm.updates,
-        }
-        for name, arm in summary.arms.items()
-    }
-    suite = summary.suite
-    return dict(finite({"suite": suite.name, "baseline": suite.baseline, "budget": summary.budget, "arms": arms}))
 
 
 def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[Path], command: str) -> str:

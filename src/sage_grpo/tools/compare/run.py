@@ -1,241 +1,150 @@
-"""Comparisons from start to end: one pool of workers makes the missing runs, and rows are written as they come."""
+"""A comparison from start to end: workers make the missing runs, and rows are written as they come."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+import torch
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sage_grpo.run.identity import of_code, plain
+from sage_grpo.run.identity import plain
 from sage_grpo.run.lock import FolderLock
-from sage_grpo.tools.compare import machine, store
+from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
-from sage_grpo.tools.compare.pool import RunPool
-from sage_grpo.tools.compare.prepare import CompareJob, head
-from sage_grpo.tools.compare.worker import RunRequest
+from sage_grpo.tools.compare.prepare import CompareJob
+from sage_grpo.tools.compare.worker import Row, RunRequest, Worker, make_all
+from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.safe_io import replace_text
-from sage_grpo.utils.text import fixed, minutes
+from sage_grpo.utils.text import fixed
+from sage_grpo.worlds.world import SHAPES, world_of_model
 
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareEnded:
-    """The outcome of a call; a run that several suites share counts once."""
-
-    finished: int
-    """Runs that are done or diverged, in this call or before."""
-    failed: int
-    missing: int
-    """Runs that were not made, for lack of time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteRun:
-    """One suite of a call."""
-
-    folder: Path
-    suite: Suite
-    jobs: Sequence[CompareJob]
-    """All its runs."""
-    arms: Collection[str] | None = None
-    """Arms whose runs are made; None is all."""
-
-
-class SuiteFolder:
-    """The folder of a suite: its rows, and its missing runs."""
-
-    def __init__(self, part: SuiteRun, command: str, say: Callable[[str], None]) -> None:
-        self.folder, self.suite, self.rows = part.folder, part.suite, part.folder / store.ROWS
-        if store.repair(self.rows):
-            say(f"The last line of {self.rows} was cut off and is removed; its run is made again.")
-        keys = [job.key for job in part.jobs]
-        rows = store.latest(store.read_rows(self.rows), keys)
-        self.done = {key: row for key, row in rows.items() if row["status"] in store.FINISHED}
-        self.asked = {job.key: job for job in part.jobs if part.arms is None or job.arm in part.arms}
-        store.save_suite(self.folder, self.suite, keys, command)
-        for key in store.kept(self.folder, self.done):  # stopped between the two
-            store.forget(self.folder, key)
-        for job in self.missing.values():  # as `sage-grpo train --config` takes it
-            config = yaml.safe_dump(plain(asdict(job.config)), sort_keys=False)
-            replace_text(self.folder / "configs" / job.file, config)
-
-    @property
-    def missing(self) -> dict[str, CompareJob]:
-        return {key: job for key, job in self.asked.items() if key not in self.done}
-
-    def weights_of(self, job: CompareJob) -> Path:
-        return self.folder.absolute() / "weights" / f"{Path(job.file).stem}-{job.seed}"
-
-    def request(self, job: CompareJob, *, weights: bool) -> RunRequest:
-        unfinished = store.place(self.folder.absolute(), job.key)
-        return RunRequest(job=job, weights=self.weights_of(job) if weights else None, unfinished=unfinished)
-
-    def write(self, row: Row, weights: Path | None = None) -> None:
-        """Write the row of a run that was made here or for another suite, under its name here; with its weights."""
-        job = self.missing[row["key"]]
-        if weights is not None and weights != self.weights_of(job):
-            shutil.copytree(weights, self.weights_of(job), dirs_exist_ok=True)
-        row = row | head(job, row["status"], row["error"]) | {"suite": self.suite.name}
-        store.append(self.rows, {"suite": self.suite.name} | row)
-        if row["status"] in store.FINISHED:
-            self.done[job.key] = row
-            store.forget(self.folder, job.key)
+PER_GPU = 16
+"""Runs of a world's model that one large GPU serves well (H200 under MPS); a real model has the GPU to itself."""
 
 
 def run(
-    parts: Sequence[SuiteRun],
+    folder: Path,
+    suite: Suite,
+    jobs: Sequence[CompareJob],
     *,
-    out: Path,
     command: str,
+    arms: Collection[str] | None = None,
     side_by_side: int | None = None,
-    budget: float | None = None,
     weights: bool = False,
-) -> CompareEnded:
-    """Make the missing runs of the folders; the workers' logs go to `out`."""
-    began = time.monotonic()
-    with ExitStack() as stack:
-        for part in parts:
-            stack.enter_context(FolderLock(part.folder))
-        stack.enter_context(_stoppable())
-        progress = CompareProgress()
-        folders = [SuiteFolder(part, command, progress.say) for part in parts]
-        _share(folders)
-        progress.look_back(folders)
-        missing, homes, kept = _missing(folders)
-        failed: set[str] = set()
+) -> int:
+    """Make the missing runs of these arms (None: of all); returns the number that failed."""
+    console = Console(highlight=False, stderr=True)
 
-        def keep(job: CompareJob, row: Row) -> None:
-            made = homes[job.key].weights_of(job) if weights and row["status"] == "done" else None
-            for folder in [folder for folder in folders if job.key in folder.missing]:
-                folder.write(row, made)
-            if row["status"] == "failed":
-                failed.add(job.key)
-            progress.ended(homes[job.key], job, row, pool)
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
 
-        if missing:
-            opened = machine.opened([job.config for job in missing], out, side_by_side)
-            workers, where = stack.enter_context(opened)
-            progress.say(f"{len(missing)} runs to make, {len(workers)} side by side on {where}")
-            pool = RunPool(
-                missing,
-                workers,
-                keep,
-                lambda job: homes[job.key].request(job, weights=weights),
-                on_note=lambda job, text: progress.say(f"{job.name}: {text}"),
-                kept=kept,
-                budget=None if budget is None else budget - (time.monotonic() - began),
-            )
-            with progress.watching():
-                pool.run(progress.look)
-        asked = {key for folder in folders for key in folder.asked}
-        done = asked & {key for folder in folders for key in folder.done}
-        return CompareEnded(finished=len(done), failed=len(failed), missing=len(asked - done - failed))
+    with FolderLock(folder), _stoppable():
+        done = _done(folder, suite, jobs, command, say)
+        asked = [job for job in jobs if arms is None or job.arm in arms]
+        missing = [job for job in asked if job.key not in done]
+        if len(missing) < len(asked):
+            say(f"{len(asked) - len(missing)} of {len(asked)} runs are there already.")
+        for job in missing:  # as `sage-grpo train --config` takes it
+            config = yaml.safe_dump(plain(asdict(job.config)), sort_keys=False)
+            replace_text(folder / "configs" / job.file, config)
+        if not missing:
+            return 0
+        kept = store.kept(folder, [job.key for job in missing])
+        missing.sort(key=lambda job: job.key not in kept)  # those that were cut off first
+        devices = gpus([job.config for job in missing])
+        count = min(side_by_side or how_many([job.config for job in missing], devices), len(missing))
+        workers = [Worker(folder / "logs" / f"worker-{n:02d}.log", environment(devices, n)) for n in range(count)]
+        where = f"GPU {', '.join(devices)}" if devices else "the CPU"
+        say(f"{len(missing)} runs to make, {count} side by side on {where}.")
+        failed = 0
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task("", total=len(asked), completed=len(asked) - len(missing))
 
+            def keep(job: CompareJob, row: Row) -> None:
+                nonlocal failed
+                store.append(folder / store.ROWS, {"suite": suite.name, **row})
+                if row["status"] in store.FINISHED:
+                    store.forget(folder, job.key)
+                failed += row["status"] == "failed"
+                bar.advance(task)
+                say(f"{bar.tasks[0].completed:.0f}/{len(asked)}  {job.name}: {_result(suite, row)}")
 
-def _share(folders: Sequence[SuiteFolder]) -> None:
-    """Copy rows that one suite already has to the others."""
-    known = {key: row for folder in folders for key, row in folder.done.items()}
-    for folder in folders:
-        for key in [key for key in folder.missing if key in known]:
-            folder.write(known[key])
-
-
-def _missing(folders: Sequence[SuiteFolder]) -> tuple[list[CompareJob], dict[str, SuiteFolder], dict[str, int]]:
-    """The runs to make, suite by suite, interrupted ones first; the folder in which each is kept; and their last saved iterations."""
-    jobs: dict[str, CompareJob] = {}
-    homes: dict[str, SuiteFolder] = {}
-    kept: dict[str, int] = {}
-    for folder in folders:
-        for key, number in store.kept(folder.folder, folder.missing).items():
-            kept[key] = number
-            homes[key] = folder
-    for folder in folders:
-        for job in sorted(folder.missing.values(), key=lambda job: job.key not in kept):
-            homes.setdefault(job.key, folder)
-            jobs.setdefault(job.key, homes[job.key].asked[job.key])
-    return list(jobs.values()), homes, kept
+            root = folder.absolute()
+            requests = [
+                RunRequest(
+                    job=job,
+                    weights=root / "weights" / f"{Path(job.file).stem}-{job.seed}" if weights else None,
+                    unfinished=store.place(root, job.key),
+                )
+                for job in missing
+            ]
+            make_all(requests, workers, keep, lambda job, text: say(f"{job.name}: {text}"))
+        return failed
 
 
-class CompareProgress:
-    """Prints the progress of a call: a bar in a terminal, else a line per run."""
+def _done(
+    folder: Path, suite: Suite, jobs: Sequence[CompareJob], command: str, say: Callable[[str], None]
+) -> dict[str, Row]:
+    file, keys = folder / store.ROWS, [job.key for job in jobs]
+    if store.repair(file):
+        say(f"The last line of {file} was cut off and is removed; its run is made again.")
+    rows = store.latest(store.read_rows(file), keys)
+    done = {key: row for key, row in rows.items() if row["status"] in store.FINISHED}
+    store.save_suite(folder, suite, keys, command)
+    for key in store.kept(folder, done):  # stopped between the two
+        store.forget(folder, key)
+    return done
 
-    def __init__(self) -> None:
-        self.console = Console(highlight=False, stderr=True)
-        self.total = self._done = 0
-        self._many = False
-        self._bar = Progress(
-            TextColumn("runs"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None, note="")
 
-    def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False)
+def _result(suite: Suite, row: Row) -> str:
+    column = suite.columns[0]
+    last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
+    result = row["status"] if last is None else f"{column.title} {fixed(last, 4)}"
+    return f"{result}: {row['error']}" if row["error"] else result
 
-    def look_back(self, folders: Sequence[SuiteFolder]) -> None:
-        """Print the number of existing runs; warn where other code made them."""
-        asked = {key for folder in folders for key in folder.asked}
-        rows = {key: row for folder in folders for key, row in folder.done.items() if key in asked}
-        self.total, self._done, self._many = len(asked), len(rows), len(folders) > 1
-        code = of_code()
-        others = sorted({row["code"][:24] for row in rows.values() if row.get("code") and row["code"] != code})
-        if rows:
-            self.say(f"{len(rows)} of {self.total} runs are there already.")
-        if others:
-            self.say(
-                f"Warning: some of them were made by other code ({', '.join(others)}...). Choose another --out to make all of them anew."
-            )
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        self._bar.update(self._task, completed=self._done, total=self.total)
-        with self._bar:
-            yield
+def gpus(configs: Sequence[TrainConfig]) -> list[str]:
+    """The GPUs for these runs, as in CUDA_VISIBLE_DEVICES; none where they run on the CPU."""
+    if all(config.model.device == "cpu" for config in configs) or not torch.cuda.is_available():
+        return []
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named or [str(number) for number in range(torch.cuda.device_count())]
 
-    def ended(self, folder: SuiteFolder, job: CompareJob, row: Mapping[str, Any], pool: RunPool) -> None:
-        self._done += 1
-        column = folder.suite.columns[0]
-        last = row["evaluations"].get(str(row["iterations"]), {}).get(column.key)
-        result = row["status"] if last is None else f"{column.title} {fixed(last, 4)}"
-        fault = f": {row['error']}" if row["error"] else ""
-        name = f"{folder.suite.name}: {job.name}" if self._many else job.name
-        self.say(f"{self._done}/{self.total}  {name}: {result}{fault}  ({minutes(pool.left())} left)")
 
-    def look(self, pool: RunPool) -> None:
-        note = f"{len(pool.running)} under way, {minutes(pool.left())} left"
-        self._bar.update(self._task, completed=self._done, note=note)
+def cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
+    if not devices:
+        return cores()
+    per_gpu = PER_GPU if all(world_of_model(config.model.path) is SHAPES for config in configs) else 1
+    return min(max(cores(), len(devices)), per_gpu * len(devices))
+
+
+def environment(devices: Sequence[str], number: int) -> dict[str, str]:
+    """Environment variables of a worker: one thread, one GPU in turn, and repeatable matrix products."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    one = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
+    return {**threads, **one, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """SIGTERM ends a comparison as Ctrl-C does: workers end, rows stay."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-        sys.stderr.flush()
+        signal.signal(signal.SIGTERM, before)

@@ -1,30 +1,27 @@
-"""The process that makes runs, one after another, and its end in the pool.
-
-`python -m sage_grpo.tools.compare.worker FD` receives requests on a connection with this file descriptor and answers {"done": iteration},
-{"note": sentence} ... and {"row": ...}. Importing the libraries takes longer than a short run, so a process makes many. After a fault it ends,
-because its state (a GPU's context above all) may be broken; the pool starts another.
-"""
+"""Processes that make runs side by side, one run after another: importing the libraries takes longer than a short run."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sage_grpo.tools.compare.prepare import CompareJob, head
 from sage_grpo.utils.safe_io import alone
 
-COMMAND = (sys.executable, "-m", "sage_grpo.tools.compare.worker")
+if TYPE_CHECKING:  # a worker sets its environment before it imports torch
+    from sage_grpo.tools.compare.prepare import CompareJob
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,76 +35,15 @@ class RunRequest:
     """Folder of its checkpoints while it is under way."""
 
 
-def failed(job: CompareJob, reason: str) -> dict[str, Any]:
-    return {**head(job, "failed", reason), "evaluations": {}, "passes": {}}
-
-
-class Worker:
-    """A process of this machine, started with its first run and again after a fault."""
-
-    def __init__(
-        self, folder: Path, number: int, environment: Mapping[str, str], command: Sequence[str] = COMMAND
-    ) -> None:
-        self.log = folder / "logs" / f"worker-{number:02d}.log"
-        self._environment, self._command = {**os.environ, **environment}, list(command)
-        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
-
-    def begin(self, request: RunRequest) -> Connection:
-        """Begin a run; returns the connection that becomes readable with every message."""
-        self._running = self._running or self._start()
-        connection = self._running[1]
-        with suppress(BrokenPipeError):  # then its end is the next message
-            connection.send(request)
-        return connection
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = Pipe()
-        with theirs, alone(self.log).open("ab") as log:
-            process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.PIPE,  # it ends with us, see `_end_with_parent`
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C is for us: we end it, and its end is then no failure
-            )
-        return process, ours
-
-    def receive(self) -> Mapping[str, Any]:
-        """The next message; {"ended": sentence} of a process that ended before its row."""
-        assert self._running is not None
-        try:
-            message: Mapping[str, Any] = self._running[1].recv()
-        except (EOFError, ConnectionResetError):
-            return {"ended": f"The process ended with {self.close()}; {self.log} has its last words."}
-        if "row" in message and message["row"]["status"] == "failed":
-            self.close()
-        return message
-
-    def close(self, *, now: bool = False) -> int | None:
-        """End the process, after its run or at once; its exit status."""
-        if self._running is None:
-            return None
-        process, connection = self._running
-        self._running = None
-        if now:
-            process.kill()
-        connection.close()
-        with process:  # closes its stdin
-            return process.wait()
-
-
-def _end_with_parent() -> None:
-    """Exit at once when stdin ends: the parent is gone, and its next call resumes this very run."""
-    os.read(0, 1)
-    os._exit(1)
-
-
-def main(descriptor: int) -> int:
-    """Make runs until the connection closes."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def serve(connection: Connection, log: Path, environment: Mapping[str, str]) -> None:
+    """The body of a worker process: it answers each request with {"note": sentence} ... and {"row": ...}, and ends after a fault, because its state
+    (a GPU's context above all) may be broken."""
+    os.setsid()  # Ctrl-C is for the parent, which ends this process
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with alone(log).open("ab") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.environ.update(environment)
     import torch
 
     from sage_grpo.tools.compare.measure import measure
@@ -115,26 +51,103 @@ def main(descriptor: int) -> int:
     warnings.simplefilter("once")
     torch.set_num_threads(1)
     bases: dict[str, Any] = {}
-    with Connection(descriptor) as pool, suppress(EOFError):
+    with suppress(EOFError):
         while True:
-            request: RunRequest = pool.recv()
+            request: RunRequest = connection.recv()
             print(f"--- {request.job.name}", file=sys.stderr, flush=True)
             try:
                 row = measure(
                     request.job,
                     bases,
-                    lambda done: pool.send({"done": done}),
                     request.weights,
                     request.unfinished,
-                    lambda text: pool.send({"note": text}),
+                    lambda text: connection.send({"note": text}),
                 )
             except Exception as error:  # noqa: BLE001 - one run's fault is recorded, the others go on
                 traceback.print_exc()
-                pool.send({"row": failed(request.job, f"{type(error).__name__}: {error}")})
-                return 1
-            pool.send({"row": row})
-    return 0
+                connection.send({"row": failed(request.job, f"{type(error).__name__}: {error}")})
+                return
+            connection.send({"row": row})
 
 
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+def end_with_parent() -> None:
+    """Exit at once when the parent is gone: its next call resumes this very run."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def failed(job: CompareJob, reason: str) -> Row:
+    from sage_grpo.tools.compare.prepare import head
+
+    return {**head(job, "failed", reason), "evaluations": {}, "passes": {}}
+
+
+class Worker:
+    """A process of this machine, started with its first run and again after a fault."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str], body: Callable[..., None] = serve) -> None:
+        self.log, self._environment, self._body = log, environment, body
+        self._process: Any = None
+
+    def begin(self, request: RunRequest) -> Connection:
+        """Begin a run; returns the connection that becomes readable with every message."""
+        if self._process is None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            context = get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=self._body, args=(theirs, self.log, self._environment))
+            self._process.start()
+            theirs.close()
+        self._job = request.job
+        with suppress(BrokenPipeError):  # then its end is the next message
+            self._connection.send(request)
+        return self._connection
+
+    def receive(self) -> Mapping[str, Any]:
+        """The next message; a process that ended before its row has a failed one."""
+        try:
+            message: Mapping[str, Any] = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            fault = f"The process ended with {self._process.exitcode}; {self.log} has its last words."
+            message = {"row": failed(self._job, fault)}
+        if "row" in message and message["row"]["status"] == "failed":
+            self.close()
+        return message
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+            self._process = None
+
+
+def make_all(
+    requests: Iterable[RunRequest],
+    workers: Sequence[Worker],
+    on_row: Callable[[CompareJob, Row], None],
+    on_note: Callable[[CompareJob, str], None] = lambda job, text: None,
+) -> None:
+    """Make runs in order; `on_row` gets each row as it comes. An interruption or a fault ends the workers."""
+    waiting, idle = deque(requests), deque(workers)
+    running: dict[Any, tuple[Worker, CompareJob]] = {}
+    try:
+        while waiting or running:
+            while waiting and idle:
+                worker, request = idle.popleft(), waiting.popleft()
+                running[worker.begin(request)] = worker, request.job
+            for connection in wait(list(running)):
+                worker, job = running[connection]
+                message = worker.receive()
+                if "note" in message:
+                    on_note(job, message["note"])
+                else:
+                    del running[connection]
+                    idle.append(worker)
+                    on_row(job, message["row"])
+    finally:
+        for worker in workers:
+            worker.close()

@@ -25,24 +25,24 @@ STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold re
 
 WHY = {
     "versions": "the model families are written against these libraries' own modules: older ones compute something else, or crash",
-    "device": "bfloat16 is hundreds of times slower on a CPU, and a GPU that is shared runs out of memory after an hour",
+    "device": "a GPU that is shared runs out of memory after an hour",
     "plan": "steps that cannot explore or that nobody trains are found here in a second, and in a run after the model is loaded",
     "files": "a weight that is missing gets random values, and a tokenizer without its files an empty vocabulary: both look plausible",
-    "settings": "held-out scores mean nothing for prompts that are trained on, and a distilled network burns its pictures with guidance on top",
-    "trainable": "an adapter that binds to no module trains nothing, and says nothing",
+    "settings": "held-out scores mean nothing for prompts that are trained on, a distilled network burns its pictures with guidance on top, and "
+    "bfloat16 is hundreds of times slower on a CPU",
     "stability": "a sampler that overshoots, or whose last step leaves its noise, makes clips that the reward can only call bad",
     "prompt": "a network that does not read its prompt cannot learn to follow it",
     "padding": "padding that is attended changes the velocity, by how much depends on the batch: rollout and replay then disagree",
     "pipeline": "what is trained must be what users of the checkpoint run: the same grid, guidance, text and network",
     "vae": "latents that are scaled twice, or not at all, decode to washed-out or burnt clips that no reward can rank",
-    "guidance": "a ratio between a guided and an unguided velocity compares two models: its gradient teaches guidance, not the reward",
+    "guidance": "a replay at another scale is of another model: its gradient teaches guidance, not the reward",
     "reward valid": "a clip without a score is left out: too many of them leave nothing to compare",
     "reward spread": "advantages are differences within a group: without any, or with noise instead, there is nothing to learn",
     "reward batch": "a score that depends on its batch depends on ranks and micro-batches: advantages compare what cannot be compared",
     "reward prompt": "a reward that ignores the prompt, or sees another clip's, teaches the model to ignore it too",
     "reward statistics": "a reward that is brightness or motion in disguise is maxed out by a white or a frozen clip",
     "ratio": "before the first update both policies are one: a ratio other than 1 is an error of replay that the clip takes for learning",
-    "gradients": "modules without a gradient are dead weight, and one below AdamW's epsilon moves nothing",
+    "gradients": "an adapter that binds to no module trains nothing, modules without a gradient are dead weight, and one below AdamW's epsilon moves nothing",
     "update": "a bfloat16 weight has three digits: steps of a learning rate are rounded away, and the run stands still",
     "step size": "a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
     "ranks": "a rank whose gradients were not added up trains another model, and the average of both is neither",
@@ -57,7 +57,6 @@ REMEDY = {
     "plan": "set what is named; `sage-grpo inspect` shows the steps of a schedule",
     "files": "get what is named, or give the right path",
     "settings": "set what is named; keep data.eval_prompts apart from data.prompts, and every prompt once in its file",
-    "trainable": "leave model.lora.targets empty for the family's own, or name modules of the transformer",
     "stability": f"look at `sage-grpo inspect` with this kernel and schedule; leave rollout.deterministic_last out, or take kernel.name {EXACT}",
     "prompt": "compare what the pipeline makes of the two prompts; a user's family must hand the encoding to the network",
     "padding": "a family's encode must return valid tokens only, and batches must mask or avoid padding (docs/extending.md)",
@@ -70,7 +69,7 @@ REMEDY = {
     "reward prompt": "check which prompt the reward gets for which clip; a reward without prompts needs one with them beside it",
     "reward statistics": "add a reward that guards against it (video_stats with a negative weight), or another judge",
     "ratio": "try model.compile false, model.attention native, rollout.storage float32; then report it",
-    "gradients": "choose other model.lora.targets, or lower optimizer.eps",
+    "gradients": "leave model.lora.targets empty for the family's own, or name modules of the transformer; or lower optimizer.eps",
     "update": "keep trained weights in float32 (the default), or raise optimizer.lr",
     "step size": "lower optimizer.lr, by as much as this is above 0.1, or set optimizer.target_kl and max_kl",
     "ranks": "restart all processes from one checkpoint; the same code, seed and libraries on every machine",
@@ -107,12 +106,10 @@ class Check:
 
 
 def worst(found: Iterable[Check]) -> Status:
-    """The worst verdict; "pass" for none."""
     return max((one.status for one in found), key=ORDER.index, default="pass")
 
 
 def graded(value: float, *, warn: float, fail: float) -> Status:
-    """The verdict on an error: above a limit, or NaN, is worse."""
     if not math.isfinite(value) or value > fail:
         return "fail"
     return "warn" if value > warn else "pass"
@@ -134,7 +131,6 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def show(found: Check, console: Console) -> None:
-    """Print the verdict with the measured value; for a warning or failure, also the reason and the remedy."""
     from rich.table import Table
     from rich.text import Text
 
@@ -151,13 +147,11 @@ def show(found: Check, console: Console) -> None:
 
 
 def show_summary(found: Sequence[Check], console: Console) -> None:
-    """Print the number of checks by verdict."""
     count = Counter(one.status for one in found)
     text = ", ".join(f"{count[status]} {status}" for status in ORDER if count[status])
     console.print(text, style=STYLE[worst(found)])
 
 
 def document(found: Sequence[Check]) -> dict[str, Any]:
-    """The check-up as JSON."""
     rows = [finite(dataclasses.asdict(one)) for one in found]  # `value` states an infinite number
     return {"status": worst(found), "findings": rows}

@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.family import FamilyModel
+from sage_grpo.plan.architecture import Architecture
+from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.run.session import assemble
-from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward, sampling
+from sage_grpo.tools.doctor import DoctorSpec, checkpoint, learning, machine, reward
 from sage_grpo.tools.doctor.check import ORDER, Check
-from sage_grpo.tools.doctor.sampling import Sample
-from sage_grpo.tools.doctor.stock import why_not_stock, why_unknown
+from sage_grpo.tools.doctor.learning import Sample
 from sage_grpo.tools.inspect import instabilities
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers.dispatcher import Dispatcher
+from sage_grpo.workers.messages import WorkerError
 
 Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
@@ -46,7 +48,6 @@ def examine(
 
 
 def over_ranks(found: list[Check], world: World) -> list[Check]:
-    """Worse results of other processes: the same list on all of them."""
     worse, own = {}, {one.name: ORDER.index(one.status) for one in found}
     for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
         for check in [Check(**row) for row in json.loads(text)]:
@@ -63,18 +64,21 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     yield plan
     if plan.status == "fail":
         return
-    files = machine.files(config, world.size)
+    files, remarks = machine.files(config, world.size)
     yield files
     if files.status == "fail":
         return
     try:
         parts = build(config, world)
+        model = cast(FamilyModel, parts.model)  # one of your own has all that a description asks for
+        loaded = Architecture.of(model, "the loaded model", getattr(model, "folder", None))
+        run = describe(config, world.processes, loaded)
     except BROKEN as error:
         yield _stopped("loading", error)
         return
-    yield machine.settings(config, parts.model)
-    yield learning.trainable(parts.model)
+    yield machine.settings(run, remarks)
     if not parts.model.trainable():
+        yield Check("gradients", "fail", "no parameter is trained")
         return
     try:
         trainer = assemble(small(config, spec), parts, world)
@@ -82,8 +86,8 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
         yield _stopped("plan", error)
         return
     sample = prepare(trainer)
-    yield from _guarded("schedule", of_schedule(trainer, sample))
-    yield from _guarded("conditioning", of_conditioning(trainer, sample))
+    yield from _guarded("schedule", of_schedule(run))
+    yield from _guarded("conditioning", of_conditioning(sample))
     yield from _guarded("sampling", of_sampling(sample))
     yield from _guarded("learning", of_learning(sample))
     if isinstance(trainer.workers, Dispatcher):
@@ -91,7 +95,6 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
-    """A stage; an error in it is a failed check, and the later stages still run."""
     try:
         yield from stage
     except BROKEN as error:
@@ -111,50 +114,45 @@ def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
 
 
 def prepare(trainer: Trainer) -> Sample:
-    """The plan of the shared rollout, not sampled yet."""
     prompts = trainer.state.stream.peek(trainer.config.batch.prompts)
-    plan = trainer.planner.plan(0, prompts)
-    return Sample(trainer, plan)
+    return Sample(trainer, trainer.planner.plan(0, prompts))
 
 
-def of_schedule(trainer: Trainer, sample: Sample) -> Checks:
-    """The kernel on the grid of the first group."""
-    kernel, schedule, objective = trainer.planner.kernel, sample.plan.groups[0].schedule, trainer.config.objective
-    if not trainer.config.explores:
-        yield Check("stability", "skip", f"objective.kind {objective.kind}: no step explores")
-        return
-    yield machine.stability(kernel, schedule, trainer.planner.unexplored())
+def of_schedule(run: RunDescription) -> Checks:
+    if run.config.explores:
+        yield machine.stability(run.planner.kernel, run.plan.groups[0].schedule, run.unexplored())
+    else:
+        yield Check("stability", "skip", f"objective.kind {run.config.objective.kind}: no step explores")
 
 
-def of_conditioning(trainer: Trainer, sample: Sample) -> Checks:
+def of_conditioning(sample: Sample) -> Checks:
     """The network's inputs, and the stock pipeline on the same prompt; text encoders are loaded here only."""
-    model = trainer.model
-    prompts = _different(sample.plan.prompts)
+    model, prompts = sample.trainer.model, sample.plan.prompts
+    prompts = [prompts[0], *[one for one in prompts if one.text != prompts[0].text][:1]]
     texts, images = [prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts]
     conditions = model.encode(texts, images)
     x = checkpoint.start(model)
     if len(texts) > 1:
         yield checkpoint.prompt(model, x, conditions)
     yield checkpoint.padding(model, x, images)
-    yield from _of_pipeline(trainer, texts[0], images[0])
+    yield from _of_pipeline(sample.trainer, x, texts[0], images[0])
     model.unload_text()
 
 
-def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Checks:
+def _of_pipeline(trainer: Trainer, latents: Tensor, text: str, image: Tensor | None) -> Checks:
     model = trainer.model
     if not isinstance(model, FamilyModel):
         for name in ("pipeline", "vae"):
             yield Check(name, "skip", f"{type(model).__name__} has no diffusers pipeline")
         return
-    latents, reason = checkpoint.start(model), why_not_stock(model)
-    if trainer.world.control is not None:
-        reason = "run the check-up in one process for this"
+    alone = trainer.world.control is None
+    reason = checkpoint.why_not_stock(model) if alone else "run the check-up in one process for this"
     if reason is None:
         check, latents = checkpoint.pipeline(model, text, image)
         yield check
     else:
         yield Check("pipeline", "skip", reason)
-    unknown = why_unknown(model)
+    unknown = checkpoint.why_unknown(model)
     if unknown is not None:
         yield Check("vae", "skip", unknown)
         return
@@ -162,21 +160,13 @@ def _of_pipeline(trainer: Trainer, text: str, image: Tensor | None) -> Checks:
         yield checkpoint.vae(model, latents)
 
 
-def _different(prompts: list[Prompt]) -> list[Prompt]:
-    """Two prompts of different text if there are any."""
-    first = prompts[0]
-    return [first, *[prompt for prompt in prompts if prompt.text != first.text][:1]]
-
-
 def of_sampling(sample: Sample) -> Checks:
-    """The shared rollout: its guidance, then its clips and the reward."""
     sample.trainer.encode_prompts()
-    yield sampling.guidance(sample, sample.items())
+    yield learning.guidance(sample, sample.items())
     yield from of_reward(sample, sample.trainer.engine.decode(sample.rollout))
 
 
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
-    """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
     members, latents = trainer.engine.scored(plan), trainer.engine.latents(sample.rollout)
     prompts = {group.number: group.prompt for group in plan.groups}
@@ -190,16 +180,14 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         scores, _ = trainer.reward.score(videos[which], texts, fps, metadata=rows, latents=asked_of)
         return scores.total.double().cpu()
 
+    allowed = trainer.config.max_failed_fraction
     if trainer.reward.compares:
-        yield reward.valid(
-            trainer.engine.gather(trainer.engine.score(videos, plan)).total, trainer.config.max_failed_fraction
-        )
-        yield Check(
-            "reward batch", "skip", "the reward compares clips of one group, so that their scores depend on one another"
-        )
+        yield reward.valid(trainer.engine.gather(trainer.engine.score(videos, plan)).total, allowed)
+        reason = "the reward compares clips of one group, so that their scores depend on one another"
+        yield Check("reward batch", "skip", reason)
         return
     first = score(torch.arange(len(members)), places.tolist())
-    valid = reward.valid(first, trainer.config.max_failed_fraction)
+    valid = reward.valid(first, allowed)
     yield valid
     if trainer.world.any(valid.status == "fail"):  # all ranks score together, or none
         return
@@ -207,7 +195,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if not trainer.config.explores else trainer.config.kernel.eta
-    wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
+    wild = eta is not None and any(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
     yield reward.spread(scoring, eta=eta, overshoots=wild)
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
@@ -222,13 +210,15 @@ def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
             dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
             if len(dispatcher.gaps) >= asked:
                 break
-        yield machine.honest(dispatcher.gaps, dispatcher.limit, asked, refused=dispatcher.row["crew/refused"])
+    except WorkerError:  # a wrong worker, which the check names
+        if not dispatcher.gaps:
+            raise
     finally:
         trainer.close()
+    yield machine.honest(dispatcher.gaps, dispatcher.limit, asked)
 
 
 def of_learning(sample: Sample) -> Checks:
-    """One update: the first ratio, gradients, weights, ranks, the trust region, and the export."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
     yield learning.gradients(trainer, {item.network for item in items})

@@ -1,20 +1,23 @@
-"""Checks of learning: trainable weights, the first ratio, gradients, one update, ranks, the trust region."""
+"""The rollout that the checks share, and the checks of learning: guidance, the first ratio, gradients, one update, ranks, the trust region."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.distributed.fsdp import disagreeing, local
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import VelocityModel
 from sage_grpo.tools.doctor.check import Check, graded, relative
-from sage_grpo.tools.doctor.sampling import Sample
-from sage_grpo.training.loss import TrainItem, accumulate, replay
+from sage_grpo.training import loss
+from sage_grpo.training.loss import TrainItem, accumulate
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import with_old, with_reference
 
@@ -24,14 +27,74 @@ FAR, TOO_FAR = 0.4, 1.0
 """Limits of the relative change of a velocity by one update: the recipes' is 0.001 (a LoRA) to 0.12 (all weights)."""
 
 
-def trainable(model: VelocityModel) -> Check:
-    """Trained weights are there, in float32."""
-    params = model.trainable()
-    count, lora = sum(p.numel() for p in params.values()), model.spec.lora
-    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
-    what = "a LoRA" if lora else "all weights"
-    value = f"{what}: {count:,} parameters in {len(_modules(params))} modules, {', '.join(kinds) or 'none'}"
-    return Check("trainable", "fail" if not count else "pass", value, float(count))
+@dataclass(frozen=True)
+class Sample:
+    """One small rollout, which all later checks share."""
+
+    trainer: Trainer
+    plan: Plan
+
+    @cached_property
+    def rollout(self) -> Rollout:
+        return self.trainer.engine.sampler(self.plan).run()
+
+    def items(self) -> list[TrainItem]:
+        """One replay of every trained step, with made-up advantages: these checks must not depend on a reward, unless it is
+        differentiated.
+
+        Ranks of one network make equally many passes, so that several take all of theirs.
+        """
+        items, steps, world = [], set(), self.trainer.world
+        by_gradient = self.trainer.config.build_objective().differentiates
+        pushes = self.trainer.engine.differentiate(self.plan, self.rollout) if by_gradient else {}
+        updates = range(self.plan.updates)
+        for replay in dict.fromkeys(one for update in updates for one in self.plan.replays(world.rank, update)):
+            group = self.plan.groups[replay.members[0].group]
+            label = group.label(replay.step)
+            if label in steps and world.size == 1:
+                continue
+            steps.add(label)
+            ones = torch.ones(len(replay.members))
+            items.append(
+                TrainItem(
+                    record=self.rollout.records[replay],
+                    step=replay.step,
+                    label=label,
+                    advantage=torch.tensor([1.0 if member.index % 2 else -1.0 for member in replay.members]),
+                    weight=ones / len(ones),
+                    equalizer=self.plan.equalizer[label],
+                    reward_signal=pushes.get(replay.members),
+                    length=group.length(replay.step) if pushes else 0.0,
+                )
+            )
+        return items
+
+
+@torch.no_grad()
+def guidance(sample: Sample, items: Sequence[TrainItem]) -> Check:
+    """Replays against the velocity at the configuration's guidance; `ratio` compares them with the rollout."""
+    model, scale = sample.trainer.model, sample.trainer.config.model.training_guidance
+    asked = model.guidance_scale if scale is None else scale
+    gaps = []
+    for item in (items[0], items[-1]):
+        record = item.record
+        x = record.x.to(model.device, torch.float32)
+        sigma, _ = record.policy.schedule.pair(item.step)
+        wanted = model.velocity(x, sigma, record.conditions, guidance=scale)
+        gaps.append(relative(loss.replay(item, model.device).velocity, wanted))
+    largest = max(gaps)
+    status = graded(largest, warn=1e-4, fail=1e-2)
+    value = f"scale {asked:g}; an update and a pass at that scale differ by {largest:.2g}"
+    if status == "pass" and asked != model.guidance_scale:
+        return Check(
+            "guidance",
+            "warn",
+            f"{value}; but evaluation and generate sample at scale {model.guidance_scale:g}",
+            largest,
+            why="what is trained without guidance is not what is sampled with it: a gain there may be less, or none",
+            remedy="model.guidance_in_training true trains what is sampled; or sample as it is trained, with model.guidance_scale 1",
+        )
+    return Check("guidance", status, value, largest)
 
 
 def _modules(names: Mapping[str, object]) -> set[str]:
@@ -74,6 +137,8 @@ def gradients(trainer: Trainer, networks: Collection[int] = (0, 1)) -> Check:
     """Every trained module gets a gradient that is a number and that the optimizer's epsilon does not swallow. Of two trained experts,
     those of the sample's steps count (`networks`)."""
     params, eps = _run(trainer, networks), trainer.config.optimizer.eps
+    if not params:
+        return Check("gradients", "fail", "there are no trained parameters")
     alive = {name: p for name, p in params.items() if p.grad is not None and bool(local(p.grad).any())}
     silent = sorted(_modules(params) - _modules(alive))
     silent = [] if trainer.world.size > 1 else silent  # a shard of a small tensor may be empty
@@ -110,10 +175,8 @@ def update_moves(trainer: Trainer) -> Check:
     moved = torch.cat([(_watched(p) != before[name])[pushed[name]] for name, p in params.items()])
     share = float(moved.double().mean()) if len(moved) else 0.0
     finite = all(bool(_watched(p).isfinite().all()) for p in params.values())
-    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
-    value = (
-        f"one update at learning rate {lr:.2g} changed {share:.1%} of the {', '.join(kinds)} weights with a gradient"
-    )
+    kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in params.values()}))
+    value = f"one update at learning rate {lr:.2g} changed {share:.1%} of the {kinds} weights with a gradient"
     if not finite:
         return Check("update", "fail", f"{value}; some are not finite now", share)
     return Check("update", graded(1 - share, warn=0.05, fail=0.5), value, share)
@@ -121,13 +184,11 @@ def update_moves(trainer: Trainer) -> Check:
 
 @torch.no_grad()
 def velocities(trainer: Trainer, items: Sequence[TrainItem]) -> list[Tensor]:
-    """Velocities of the first and the last replay, with the present weights."""
     ends = dict.fromkeys((0, len(items) - 1))
-    return [replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
+    return [loss.replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
 
 
 def step_size(trainer: Trainer, items: Sequence[TrainItem], before: Sequence[Tensor]) -> Check:
-    """Relative change of the velocities by that step."""
     pairs = zip(velocities(trainer, items), before, strict=True)
     gaps = [relative(now, then) for now, then in pairs]
     largest = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
@@ -152,7 +213,6 @@ def _pushed(p: nn.Parameter) -> Tensor:
 
 
 def ranks(params: Mapping[str, Tensor], world: World) -> Check:
-    """After an update all processes hold the same weights."""
     if world.control is None and world.processes == 1:
         return Check("ranks", "skip", "one process")
     other = disagreeing(params, world)
@@ -161,16 +221,12 @@ def ranks(params: Mapping[str, Tensor], world: World) -> Check:
 
 
 def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
-    """The KL after an update has a gradient."""
     trainer, config = sample.trainer, sample.trainer.config
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":
         return Check("trust region", "skip", "trust_region.mode is none")
-    own = (
-        config.update.updates_per_rollout == 1 and not config.build_objective().lags
-    )  # the rollout's policy is the live one
-    inert = own and (anchor is None or anchor.every == 1)
-    if inert and region.estimator == "closed_form":
+    is_live = config.update.updates_per_rollout == 1 and not config.build_objective().lags  # the rollout's policy
+    if is_live and (anchor is None or anchor.every == 1) and region.estimator == "closed_form":
         return Check(
             "trust region",
             "warn",

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.checkpoints.checkpoint import check_folder, resolve
-from sage_grpo.models.devices import choose_device, slow_dtype
-from sage_grpo.models.distilled import find_distilled
-from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.devices import choose_device
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.run.preflight import check_plan, needs, preflight, prompt_remarks
+from sage_grpo.plan.description import RunDescription
+from sage_grpo.run.preflight import check_plan, needs, preflight
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.tools.doctor.check import Check, Status
 from sage_grpo.tools.inspect import inspect_kernel, instabilities
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import load_sources
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 LITTLE_FREE = 0.5
@@ -29,9 +26,9 @@ LITTLE_FREE = 0.5
 
 
 def versions() -> Check:
-    """The libraries against the oldest versions that are supported."""
     try:
-        wanted = dict(re.findall(r"^([\w-]+)>=([\d.]+)", line)[0] for line in _plain(requires("sage-grpo") or []))
+        lines = [line for line in requires("sage-grpo") or [] if ";" not in line]  # extras have a marker
+        wanted = dict(pair for line in lines for pair in re.findall(r"^([\w-]+)>=([\d.]+)", line))
     except PackageNotFoundError:
         return Check("versions", "skip", "the package is not installed, so its requirements are unknown")
     found = {name: version(name) for name in LIBRARIES}
@@ -45,22 +42,14 @@ def versions() -> Check:
     )
 
 
-def _plain(lines: list[str]) -> list[str]:
-    """Requirements that always hold: extras have a marker."""
-    return [line for line in lines if ";" not in line and re.match(r"[\w-]+>=[\d.]+", line)]
-
-
 def _key(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def device(spec: ModelSpec, place: torch.device | None = None) -> Check:
-    """The device of the run, and its dtype on it."""
     chosen = choose_device(spec.device) if place is None else place
     if chosen.type != "cuda":
-        value = f"{chosen.type}, {torch.get_num_threads()} threads, {spec.dtype}"
-        slow = slow_dtype(spec.dtype, chosen)
-        return Check("device", "warn" if slow else "pass", value, remedy="set model.dtype to float32, or take a GPU")
+        return Check("device", "pass", f"{chosen.type}, {torch.get_num_threads()} threads, {spec.dtype}")
     free, total = torch.cuda.mem_get_info(chosen)
     value = f"{torch.cuda.get_device_name(chosen)}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free, {spec.dtype}"
     if spec.dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
@@ -78,45 +67,38 @@ def plan(config: TrainConfig, ranks: int = 1) -> Check:
     return Check("plan", "pass", f"{config.rollout.steps} steps, {trained} trained in {found.updates} update(s)")
 
 
-def files(config: TrainConfig, ranks: int = 1) -> Check:
-    """All files of the configuration: present, readable and whole, before anything large is loaded."""
+def files(config: TrainConfig, ranks: int = 1) -> tuple[Check, list[str]]:
+    """All files of the configuration: present, readable and whole, before anything large is loaded; and the remarks of preflight."""
     try:
-        preflight(config, ranks)
+        remarks = preflight(config, ranks)
         named = list(needs(config))
         away = [need.value for need in named if not need.is_here]
         if config.model.family is None and config.model.path not in away:
             check_folder(resolve(config.model))
     except (ValueError, OSError) as error:
-        return Check("files", "fail", str(error))
+        return Check("files", "fail", str(error)), []
     there = f"the checkpoint{' and ' if named else ''}{', '.join(need.key for need in named)}"
-    return Check("files", "pass", f"would be downloaded: {', '.join(away)}" if away else f"{there}: whole")
+    return Check("files", "pass", f"would be downloaded: {', '.join(away)}" if away else f"{there}: whole"), remarks
 
 
-def settings(config: TrainConfig, model: VelocityModel) -> Check:
-    """Training prompts against held-out ones and copies of themselves; a distilled checkpoint's guidance and steps against
-    those of its authors."""
-    training, held_out = load_sources(config)
-    remarks = prompt_remarks(training, held_out)
-    known = find_distilled(model.spec, model.folder) if isinstance(model, FamilyModel) else None
-    value = f"{len(training)} prompts to train on, {len(held_out)} held out, all different"
-    if known is not None and isinstance(model, FamilyModel):
-        scale = 1.0 if model.guidance.embedded else model.guidance_scale
-        advice = known.advice(scale, config.rollout.steps, config.evaluate.steps_for(config.model))
-        remarks += [advice] if advice else []
-        value += f"; distilled ({known.evidence}), and sampled as its authors do"
+def settings(run: RunDescription, remarks: Sequence[str]) -> Check:
+    """The remarks of preflight (prompts that are trained on and held out, copies, a slow dtype, idle workers), and a distilled checkpoint's
+    guidance and steps against those of its authors."""
+    remarks = [*remarks, *filter(None, [run.advice()])]
+    value = "no prompt is a copy or held out and trained on"
+    if run.distilled is not None:
+        value += f"; distilled ({run.distilled.evidence}), and sampled as its authors do"
     return Check("settings", "warn" if remarks else "pass", " ".join(remarks) or value, float(len(remarks)))
 
 
 def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Check:
-    """A perfect network would end at its data with this kernel and schedule, without noise of the last step; `unexplored` names steps
-    that were left deterministic for that."""
     # Every step of the grid: one that a window or a clamp leaves out today may explore in another run.
     stds = [float(kernel(*map(float, schedule.pair(index))).std) for index in range(schedule.num_steps)]
     bad = [index for index, std in enumerate(stds) if not 0 <= std < float("inf")]
     if bad or not any(schedule.stochastic):
         value = f"the noise is not a number at step(s) {bad}" if bad else "no step explores"
         return Check("stability", "fail", value)
-    faults, report = instabilities(kernel, schedule), inspect_kernel(kernel, schedule)
+    faults, report = list(instabilities(kernel, schedule)), inspect_kernel(kernel, schedule)
     last = report.rows[-1]
     if last.sigma_next == 0 and last.std > 0:
         faults.append(f"The last step leaves noise with std {last.std:.3g} in the video.")
@@ -125,9 +107,9 @@ def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None)
     return Check("stability", "warn" if faults else "pass", text, report.on_manifold_variance)
 
 
-def honest(gaps: Mapping[str, float], limit: float, asked: int, *, refused: float) -> Check:
+def honest(gaps: Mapping[str, float], limit: float, asked: int) -> Check:
     """Workers store the log-probabilities of the trainer's replay; `gaps` has the largest difference of each."""
     worst = max(gaps, key=lambda worker: gaps[worker])
     value = f"{len(gaps)} of {asked} workers; {worst} differs by {gaps[worst]:.2g} at most, {limit:.2g} is allowed"
-    status: Status = "fail" if refused or not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
-    return Check("workers", status, f"{value}, and {refused:.0f} were refused" if refused else value)
+    status: Status = "fail" if not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
+    return Check("workers", status, value)

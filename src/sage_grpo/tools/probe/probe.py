@@ -1,21 +1,19 @@
-"""The clips of `sage-grpo probe`, sampled by the planner and the sampler of training without any gradient, their scores, and the
-advice that follows."""
+"""Options of `sage-grpo probe`, its clips, sampled by the planner and the sampler of training without any gradient, their scores, and the advice
+that follows."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from time import perf_counter
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
 
 import torch
 import yaml
 from torch import Tensor
 
+from sage_grpo.config.ranges import Folder, Natural, Positive, Range, checked
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
@@ -28,14 +26,44 @@ from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.tools.probe.spec import ProbeSpec
 from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.rollout import Known, NoiseKeys, Sampler, Storage
+from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
 from sage_grpo.training.scoring import score_here
 from sage_grpo.types import Conditioning
+
+
+@checked
+class ProbeSpec:
+    """Size of the probe."""
+
+    prompts: Annotated[int, Range(2)] = 8
+    """The first so many training prompts; intervals are over prompts."""
+    starts: Annotated[int, Range(2)] = 2
+    """Start noises per prompt."""
+    members: Annotated[int, Range(8)] = 8
+    """Clips per branch: 8, 12, 16, ..."""
+    steps: list[Natural] | None = None
+    """Steps to branch at; None is every step that can be trained."""
+    etas: list[Positive] | None = None
+    """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
+    out: Folder = "probe"
+    """Folder for probe.json and snippet.yaml."""
+    json: bool = False
+    """Print JSON only."""
+
+    def __post_init__(self) -> None:
+        if self.members % QUADRUPLE:
+            raise ValueError(
+                f"probe.members must be 8, 12, 16, ..., got {self.members}: clips of a branch come in quadruples of noises, and a "
+                "variance needs two of them."
+            )
+        for name in ("steps", "etas"):
+            values = getattr(self, name)
+            if values is not None and (len(set(values)) < len(values) or (name == "steps" and not values)):
+                raise ValueError(f"probe.{name} must name different values, got {values}.")
 
 
 @dataclass(frozen=True)
@@ -48,16 +76,6 @@ class ProbeScores:
 
 
 @dataclass(frozen=True)
-class PromptScores:
-    """Scores of one prompt's clips, of shape (starts, members)."""
-
-    reward: Tensor
-    drift: Tensor | None
-    seconds: float
-    """Of sampling, without decoding and rewards."""
-
-
-@dataclass(frozen=True)
 class ProbeKeys(NoiseKeys):
     """A group is a start noise here. All settings have the same noises, members in the quadruples of `tools/probe/estimate.py`."""
 
@@ -65,13 +83,11 @@ class ProbeKeys(NoiseKeys):
     """Number of the prompt."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
-        """Start noise of a group, the same for all its members."""
         own = group.prompt.seed
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
         return keyed_noise(shape, "start", *key, group.number)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
-        """Exploration noise of a step: e, -e, f, -f."""
         rows = []
         for member in members:
             quadruple, place = divmod(member.index, QUADRUPLE)
@@ -101,7 +117,6 @@ class Prober:
 
     @property
     def grid(self) -> Schedule:
-        """The run's own grid."""
         return Schedule(self.model.sigmas(self.config.rollout.steps, self.config.rollout.shift))
 
     def steps(self) -> list[int]:
@@ -110,7 +125,6 @@ class Prober:
         return self.planner(window, self.config.kernel.eta).candidates()
 
     def still(self) -> list[Plan]:
-        """Plans, one per prompt, of deterministic clips from every start noise."""
         schedule = self.grid.exploring([False] * self.config.rollout.steps)
         members = [Member(start, 0) for start in range(self.spec.starts)]
         shares = share_out(members, self.config.batch.micro_batch)
@@ -128,17 +142,12 @@ class Prober:
 
     def exploring(self, eta: float, step: int | None) -> list[Plan]:
         """Plans, one per prompt, of branches at a step from every start noise; None explores at all steps."""
-        return self.plans(Window() if step is None else Window(kind="drawn", at=[step]), eta)
-
-    def plans(self, window: Window, eta: float) -> list[Plan]:
-        """Plans, one per prompt, of clips from every start noise that explore in a window."""
-        planner = self.planner(window, eta)
+        planner = self.planner(Window() if step is None else Window(kind="drawn", at=[step]), eta)
         plans = [planner.plan(number, [prompt] * self.spec.starts) for number, prompt in enumerate(self.prompts)]
         # Nothing is replayed, so no record is needed.
         return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
 
     def planner(self, window: Window, eta: float) -> Planner:
-        """The planner of a run whose prompts are start noises."""
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
@@ -159,47 +168,40 @@ class Prober:
         return Planner(config=config, grid=self.grid, kernel=law, trains=trains, network=network_of(self.model))
 
     def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
-        """Sample, decode and score, prompt by prompt."""
-        keys = partial(ProbeKeys, self.config.seed, 0, same_start=True)
-        rows = [self.clips(plan, eta, keys(prompt=plan.iteration)) for plan in plans]
-        drifts = [row.drift for row in rows if row.drift is not None]
-        return ProbeScores(torch.stack([row.reward for row in rows]), torch.stack(drifts) if drifts else None)
+        rows = [self._clips(plan, eta) for plan in plans]
+        drifts = [drift for _, drift in rows if drift is not None]
+        return ProbeScores(torch.stack([reward for reward, _ in rows]), torch.stack(drifts) if drifts else None)
 
-    def clips(self, plan: Plan, eta: float, keys: NoiseKeys, known: Known | None = None) -> PromptScores:
-        """The clips of one prompt; `known` are velocities of a shared prefix."""
+    def _clips(self, plan: Plan, eta: float) -> tuple[Tensor, Tensor | None]:
+        """Reward and drift of one prompt's clips, of shape (starts, members)."""
         kernel = replace(self.config.kernel, eta=eta).build(self.grid)
         guidance = self.config.model.training_guidance
         condition = self.conditions[plan.iteration]
-        began = perf_counter()
         rollout = Sampler(
             plan,
             0,
             lambda group: Policy(self.model, kernel, group.schedule, guidance),
             {group.index: condition for group in plan.groups},
-            keys=keys,
+            keys=ProbeKeys(self.config.seed, 0, same_start=True, prompt=plan.iteration),
             storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
             solver=self.config.rollout.solver,
             cheap=self.config.rollout.cheap,
-            known=known,
             progress=self.progress,
         ).run()
-        seconds = perf_counter() - began
         latents = torch.cat([rows for _, rows in rollout.latents])
         videos = torch.cat([self.model.decode(rows) for _, rows in rollout.latents])
         members = [Member(0, index) for index in range(len(videos))]
         shown = [plan.prompts[0]] * len(videos)
-        fps = self.model.video.fps
-        table = score_here(self.reward, videos, members, shown, fps, latents=latents)
+        table = score_here(self.reward, videos, members, shown, self.model.video.fps, latents=latents)
         table = table.gathered(World(), self.reward.max_failed_fraction)
         if table.report:
             self.failures.append(table.report)
         shape = (self.spec.starts, plan.group_size)
         drift = next((values for name, values in table.parts.items() if name.rsplit("/", 1)[-1] == "drift"), None)
-        return PromptScores(table.total.view(shape), None if drift is None else drift.view(shape), seconds)
+        return table.total.view(shape), None if drift is None else drift.view(shape)
 
 
 def passes(plans: Sequence[Plan]) -> int:
-    """Network evaluations of plans."""
     return sum(plan.rollout_passes(0).total() for plan in plans)
 
 
@@ -233,7 +235,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
         raise ValueError(f"probe.prompts is {spec.prompts}, but {config.data.prompts} has only {len(prompts)} prompts.")
     prompts = prompts[: spec.prompts]
     for eta in chosen_etas(config, spec):
-        dataclasses.replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
+        replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
     found = choice.find(config.model)
     reward = load_rewards(config, prompts, World())
     reward.refuse_comparing(
@@ -265,14 +267,14 @@ def probe(prober: Prober, say: Callable[[str], None], counting: Counting) -> Pro
     later = [len(others) * passes(plans) for plans in branches.values()]
     say(_forecast(prober, len(steps), first, later))
     with counting("steps", first) as advance:
-        prober = dataclasses.replace(prober, progress=advance)
+        prober = replace(prober, progress=advance)
         base = prober.run(still, eta)
         whole = _effect(prober.run(every, eta), base)
         rows = [(step, _effect(prober.run(plans, eta), base)) for step, plans in branches.items()]
     best = best_step(rows)
     second = len(others) * passes(branches[best])
     with counting(f"eta at step {best}", second) as advance:
-        prober = dataclasses.replace(prober, progress=advance)
+        prober = replace(prober, progress=advance)
         etas = [(value, _effect(prober.run(prober.exploring(value, best), value), base)) for value in others]
     etas = sorted([*etas, (eta, dict(rows)[best])], key=lambda row: row[0])
     drift = 0.0 if base.drift is None else TOLERANCE * spread(base.drift[..., 0])
@@ -310,7 +312,6 @@ def snippet(finding: ProbeResult, config: TrainConfig) -> str | None:
 
 
 def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
-    """Content of probe.json."""
     spec, grid, kernel = prober.spec, prober.grid, prober.config.kernel.build(prober.grid)
     steps = [
         {
@@ -318,7 +319,7 @@ def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
             "sigma": float(grid.sigmas[step]),
             "sigma_next": float(grid.sigmas[step + 1]),
             "sensitivity": float(kernel(*grid.pair(step)).sensitivity),
-            **dataclasses.asdict(row),
+            **asdict(row),
         }
         for step, row in finding.steps
     ]
@@ -332,8 +333,8 @@ def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
             "drift": None if still.drift is None else float(still.drift.nanmean()),
         },
         "steps": steps,
-        "all_steps": dataclasses.asdict(finding.every),
+        "all_steps": asdict(finding.every),
         "eta_step": finding.best,
-        "etas": [{"eta": eta, **dataclasses.asdict(row)} for eta, row in finding.etas],
-        "recommended": dataclasses.asdict(finding.advice),
+        "etas": [{"eta": eta, **asdict(row)} for eta, row in finding.etas],
+        "recommended": asdict(finding.advice),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ MOST_POINTS = 1500
 """Points of a curve; of a longer run each point is the mean of several iterations."""
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
-CREW = ("workers", "queue", "staleness", "waited_s", "busy_s", "idle_s", "gap", "lost", "refused")
+CREW = ("workers", "staleness", "waited_s", "busy_s", "gap")
 """Metrics of workers (docs/guides/ray.md)."""
 READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")
 """Files read from a run's folder, which may be another user's: none may lead out of it."""
@@ -29,15 +30,12 @@ class ReportClip:
     """One held-out clip of one evaluation."""
 
     prompt: str
-    noise: str
-    """Equal text is equal initial noise."""
+    noise: str  # equal text is equal initial noise
     scores: Mapping[str, float | None]
-    file: Path | None
-    """Its video; None if it was not kept."""
+    file: Path | None  # its video; None if it was not kept
 
     @property
     def key(self) -> tuple[str, str]:
-        """Clips with equal keys are comparable."""
         return self.prompt, self.noise
 
 
@@ -48,20 +46,15 @@ class RunData:
     folder: Path
     name: str
     config: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    """One per iteration."""
-    evaluations: Sequence[Mapping[str, Any]]
-    """One per evaluation."""
-    clips: Mapping[int, Sequence[ReportClip]]
-    """By iteration."""
+    rows: Sequence[Mapping[str, Any]]  # one per iteration
+    evaluations: Sequence[Mapping[str, Any]]  # one per evaluation
+    clips: Mapping[int, Sequence[ReportClip]]  # by iteration
     size: Mapping[str, float]
     """Of its clips: width, height, frames, fps, and sound if they have one; empty if unknown."""
     events: Sequence[Mapping[str, Any]]
-    schedule: Mapping[str, Any] | None
-    """Noise levels and exploring steps; None if the run did not write them."""
+    schedule: Mapping[str, Any] | None  # noise levels and exploring steps; None if the run did not write them
     finished: bool
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration, flat."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the configuration, flat
 
     def pairs(self, first: int, most: int) -> list[tuple[str, Path, Path]]:
         """(prompt, before, after) of clips of one prompt and noise that were kept at the evaluation `first` and at the last one."""
@@ -73,7 +66,6 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run; an unfinished one is read as far as it is."""
     from sage_grpo.config.parsing import read_yaml
 
     if not folder.is_dir():
@@ -146,14 +138,15 @@ def crew(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
     if not found["staleness"]:
         return None
     seconds = sum(row.get("time/total") or 0 for row in rows if is_number(row.get("crew/waited_s")))
-    worked = sum(found["busy_s"]) + sum(found["idle_s"])
+    there = sum(
+        row["crew/workers"] * (row.get("time/total") or 0) for row in rows if is_number(row.get("crew/workers"))
+    )
     return {
         "workers": found["workers"][-1] if found["workers"] else None,
-        "queue": _mean(found["queue"]),
         "staleness": _mean(found["staleness"]),
-        "idle": sum(found["idle_s"]) / worked if worked else None,
+        "idle": 1 - sum(found["busy_s"]) / there if there else None,
         "waited": sum(found["waited_s"]) / seconds if seconds else None,
-        **{name: max(found[name], default=None) for name in ("gap", "lost", "refused")},
+        "gap": max(found["gap"], default=None),
     }
 
 
@@ -177,7 +170,7 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
             return None  # custom code, which a report does not execute
         if "second" in type_hints(find_kernel(spec.name)) and run.schedule.get("offset"):
             return None  # a law that needs the second sigma of the run's own grid, which a group with another start does not have
-        found = inspect_kernel(spec.build(schedule), schedule).to_dict()
+        found = dataclasses.asdict(inspect_kernel(spec.build(schedule), schedule))
     except (KeyError, TypeError, ValueError):  # another version's run, or an edited file
         return None
     window = run.settings.get("rollout.window.kind", "all")
@@ -190,7 +183,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Iterations in which clips had no reward and were left out."""
     found = []
     for row in rows:
         for name in ("reward/failed", "eval/failed"):
@@ -222,7 +214,7 @@ def _clips(folder: Path) -> tuple[dict[int, list[ReportClip]], dict[str, float]]
         index = _json(file)
         if index is not None and isinstance(index.get("rows"), list):
             clips[_iteration(file)] = [_clip(row, file, there) for row in index["rows"]]
-            demand(index, dict.fromkeys(("width", "height", "frames", "fps"), (int, float)), str(file))
+            demand(index, dict.fromkeys(("width", "height", "frames", "fps"), float), str(file))
             size = {name: index[name] for name in ("width", "height", "frames", "fps")}
             size |= {"sound": 1} if index.get("sound") is True else {}
     return {iteration: rows for iteration, rows in sorted(clips.items()) if iteration >= 0}, size
@@ -232,8 +224,8 @@ def _clip(row: Any, file: Path, there: Mapping[str, Path]) -> ReportClip:
     """A row of an index. The folder may be another user's: invalid rows are refused."""
     if not isinstance(row, dict):
         raise DocumentError(f"{file}: a row must be an object, got {shown(row)}.")
-    demand(row, {"prompt": str, "noise": (str, int), "scores": dict, "clip": (str, type(None))}, f"{file}: a row")
-    demand(row["scores"], dict.fromkeys(row["scores"], (int, float, type(None))), f"{file}: scores")
+    demand(row, {"prompt": str, "noise": str | int, "scores": dict, "clip": str | None}, f"{file}: a row")
+    demand(row["scores"], dict.fromkeys(row["scores"], float | None), f"{file}: scores")
     return ReportClip(row["prompt"], str(row["noise"]), row["scores"], there.get(row["clip"] or ""))
 
 

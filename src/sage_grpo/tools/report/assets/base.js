@@ -1,7 +1,7 @@
 "use strict";
 // Text from runs (prompts, names, settings) only ever becomes text nodes: nothing here parses HTML.
 
-let D = JSON.parse(document.getElementById("data").textContent);
+const D = JSON.parse(document.getElementById("data").textContent);
 
 const find = (selector, root = document) => root.querySelector(selector);
 const COLOURS = 8;

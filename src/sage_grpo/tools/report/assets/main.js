@@ -96,40 +96,9 @@ function pressed(event) {
 }
 
 function showStatus() {
-  const status = find("#status"), going = D.runs.filter((run) => !run.finished);
-  const progress = D.runs.length === 1 && D.runs[0].iterations ? `${D.runs[0].iteration}/${D.runs[0].iterations} iterations` : `${D.runs.length} runs`;
-  status.className = D.watch ? "live" : "";
-  status.textContent = D.watch ? `${progress}${going.length ? "" : ", finished"}` : progress;
-  status.title = `Made ${D.made} by sage-grpo ${D.version}`;
-}
-
-let seen = null;
-async function news() {
-  // A page that is served asks; one from a file is what it is.
   const status = find("#status");
-  try {
-    const answer = await fetch("data.json", { headers: seen ? { "If-None-Match": seen } : {}, cache: "no-store" });
-    if (answer.status === 200) {
-      seen = answer.headers.get("ETag");
-      const fresh = await answer.json();
-      if (!find("#detail").open && JSON.stringify({ ...fresh, made: 0 }) !== JSON.stringify({ ...D, made: 0 })) renew(fresh);
-    }
-    status.classList.remove("lost");
-  } catch {
-    status.className = "lost";
-    status.textContent = "the server has gone";
-  }
-  setTimeout(news, D.watch * 1000);
-}
-
-function renew(fresh) {
-  const focus = document.activeElement ? document.activeElement.id : "", y = scrollY;
-  D = fresh;
-  showStatus();
-  fillTab(tab);
-  scrollTo(0, y);
-  const again = focus && document.getElementById(focus);
-  if (again) again.focus({ preventScroll: true });
+  status.textContent = D.runs.length === 1 && D.runs[0].iterations ? `${D.runs[0].iteration}/${D.runs[0].iterations} iterations` : `${D.runs.length} runs`;
+  status.title = `Made ${D.made} by sage-grpo ${D.version}`;
 }
 
 theme();
@@ -156,4 +125,3 @@ const named = () => TABS.map(([name]) => name).find((name) => location.hash === 
 addEventListener("hashchange", () => { if (named() && named() !== tab) showTab(named()); });
 showTab(named() || "overview");
 requestAnimationFrame(tick);
-if (D.watch) setTimeout(news, D.watch * 1000);

@@ -100,15 +100,15 @@ function verdict() {
 
 // Who sampled, where that was not the trainer with its newest weights.
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(0)}%`);
-const CREW = [["workers", "workers", (v) => number(v, 0)], ["idle", "of their time idle", percent], ["queue", "tasks waiting", (v) => number(v, 1)], ["waited", "of the time waited for", percent], ["staleness", "iterations old", (v) => number(v, 1)], ["gap", "largest gap", (v) => number(v)], ["lost", "lost", (v) => number(v, 0)], ["refused", "refused", (v) => number(v, 0)]];
+const CREW = [["workers", "workers", (v) => number(v, 0)], ["idle", "of their time idle", percent], ["waited", "of the time waited for", percent], ["staleness", "iterations old", (v) => number(v, 1)], ["gap", "largest gap", (v) => number(v)]];
 
 function crewSection() {
   if (!D.runs.some((run) => run.crew)) return [];
   const head = make("tr", {}, make("th", { scope: "col" }, "run"), ...CREW.map(([, title]) => make("th", { scope: "col", class: "number" }, title)));
   const rows = D.runs.flatMap((run, place) => (run.crew ? [make("tr", {}, make("th", { scope: "row" }, dot(colour(place)), run.name), ...CREW.map(([name, , text]) => make("td", { class: "number" }, text(run.crew[name]))))] : []));
   return [make("h2", {}, "Workers"), make("div", { class: "scroll" }, make("table", { class: "sticky", id: "crew" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "note" }, "Workers at the end; means over iterations of the tasks that nobody had begun when an iteration was due and of the age of the weights that sampled; the largest difference of a stored log-probability from its replay."),
-    make("div", { class: "charts" }, metricChart({ title: "Workers over time", table: "steps", prefix: ["crew/"], preferred: ["crew/idle_s", "crew/staleness"], log: false, note: "crew/busy_s and crew/idle_s add up all workers' seconds." }))];
+    make("p", { class: "note" }, "Workers at the end; the mean age of the weights that sampled, in iterations; the largest difference of a stored log-probability from its replay."),
+    make("div", { class: "charts" }, metricChart({ title: "Workers over time", table: "steps", prefix: ["crew/"], preferred: ["crew/waited_s", "crew/staleness"], log: false, note: "crew/busy_s adds up all workers' seconds." }))];
 }
 
 // A method without a KL and with one update a rollout, whose ratios are all 1, has nothing to show there but its loss.

@@ -1,18 +1,24 @@
-"""The shapes world as a benchmark (docs/benchmark.md): arms that kept its rules, their scores, and which are not distinguishable."""
+"""The shapes world as a benchmark (docs/benchmark.md): arms that kept its rules, their scores, and which are not distinguishable.
+
+PYTHONPATH=src python research/benchmarks/leaderboard.py FOLDER    # of a comparison with research/benchmarks/benchmark.yaml
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
 from sage_grpo.tools.compare.summary import Cells, cells, difference, end, interval, within
 from sage_grpo.utils.json_schema import finite
 from sage_grpo.utils.statistics import Interval, mean_interval
 from sage_grpo.version import __version__
 
-FILE = "leaderboard.json"
 FORMAT = 2
 BUDGETS = {"passes": 22_680, "clips": 6_480}
 """Network evaluations and scored clips (reward calls) within which entries are compared: those of 135 iterations of branch."""
@@ -135,3 +141,15 @@ def _gain(first: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]],
 def _plain(value: Interval) -> dict[str, Any]:
     """All digits: places are decided, and pages round, on measured values."""
     return finite({"mean": value.mean, "half": value.half, "count": value.count})
+
+
+def main(folder: Path) -> None:
+    """Print the entries of a comparison as leaderboard.json has them, and the reason why an arm is none."""
+    suite, keys, _ = store.load_suite(folder)
+    print(
+        json.dumps(board([(suite, list(store.latest(store.read_rows(folder / store.ROWS), keys).values()))]), indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

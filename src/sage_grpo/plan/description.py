@@ -1,0 +1,84 @@
+"""A run as it is known before its first pass: architecture, layout of ranks, noise grid and plans. `plan`, `doctor` and the first lines of `train`
+read it from here; `inspect` takes a checkpoint's grid from the same architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from sage_grpo.data.prompts import Prompt
+from sage_grpo.distributed.spec import Layout, lay_out
+from sage_grpo.models.base import abilities, network_of
+from sage_grpo.models.cheap import check_negative
+from sage_grpo.models.distilled import Distilled, find_distilled
+from sage_grpo.plan.architecture import Architecture, find_architecture
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.plan import Plan
+from sage_grpo.training.planner import Planner, foresee
+
+LOOKED_AT = 16
+"""Iterations that are planned for the mean of a run: windows move, and the shared steps of groups with them."""
+DRAWS = 256
+"""Windows that suffice for a mean if every group draws its own: with many groups, few iterations are enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """A configuration with its model's architecture, on a number of ranks."""
+
+    config: TrainConfig
+    architecture: Architecture
+    layout: Layout
+    planner: Planner
+    plans: tuple[Plan, ...]  # plans of the first iteration and of some later ones
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0]
+
+    def unexplored(self) -> str | None:
+        """A sentence on steps that stay deterministic because the state would hold too much noise after them."""
+        return self.planner.unexplored()
+
+    @property
+    def distilled(self) -> Distilled | None:
+        return find_distilled(self.config.model, self.architecture.folder)
+
+    def advice(self) -> str | None:
+        """Advice on guidance or steps of a distilled checkpoint; None where they are its authors'."""
+        config, distilled = self.config, self.distilled
+        if distilled is None:
+            return None
+        evaluated = config.evaluate.steps_for(config.model)
+        return distilled.advice(self.architecture.guidance_scale, config.rollout.steps, evaluated)
+
+
+def describe(config: TrainConfig, processes: int = 1, architecture: Architecture | None = None) -> RunDescription:
+    """The description of a run; raises a ValueError where its parts do not go together."""
+    known = find_architecture(config.model) if architecture is None else architecture
+    layout, model = lay_out(config.parallel, processes), known.model
+    if layout.sequence > 1:
+        if abilities(model).split_sequence is None:
+            raise ValueError(f"{known.family} cannot split a clip over ranks: set parallel.sp to 1.")
+        if model.heads[0] % layout.sequence:
+            raise ValueError(
+                f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
+            )
+    check_negative(config.rollout.cheap, lambda sigma: model.branches(sigma, config.model.training_guidance))
+    grid = known.grid(config.rollout.steps, config.rollout.shift)
+    network = cache(network_of(model))
+    planner = Planner(config, grid, config.kernel.build(grid), trains=model.trains, ranks=layout.data, network=network)
+    planner.check()
+    plans = tuple(_plans(config, planner))
+    return RunDescription(config=config, architecture=known, layout=layout, planner=planner, plans=plans)
+
+
+def _plans(config: TrainConfig, planner: Planner) -> list[Plan]:
+    prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
+    window, most = config.rollout.window, LOOKED_AT
+    moves = window.kind in ("random", "sliding")
+    if window.kind == "drawn":
+        moves = len(planner.candidates()) > 1
+        most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
+    looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
+    return [foresee(config, planner.plan(iteration, prompts)) for iteration in looked]
