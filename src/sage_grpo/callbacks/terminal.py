@@ -198,12 +198,11 @@ def plan_table(
     batch, model, ranks, group = config.batch, config.model, len(plan.shares), plan.groups[0]
     clips = len(plan.groups) * plan.group_size
     trained = " + ".join(str(len(steps)) for steps in group.trained)
-    branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
     chosen = f"; {described(config)}" if described(config) else ""
     weights = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
-    sampled = f"{batch.prompts} prompts{branches} x {plan.group_size} = {clips} clips per iteration{chosen}"
+    sampled = f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration{chosen}"
     rows = {
         "model": model.path or "shapes (comes with the package)",
         "device": f"{device}, computes in {model.dtype}",

@@ -30,12 +30,18 @@ GONE: dict[str, tuple[Any, str]] = {
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
+    "rollout.cheap.guidance": (None, _UNMEASURED),
+    "rollout.cheap.negative_every": (1, _UNMEASURED),
     "rollout.cheap.cache": (None, _UNMEASURED),
     "rollout.cheap.cache_threshold": (0.08, _UNMEASURED),
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
     "log.trackio": (None, "a class in log.sinks logs wherever you like, docs/extending.md"),
+    "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
+    "objective.frames": (None, "the whole clip is decoded"),
+    "optimizer.max_lr_factor": (1.0, "a higher rate than optimizer.lr did not help, research/results/heat.md"),
+    "trust_region.estimator": ("closed_form", "the KL is exact"),
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "data.formats": ([], "given clips are learned in the model's own format"),
@@ -105,7 +111,10 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
         parser.add_class_arguments(options)
         known = groups(options)
         for gone in GONE:
-            if (gone.rpartition(".")[0] or "update") in known:  # without a group it is of a whole configuration
+            group = (
+                gone.partition(".")[0] if "." in gone else "update"
+            )  # without a group it is of a whole configuration
+            if group in known:
                 parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser

@@ -47,7 +47,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
         objective=ObjectiveSpec(),
         surrogate=using(config.surrogate, {**surrogate, "equalize": True, "equalize_cap": None}),
-        trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
+        trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
         anchor=replace(config.anchor, every=10),
         # The paper gives no number of updates per rollout. With one, as released, the clip and half of the KL have no effect.

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -172,6 +171,11 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
     folder = out / "checkpoints" / found.checkpoint
     if found.checkpoint:
         trainer.state.load(folder, trainer.world)
+    counted, guidance = abilities(trainer.model).branches, trainer.config.model.training_guidance
+
+    def branches(sigma: float) -> int:
+        return 1 if counted is None else counted(sigma, guidance)
+
     plan = foresee(trainer.config, trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
     terminal.console.print(
         plan_table(
@@ -181,7 +185,7 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
             clip_range=trainer.clip_range,
             device=str(trainer.model.device),
             parameters=trainer.state.size,
-            evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),
+            evaluations=evaluations_of(trainer.config, plan, branches),
             choices=abilities(trainer.model).choices or None,
         )
     )
@@ -191,12 +195,6 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
     if found.changed:
         terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
     return trainer.state.iteration
-
-
-def _branches(trainer: Trainer, sigma: float) -> int:
-    """Network evaluations of one velocity in training."""
-    guided = abilities(trainer.model).guided
-    return 1 if guided is None else guided.branches(sigma, trainer.config.model.training_guidance)
 
 
 def _open_metrics(trainer: Trainer, found: FoundRun, terminal: Terminal, resumed: int | None) -> Metrics:
