@@ -12,7 +12,7 @@ from watching import clips, curves, healthy_row, names, watched
 
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Finding, Sentinel
-from sage_grpo.training.adaptive_lr import AdaptiveRate
+from sage_grpo.training.optim import AdaptiveRate
 
 Break = Callable[[dict[str, float]], dict[str, float]]
 FROM, LONG = 30, 60

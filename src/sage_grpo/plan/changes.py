@@ -12,7 +12,7 @@ from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 
 Same = Literal["same", "nearly", "more GPUs", "another"]
 """Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order
@@ -96,7 +96,6 @@ def _tried(now: Forecast) -> Iterator[Change]:
 
 
 def _change(now: Forecast, option: str, run: Same, config: TrainConfig, times: int) -> Iterator[Change]:
-    """The change, unless its layout or its window is invalid for this run."""
     gpus = times * now.layout.processes
     try:  # a change may affect the clip or the guidance
         built = now.architecture if config.model == now.config.model else find_architecture(config.model)
@@ -132,8 +131,6 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
         yield {"trust_region.mode": "none"}
     if not config.explores:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
-        if any(phase.name == "gradient" for phase in now.phases) and (config.objective.frames or video.frames) > 16:
-            yield {"objective.frames": (config.objective.frames or video.frames) // 4}
     elif config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
         yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:
@@ -151,7 +148,6 @@ def _edited(part: Any, key: str, value: Any) -> Any:
 
 
 def _typed(key: str, value: Any) -> str:
-    """A change as typed."""
     if isinstance(value, LoraSpec):
         return f"--{key}.rank {value.rank}"
     word = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
@@ -159,7 +155,6 @@ def _typed(key: str, value: Any) -> str:
 
 
 def _stays(edit: Iterable[str]) -> Same:
-    """The effect of changing these fields on the run."""
     if all(affects(TrainConfig, key) in ("speed", "machine") for key in edit):
         return "same"
     return "nearly" if all(key in DECODED for key in edit) else "another"

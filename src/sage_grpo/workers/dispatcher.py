@@ -153,7 +153,7 @@ class Dispatcher:
     ) -> None:
         conditions, rank = self.engine.conditions(plan), self.engine.world.rank
         sent = moved(conditions, torch.device("cpu"))
-        prompts = tuple({group.number: group.prompt for group in plan.groups}.values())
+        prompts = tuple(plan.prompts)
         jobs = []
         for part, task in enumerate(plan.tasks(rank)):
             needed = {group: sent[group] for group in task.members(0)}
@@ -185,7 +185,7 @@ class Dispatcher:
         except WorkerLost:
             self._put(job)
             raise
-        except Exception as error:  # noqa: BLE001 - a user's reward may raise anything
+        except Exception as error:  # noqa: BLE001 - users' rewards may raise anything
             job.failures += 1
             if job.failures < ATTEMPTS:
                 self._put(job)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, StateParts
-from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
+from sage_grpo.models.families.ltx import refuse_noise
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
@@ -83,14 +83,7 @@ class Ltx2(FamilyModel):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        vae = read_config(folder, "vae")
-        for setting in ("timestep_conditioning", "decoder_inject_noise"):
-            value = vae.get(setting)
-            if any(value) if isinstance(value, list) else value:
-                raise ModelError(
-                    f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
-                    "Published checkpoints of LTX-2 do not set it."
-                )
+        refuse_noise(folder, "timestep_conditioning", "decoder_inject_noise")
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
@@ -177,7 +170,7 @@ class Ltx2(FamilyModel):
         """Forward passes of one velocity: with guidance up to four."""
         return 1 if self._scale(sigma, guidance) == 1 else 2 + len(self._perturbed())
 
-    def both(
+    def velocity(
         self,
         x: Tensor,
         sigma: Tensor,
@@ -185,18 +178,18 @@ class Ltx2(FamilyModel):
         *,
         guidance: float | None = None,
         timestep: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and the velocity of the prompt alone. A given first frame is in its place from the beginning, so that guidance measures
+    ) -> Tensor:
+        """dx/dsigma, guided. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
         self.check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
         if not given:
-            return super().both(x, sigma, conditions, guidance=guidance, timestep=timestep)
+            return super().velocity(x, sigma, conditions, guidance=guidance, timestep=timestep)
         shown = self.parts.split(x.clone())
         for row, frame in given.items():
             shown["video"][row, :, :1] = frame.to(x)
-        v, alone = super().both(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
-        return self._pointed(x, sigma, given, v), self._pointed(x, sigma, given, alone)
+        v = super().velocity(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
+        return self._pointed(x, sigma, given, v)
 
     def _pointed(self, x: Tensor, sigma: Tensor, given: Mapping[int, Tensor], v: Tensor) -> Tensor:
         """Velocities that point at the first frames that are given, by row."""

@@ -223,7 +223,6 @@ class SavedRun:
         try:
             record = json.dumps(self.record.state_dict()).encode()
             trainer.save(self.root, {"made_by": self.made_by}, {RECORD: record})
-            trainer.writer.finish()
             checkpoint.prune(self.root, 1, number, spare=trainer.state.sentinel.good)
         except (checkpoint.SaveFailed, OSError) as error:
             if needed:
@@ -268,7 +267,7 @@ def train(job: CompareJob, bases: Bases, saved: SavedRun) -> None:
     trainer.encode_prompts()  # the prompts depend on the iteration
     saved.points = points = {*job.points, *record.budgets.values()}
     recording = Recording(trainer, record, bases, job.budgets, points)
-    guard = HealthGuard(trainer.config, trainer.state, trainer.writer, saved.root, held_out=bool(trainer.held_out))
+    guard = HealthGuard(trainer.config, trainer.state, trainer.world, saved.root, held_out=bool(trainer.held_out))
     loop = Loop(trainer, guard, saved, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
         recording.keep(recording.evaluate(), trainer.config.iterations)
@@ -343,7 +342,7 @@ def rollout_cost(plan: Plan) -> int:
     """Network evaluations of a rollout; a shared prefix counts once. Given clips cost none."""
     if plan.examples:
         return 0
-    shared = len({key for group in plan.groups for key in plan.prefix(group)})
+    shared = sum(group.branch for group in plan.groups)
     groups = [(batch, plan.group_of(batch)) for batch in _batches(plan)]
     return shared + sum(len(batch.members) * (group.schedule.num_steps - group.branch) for batch, group in groups)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sage_grpo.run.identity import plain
-from sage_grpo.run.lock import FolderLock
+from sage_grpo.run.lock import locked
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
 from sage_grpo.tools.compare.prepare import CompareJob
@@ -45,7 +45,7 @@ def run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    with FolderLock(folder), _stoppable():
+    with locked(folder), _stoppable():
         done = _done(folder, suite, jobs, command, say)
         asked = [job for job in jobs if arms is None or job.arm in arms]
         missing = [job for job in asked if job.key not in done]

@@ -26,7 +26,7 @@ from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
@@ -85,7 +85,7 @@ class ProbeKeys(NoiseKeys):
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
         own = group.prompt.seed
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
-        return keyed_noise(shape, "start", *key, group.number)
+        return keyed_noise(shape, "start", *key, group.index)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
         rows = []
@@ -131,7 +131,7 @@ class Prober:
         return [
             Plan(
                 iteration=number,
-                groups=tuple(Group(m.group, m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
+                groups=tuple(Group(m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
                 group_size=1,
                 equalizer={},
                 shares=shares,
@@ -151,8 +151,7 @@ class Prober:
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            exact = RolloutConfig().cheap
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=exact)
+            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0)
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )
@@ -185,7 +184,6 @@ class Prober:
             keys=ProbeKeys(self.config.seed, 0, same_start=True, prompt=plan.iteration),
             storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
             solver=self.config.rollout.solver,
-            cheap=self.config.rollout.cheap,
             progress=self.progress,
         ).run()
         latents = torch.cat([rows for _, rows in rollout.latents])
