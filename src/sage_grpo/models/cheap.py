@@ -57,7 +57,6 @@ class CheapSpec:
 
 
 def check_negative(spec: CheapSpec, branches: Callable[[float], int]) -> None:
-    """Refuse to leave out a negative branch that does not exist; `branches` are the passes of a velocity at a noise level."""
     if spec.on and max(branches(1.0), branches(0.0)) == 1:
         name = "guidance" if spec.guidance is not None else "negative_every"
         raise ModelError(
