@@ -40,7 +40,6 @@ QUARANTINE = {
     "tensorboard": ("callbacks/metrics.py",),
     "torch.utils.tensorboard": ("callbacks/metrics.py",),
     "wandb": ("callbacks/metrics.py",),
-    "trackio": ("callbacks/metrics.py",),
     "ray": ("distributed/cluster.py",),
 }
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")

@@ -152,7 +152,7 @@ def test_a_parsers_complaint_is_one_line_of_advice(tmp_path: Path) -> None:
     maybe, several = (f"Expected a <class '{kind}'>. Got value: x" for kind in ("int'> or <class 'NoneType", "list"))
     stray = "'stray' belongs to no option: options are written --name value, lists --name [a, b]."
     mapping = """Each is a mapping: --parts '[{"level": ...}]'."""
-    part = "part is a group of options: --part.NAME value, {NAME: value} or a YAML file; got 'x'."
+    part = "part is a group of options: --part.NAME value or {NAME: value}; got 'x'."
     for message, said in (
         ("Option 'kimd' is not accepted", "There is no option 'kimd'. Did you mean 'kind'?"),
         ("Option 'zzz' is not accepted", "There is no option 'zzz'. --help lists all."),

@@ -120,16 +120,13 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
         (store.place(tmp_path, key) / f"{at:06d}").mkdir(parents=True)
     (store.place(tmp_path, faulty) / "odd").mkdir()
     store.save_suite(tmp_path, SUITE, KEYS, "")
-    told = "2 run(s) are unfinished, kept after iterations 2 to 3. The same command continues them."
-    assert store.unfinished(tmp_path) == told
+    assert store.kept(tmp_path, KEYS[1:]) == {faulty: 2, cut_off: 3}
     here.fails = lambda job: job.key == faulty  # type: ignore[assignment]
     assert call(tmp_path) == 1
     assert [request.job.key for request in here.asked] == [faulty, cut_off, "a2"]
     assert {path.name for path in (tmp_path / store.UNFINISHED).iterdir()} == {faulty, foreign}
-    assert "1 run(s) are unfinished, kept after iteration 2." in store.unfinished(tmp_path)
     here.fails = lambda job: False  # type: ignore[assignment]
     call(tmp_path)
-    assert store.unfinished(tmp_path) == ""
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
 
 

@@ -19,13 +19,13 @@ from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
     Agreement,
+    RewardParts,
     ScoreChange,
     agreement_of,
     change,
     evidence,
     shortfall,
 )
-from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.health.sentinel import Finding, PastEvaluation, Sentinel
 from sage_grpo.health.statistics import MOST, ParameterDrift, agreements, correlation, thumbnails
 from sage_grpo.training.guard import HealthGuard

@@ -294,16 +294,6 @@ def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates() -> None:
     assert [len(part) for part in plan.chosen] == [8, 8]
 
 
-def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
-    config = preset("mix_grpo_flash", steps=25)
-    assert config.rollout.solver == "ab2"
-    for iteration in (0, 20):
-        schedule = planned(config, iteration).groups[0].schedule
-        first, stop = schedule.exploring_range()
-        assert (first, stop - first) == (iteration // 20, 4)
-        assert schedule.num_steps - stop == round(0.4 * (25 - stop))
-
-
 def test_flash_grpo_draws_one_step_of_the_first_half_for_every_prompt() -> None:
     config = preset("flash_grpo", "wan", steps=20)
     seen = set()

@@ -16,7 +16,7 @@ import pytest
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
 from sage_grpo.cli import report
 from sage_grpo.tools.report.page import as_script, describe, gallery, leave_report, render
-from sage_grpo.tools.report.picture import write_pairs
+from sage_grpo.tools.report.picture import slug, write_pairs
 from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series
 from sage_grpo.tools.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.utils.json_schema import DocumentError
@@ -360,3 +360,11 @@ def test_a_watched_page_is_written_again_when_the_run_has_changed(tmp_path: Path
     assert report.run(report.Options(runs=[str(folder)], watch=True)) == 0
     assert pages[0] == pages[1] < (folder / "report.html").stat().st_mtime_ns
     assert "going" in capsys.readouterr().out
+
+
+def test_a_prompt_becomes_part_of_a_name() -> None:
+    assert slug("A/../b: <c>") == "a-b-c"
+    assert slug("红色的圆" * 20) == "红色的圆" * 8  # 96 bytes of three for a letter
+    assert slug("ab" * 48) == "ab" * 24
+    assert slug("a" * 47 + " b") == "a" * 47
+    assert slug("///") == "clip"

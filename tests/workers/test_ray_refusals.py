@@ -64,9 +64,6 @@ def test_what_only_the_start_knows(config, monkeypatch) -> None:
         preflight(replace(there, parallel=replace(there.parallel, sp=2)), ranks=2)
     with pytest.raises(WorkerError, match="cannot have the reward mine that this program made"):
         preflight(config, given=Overrides(rewards={"mine": None}))  # type: ignore[dict-item]
-    assert not [text for text in preflight(config) if "task" in text]
-    many = replace(config, rollout=replace(config.rollout, ray=RaySpec(workers=9)))
-    assert any("9, but an iteration has 2 task(s), so that 7" in text for text in preflight(many))
 
 
 def test_without_the_package_the_extra_is_named(config, monkeypatch) -> None:

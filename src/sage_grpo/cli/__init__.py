@@ -58,7 +58,7 @@ GROUPS = {
         "doctor": Command(
             "doctor", "check machine, model, reward and configuration before a run", recipes=True, slow=True
         ),
-        "inspect": Command("inspect", "tables and a figure of samplers and a schedule"),
+        "inspect": Command("inspect", "tables of samplers on a schedule"),
         "probe": Command("probe", "measure which steps to branch at and with how much noise", recipes=True, slow=True),
         "rewards": Command("rewards", "every reward with its requirements, and which are ready here", positional="of"),
         "report": Command(
@@ -66,9 +66,7 @@ GROUPS = {
         ),
     },
     "publish": {
-        "export": Command(
-            "export", "a checkpoint as LoRA, merged or full weights; original layouts", positional="source", slow=True
-        ),
+        "export": Command("export", "a checkpoint as LoRA, merged or full weights", positional="source", slow=True),
         "download": Command("download", "fetch and check all files of a recipe, with sizes first", recipes=True),
     },
     "serve": {

@@ -81,7 +81,6 @@ def defaults(argv: list[str]) -> tuple[None, list[str]]:
 
 
 def run(options: Options) -> int:
-    """Run what is missing, then draw."""
     if options.table is not None:
         return _draw_again(options)
     from sage_grpo.run.preflight import preflight
@@ -143,15 +142,11 @@ def _draw_again(options: Options) -> int:
 
 def _draw(folder: Path, out: Path) -> None:
     from sage_grpo.tools.compare.report import REPORT, render, tables
-    from sage_grpo.tools.compare.store import unfinished
 
     print(printable(f"{tables(render(folder, out))}\n\nReport: {out / REPORT}"))
-    if cut_off := unfinished(folder):
-        print(cut_off)
 
 
 def suite_of(options: Options) -> Suite:
-    """The suite of the file, or that of the grid, with what the options change."""
     if (options.suite is None) == (not options.recipes):
         raise ConfigError("Name recipes to compare (sage-grpo compare shapes/branch shapes/sage ...), or a --suite.")
     if options.suite is not None and options.vary:

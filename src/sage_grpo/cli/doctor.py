@@ -28,12 +28,10 @@ class Options(TrainConfig):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of `train`, and the remaining words."""
     return starting.from_recipe(Options, argv)
 
 
 def run(options: Options) -> int:
-    """Examine and print."""
     from rich.console import Console
 
     from sage_grpo.distributed.world import RankLost

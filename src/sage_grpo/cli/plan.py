@@ -31,7 +31,6 @@ class Options(TrainConfig):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of `train` or the settings of a run, and the remaining words."""
     return starting.from_recipe(Options, argv, runs=True)
 
 

@@ -16,8 +16,7 @@ from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
 
 Part = Literal["network", "text", "vae"]
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
+Progress = Callable[[int, int], None]  # called with (done, total)
 
 
 class Settings(Protocol):
@@ -135,8 +134,7 @@ class StateParts:
     (noise, kernels, solvers, storage) work on the whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split
     it."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of one sample's parts, by name."""
+    shapes: Mapping[str, tuple[int, ...]]  # shapes of one sample's parts, by name
 
     @property
     def size(self) -> int:

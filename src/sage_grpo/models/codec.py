@@ -52,8 +52,7 @@ class Codec:
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
         model, vae = self.model, self.vae
         model.check_latents(latents, part=True)
-        # Decoders that are not cut into chunks here checkpoint themselves; one that draws noise would draw other noise the second time.
-        if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
+        if vae._supports_gradient_checkpointing:  # decoders that are not cut into chunks here checkpoint themselves
             vae.enable_gradient_checkpointing()
         z = self.to_vae(latents.to(device=model.places["vae"], dtype=vae.dtype))
         stride = (model.video.frames - 1) // max(1, model.grid.latents(model.video)[1] - 1)

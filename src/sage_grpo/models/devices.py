@@ -71,8 +71,7 @@ class Home:
     """Pinned copies in CPU memory of weights that never change: a module that leaves a GPU only frees its memory there."""
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[int, int], Tensor] = {}
-        """Copies by module and index of the tensor in it."""
+        self._copies: dict[tuple[int, int], Tensor] = {}  # copies by module and index of the tensor in it
 
     def move(self, module: nn.Module, device: torch.device) -> None:
         """Put a module's tensors on a device, if they are not there; "cuda" is any CUDA device."""

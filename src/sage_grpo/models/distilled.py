@@ -30,22 +30,18 @@ SIGNS: Mapping[str, tuple[int, int] | None] = {
 }
 """Names that distilled checkpoints have, as regular expressions for small letters, and the fewest and most steps with which their authors
 sample them: None where these are those of the original model, or are not known. The first match counts."""
-USUAL = 40
-"""Steps of an evaluation of a model that needs many."""
+USUAL = 40  # steps of an evaluation of a model that needs many
 UNDONE = re.compile(r"(?:de|un|non|not)[-_ ]?distill")
 """Names of models that were not distilled, or whose distillation was undone."""
-COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")
-"""A number of steps in a name."""
+COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")  # A number of steps in a name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distilled:
     """A checkpoint that is sampled without guidance."""
 
-    evidence: str
-    """The evidence, in words."""
-    steps: tuple[int, int] | None = None
-    """Steps with which its authors sample it; None where that is not known here."""
+    evidence: str  # the evidence, in words
+    steps: tuple[int, int] | None = None  # steps with which its authors sample it; None where that is not known here
 
     def advice(self, scale: float, steps: int | None = None, evaluated: int | None = None) -> str | None:
         """Advice on a wrong guidance scale (1 is none) or wrong numbers of steps of rollouts and evaluations; None where all are right."""

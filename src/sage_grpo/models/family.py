@@ -39,8 +39,7 @@ from sage_grpo.models.schedulers import StockSchedule, check_scheduler, schedule
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
-IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
-"""Default format of models of images."""
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)  # default format of models of images
 JOINT_ATTENTION = (
     *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
@@ -57,41 +56,26 @@ CROSS_ATTENTION = (
 class Traits:
     """The constants of a family."""
 
-    pipelines: tuple[str, ...]
-    """Classes of diffusers pipelines whose checkpoints the family runs."""
-    components: tuple[str, ...]
-    """Components that a checkpoint must have besides transformer, VAE and scheduler."""
-    video: VideoSpec
-    """Clip format where neither the spec nor the checkpoint names one."""
-    guidance_scale: float
-    """Guidance where neither the spec nor the checkpoint names one."""
+    pipelines: tuple[str, ...]  # classes of diffusers pipelines whose checkpoints the family runs
+    components: tuple[str, ...]  # components that a checkpoint must have besides transformer, VAE and scheduler
+    video: VideoSpec  # clip format where neither the spec nor the checkpoint names one
+    guidance_scale: float  # guidance where neither the spec nor the checkpoint names one
     blocks: Mapping[str, str]
     """Names of the transformer's lists of repeated blocks, in order, each with the config's name for their number."""
-    lora_targets: tuple[str, ...]
-    """Modules that a LoRA adapts by default."""
-    encoders: tuple[str, ...]
-    """Components that only encoding needs; they load on demand."""
-    codec: type[Codec] = Codec
-    """The use of its VAE."""
-    schedule: type[StockSchedule] = StockSchedule
-    """The use of its scheduler."""
-    read_here: tuple[str, ...] = ()
-    """Components that the family reads itself."""
-    decoders: tuple[str, ...] = ("vae",)
-    """Components that make a clip of latents."""
+    lora_targets: tuple[str, ...]  # modules that a LoRA adapts by default
+    encoders: tuple[str, ...]  # components that only encoding needs; they load on demand
+    codec: type[Codec] = Codec  # the use of its VAE
+    schedule: type[StockSchedule] = StockSchedule  # the use of its scheduler
+    decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
     They serve to find parameters that nothing reads; where it is empty, all are trained."""
-    text_tokens: int = 0
-    """Tokens of a prompt, for the cost of training: the padded length, or that of a long prompt."""
-    ragged: tuple[tuple[str, int], ...] = ()
-    """Inputs of a block (name, dimension) whose length differs between prompts."""
-    padded: bool = False
-    """The network attends to its text's padding, so that encodings hold it and all have one length."""
+    text_tokens: int = 0  # tokens of a prompt, for the cost of training: the padded length, or that of a long prompt
+    ragged: tuple[tuple[str, int], ...] = ()  # inputs of a block (name, dimension) whose length differs between prompts
+    padded: bool = False  # the network attends to its text's padding, so that encodings hold it and all have one length
     even_sigmas: bool = False
     """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
-    dynamic_shift: bool = False
-    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    dynamic_shift: bool = False  # the pipeline hands its scheduler a shift that grows with the number of tokens
     embeds_guidance: bool = False
     """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none by default."""
     options: Mapping[str, float | None] = field(default_factory=dict)
@@ -136,8 +120,7 @@ class FamilyModel(ABC):
         encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        skip = [*encoders, *traits.read_here]
-        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=skip, dtypes=dtypes)
+        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
@@ -153,8 +136,7 @@ class FamilyModel(ABC):
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.options = spec.family_options(self.traits.options)
-        self.text_tokens = self.traits.text_tokens
-        """Tokens of a prompt, for estimates of cost."""
+        self.text_tokens = self.traits.text_tokens  # tokens of a prompt, for estimates of cost
         self.choices: dict[str, str] = {}
         """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
         self.stock_pipeline = str(index["_class_name"])
@@ -163,8 +145,7 @@ class FamilyModel(ABC):
         """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
         self.pictures = {1} if "ImageToVideo" in self.stock_pipeline else {0}
         """Allowed numbers of pictures of a sample: 0 none, 1 the first frame, 2 the first and the last."""
-        self.unused: set[str] = set()
-        """Parameters of the transformer that no clip of this format reads."""
+        self.unused: set[str] = set()  # parameters of the transformer that no clip of this format reads
         self.reading = ""
         """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         self.experts = Experts(spec, index, pipe)
@@ -193,10 +174,8 @@ class FamilyModel(ABC):
         self.places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self.lora_targets = (spec.lora.targets if spec.lora is not None else []) or list(self.traits.lora_targets)
         """Modules that a LoRA adapts: the spec's, or the family's."""
-        self.attention = ""
-        """The kernel that was chosen."""
-        self.unread = prepare_training(self)
-        """Parameters of `transformer` that nothing reads."""
+        self.attention = ""  # the kernel that was chosen
+        self.unread = prepare_training(self)  # parameters of `transformer` that nothing reads
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
         self._set_attention()

@@ -24,10 +24,8 @@ from sage_grpo.types import Conditioning
 class Step:
     """One step of a rollout or of its replay."""
 
-    gaussian: Gaussian
-    """The law of x_next."""
-    velocity: Tensor
-    """v at x, float32."""
+    gaussian: Gaussian  # the law of x_next
+    velocity: Tensor  # v at x, float32
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class Policy:
     model: VelocityModel
     kernel: Kernel
     schedule: Schedule
-    guidance: float | None = None
-    """Overrides the model's guidance scale; 1 is none."""
+    guidance: float | None = None  # overrides the model's guidance scale; 1 is none
     places: tuple[slice, ...] = ()
     """Parts of a state that explore, each with a log-probability of its own; empty is all of it, in one."""
 

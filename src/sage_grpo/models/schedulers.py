@@ -26,8 +26,7 @@ SHIFT = {
 """Supported schedulers, each with its name for the shift."""
 TAKES_SIGMAS = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
 """Schedulers that accept sigmas from a pipeline."""
-TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)
-"""Schedulers that accept a shift from a pipeline, which they may ignore."""
+TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)  # schedulers that accept a shift from a pipeline, which they may ignore
 BENT = ("shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 """Settings that change the grid beyond its shift."""
 _DETERMINISTIC = ("dpmsolver", "dpmsolver++")

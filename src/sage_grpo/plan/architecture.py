@@ -65,7 +65,6 @@ class Architecture:
 
     @cached_property
     def network(self) -> NetworkShape:
-        """Parameters of the cost formulas."""
         return _network(self.model, MEASURED.get(self.family))
 
     @classmethod
@@ -75,7 +74,6 @@ class Architecture:
 
     @property
     def estimated(self) -> bool:
-        """True if the family was not measured."""
         return self.family not in MEASURED
 
     @property
@@ -84,7 +82,6 @@ class Architecture:
         return 1.0 if self.model.guidance.embedded else self.model.guidance_scale
 
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
-        """The model's sampling grid."""
         return Schedule(self.model.sigmas(steps, shift))
 
 
@@ -109,7 +106,6 @@ def find_architecture(spec: ModelSpec) -> Architecture:
 
 
 def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Architecture:
-    """The architecture of config files that are not on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         configs.write(Path(folder))
         return Architecture.of(weightless(spec, Path(folder)), source)
@@ -140,7 +136,6 @@ def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
         lora_width=sum(map(sum, adapted)) / len(blocks),
         lora_weights=sum(map(math.prod, adapted)) / len(blocks),
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
-        given_tokens=model.grid.beside,
         video_products=run.video_products,
         text_products=run.text_products,
         pairs=run.pairs,

@@ -96,7 +96,6 @@ def _tried(now: Forecast) -> Iterator[Change]:
 
 
 def _change(now: Forecast, option: str, run: Same, config: TrainConfig, times: int) -> Iterator[Change]:
-    """The change, unless its layout or its window is invalid for this run."""
     gpus = times * now.layout.processes
     try:  # a change may affect the clip or the guidance
         built = now.architecture if config.model == now.config.model else find_architecture(config.model)
@@ -149,7 +148,6 @@ def _edited(part: Any, key: str, value: Any) -> Any:
 
 
 def _typed(key: str, value: Any) -> str:
-    """A change as typed."""
     if isinstance(value, LoraSpec):
         return f"--{key}.rank {value.rank}"
     word = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
@@ -157,7 +155,6 @@ def _typed(key: str, value: Any) -> str:
 
 
 def _stays(edit: Iterable[str]) -> Same:
-    """The effect of changing these fields on the run."""
     if all(affects(TrainConfig, key) in ("speed", "machine") for key in edit):
         return "same"
     return "nearly" if all(key in DECODED for key in edit) else "another"

@@ -65,7 +65,6 @@ class Forecast(RunDescription):
 
     @property
     def passes(self) -> list[dict[str, PassCount]]:
-        """Passes of the first iteration, by rank and phase."""
         return self.counts[0].phases
 
     @cached_property
@@ -88,7 +87,6 @@ class Forecast(RunDescription):
 
     @cached_property
     def evaluation(self) -> list[PassCount]:
-        """Passes of one evaluation, by rank."""
         grid = self.architecture.grid(self.config.evaluate.steps_for(self.config.model))
         sigmas = grid.sigmas[:-1].tolist()
         return evaluation(self.config, self.held_out, self.layout.data, sigmas, self._guiding(None))
@@ -136,7 +134,6 @@ class Forecast(RunDescription):
 
     @cached_property
     def activations(self) -> list[Keep]:
-        """Activations that every block keeps for its backward pass."""
         asked, cuda = self.config.update.gradient_checkpointing, not self.hardware.is_cpu
         if asked != "auto" or not cuda:
             return configured(asked, self.network.blocks, cuda=cuda)
@@ -144,7 +141,6 @@ class Forecast(RunDescription):
         return [level for level, count in fitting.items() for _ in range(count)]
 
     def _clips(self, rank: int, step: int = 1) -> int:
-        """Clips in every step-th micro-batch of a rank."""
         return sum(len(batch.members) for batch in self.plan.batches(rank)[::step])
 
     def _kept(self, rank: int) -> float:
@@ -177,7 +173,6 @@ class Forecast(RunDescription):
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Phases of a mean iteration on the busiest rank."""
         network, job = self.network, self.job
         seconds = [self._seconds(counts.phases) for counts in self.counts]
         sampling, update = formulas.sampling_memory(network, job), formulas.memory(network, job)
@@ -213,7 +208,6 @@ class Forecast(RunDescription):
         return [Phase("gradient", seconds, replace(held, visitor=held.visitor + self._reward_bytes))]
 
     def _seconds(self, counts: list[dict[str, PassCount]]) -> dict[str, float]:
-        """Seconds of an iteration's sampling and updates, each on the rank with most."""
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
         # The mean of the run's reference passes: in the first iteration the policy equals the reference.
         updates, iterations = self.plan.updates, range(self.config.iterations)
@@ -249,7 +243,6 @@ class Forecast(RunDescription):
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores; ranks that share clips divide this work."""
         if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
         return max(self._clips(rank, self.layout.sequence) for rank in range(self.layout.data))
@@ -279,20 +272,16 @@ class Forecast(RunDescription):
 
     @property
     def gpu_hours(self) -> float:
-        seconds = (
-            self.config.iterations * self.iteration_seconds
-            + len(self.config.evaluate.points(self.config.iterations)) * self.evaluation_seconds
-        )
+        evaluations = len(self.config.evaluate.points(self.config.iterations))
+        seconds = self.config.iterations * self.iteration_seconds + evaluations * self.evaluation_seconds
         return seconds * self.layout.processes / 3600
 
     @property
     def peak(self) -> float:
-        """Bytes of the largest phase."""
         return max(phase.memory.total for phase in self.phases)
 
     @property
     def room(self) -> float:
-        """Bytes that a run may use."""
         return SPARE * self.gib * GIB
 
     @property
@@ -325,7 +314,6 @@ def _bytes(dtype: str) -> int:
 
 
 def _parameters(rewards: Iterable[RewardSpec]) -> float:
-    """Parameters of the networks of built-in rewards."""
     return sum(facts.parameters for one in rewards if (facts := facts_of(one.name)) is not None)
 
 

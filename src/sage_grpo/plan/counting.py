@@ -85,8 +85,6 @@ class FlashAttention(TorchFunctionMode):
 
 
 class _Pass:
-    """Operations and kept bytes of the blocks in one pass."""
-
     def __init__(self, times: Mapping[nn.Module, int]) -> None:
         self.attention = self.products = self.saved = 0.0
         self._times = times
@@ -126,13 +124,17 @@ _known: dict[Hashable, Any] = {}
 
 
 def count_blocks(model: FamilyModel) -> Blocks:
-    """Count a network's blocks at the model's own size, with texts of three lengths."""
+<<<<<<< HEAD
     key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
+=======
+    """Count a network's blocks at the model's own size, with texts of three lengths."""
+    key = (model.transformer, model.video, model.text_tokens)
+>>>>>>> sm
     if key in _known:
         return _known[key]
     width = math.prod(model.heads)
     trial, times = _shortened(model)
-    blocks, tokens = sum(times.values()), model.tokens + model.grid.beside
+    blocks, tokens = sum(times.values()), model.tokens
     unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
     passes = []
     for words in (unit, 2 * unit, 3 * unit):
@@ -171,7 +173,6 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
 
 
 def _kind(block: nn.Module) -> Hashable:
-    """Key that is equal for blocks with the same work."""
     return type(block), tuple((name, parameter.shape) for name, parameter in block.named_parameters())
 
 

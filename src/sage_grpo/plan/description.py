@@ -33,7 +33,6 @@ class RunDescription:
 
     @property
     def plan(self) -> Plan:
-        """Plan of the first iteration."""
         return self.plans[0]
 
     def unexplored(self) -> str | None:

@@ -82,7 +82,6 @@ class NetworkShape:
     unread_parameters: int = 0  # parameters that text-to-video never reads and that are not trained
     frozen_parameters: int = 0  # parameters of another expert, which runs but is not trained
     trained_networks: int = 1  # 2 if both experts are trained; a pass runs one of them
-    given_tokens: int = 0  # tokens besides a clip's own that run through the blocks
     video_products: float = 12.0  # multiplications of a video token with weights of a block, in widths squared
     text_products: float = 12.0  # the same of a token of text
     pairs: tuple[float, float, float] = (1.0, 2.0, 1.0)
@@ -164,7 +163,6 @@ class RunShape:
         return 2 if self.guidance and self.negative_gradient else 1
 
     def activations(self, network: NetworkShape) -> dict[Keep, int]:
-        """Number of blocks by kept activations."""
         if not self.checkpointing:
             return {"all": network.blocks}
         more = dict(self.keep)
@@ -190,10 +188,8 @@ class Memory:
 
 
 def tokens(network: NetworkShape, job: RunShape) -> int:
-    """Tokens in a clip's blocks: of the video and of given ones."""
     frames, height, width = network.patch
-    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
-    return own + network.given_tokens
+    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
 
 
 def trainable(network: NetworkShape, job: RunShape) -> int:
@@ -240,7 +236,6 @@ def activations_within(network: NetworkShape, job: RunShape, room: float) -> dic
 
 
 def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """While a rollout or a reference pass runs: no gradients, and the working set of one block."""
     # A compiled block runs as in a pass with gradients, for equal bits; its graph is then detached.
     working = max(network.forward, saved(network, job)) if job.compiled else network.forward
     passing = working * job.compute / COMPUTE * _numbers(network, job)
@@ -248,7 +243,6 @@ def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
 
 
 def decoding_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """While a clip is decoded."""
     idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
     vae, area = network.vae, job.height * job.width
     if job.vae_tiling:  # all frames of a tile, and the clip that is assembled from tiles
@@ -360,7 +354,6 @@ def operations(network: NetworkShape, job: RunShape) -> Operations:
 
 
 def forward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
-    """Seconds of the forward pass of one clip and one branch."""
     return network.blocks * _forward(operations(network, job), job, rates)
 
 
@@ -379,7 +372,6 @@ def backward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> floa
 
 
 def decode_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
-    """Seconds of decoding one clip."""
     vae = network.vae
     efficiency = vae.efficiency if job.vae_bytes == COMPUTE else vae.efficiency_float32
     overlap = 1.45 if job.vae_tiling else 1.0  # neighboring tiles share a quarter of their sides
@@ -393,7 +385,6 @@ def _forward(one: Operations, job: RunShape, rates: Rates) -> float:
 
 
 def _least(job: RunShape, rates: Rates) -> float:
-    """Seconds of launching a block's kernels."""
     eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
     return max(rates.launch, eager)
 

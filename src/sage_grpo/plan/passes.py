@@ -49,7 +49,6 @@ class Guiding:
     together: int = 0  # up to this many clips, both branches are one batch
 
     def one(self, rows: int, sigma: float) -> PassCount:
-        """One velocity of `rows` clips."""
         branches = self.branches(sigma)
         return PassCount(1, 1 if rows <= self.together else branches, rows * branches)
 
@@ -143,7 +142,6 @@ def _sigma(plan: Plan, replay: Replay) -> float:
 
 
 def _padding(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
-    """A padding pass of a rank with fewer replays of a network than another."""
     turn = Lockstep(plan).padding(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
 
@@ -164,7 +162,6 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[PassCount]:
-    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps."""
     spec = config.evaluate
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
     shares = share_out(members, config.batch.micro_batch, world_size=ranks)

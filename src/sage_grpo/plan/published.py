@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
+=======
 COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "hunyuan15": ("HunyuanVideo15Pipeline", "HunyuanVideo15Transformer3DModel", "AutoencoderKLHunyuanVideo15"),
     "wan": ("WanPipeline", "WanTransformer3DModel", "AutoencoderKLWan"),
@@ -17,11 +20,11 @@ COMPONENTS: Mapping[str, tuple[str, str, str]] = {
     "flux2": ("Flux2KleinPipeline", "Flux2Transformer2DModel", "AutoencoderKLFlux2"),
     "sd3": ("StableDiffusion3Pipeline", "SD3Transformer2DModel", "AutoencoderKL"),
     "qwen_image": ("QwenImagePipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
-    "qwen_image_edit": ("QwenImageEditPipeline", "QwenImageTransformer2DModel", "AutoencoderKLQwenImage"),
     "z_image": ("ZImagePipeline", "ZImageTransformer2DModel", "AutoencoderKL"),
 }
 """Pipeline, transformer and VAE of checkpoints whose files are not here."""
 
+>>>>>>> sm
 
 @dataclass(frozen=True, kw_only=True)
 class Configs:
@@ -38,22 +41,27 @@ class Configs:
     expand_timesteps: bool = False  # Wan 2.2 5B: every token has a timestep
 
     def write(self, folder: Path) -> None:
-        """Write the config files as a checkpoint has them, without weights."""
         pipeline, network, vae = COMPONENTS[self.family]
         index: dict[str, Any] = {"_class_name": pipeline, "boundary_ratio": self.boundary}
         index |= {"expand_timesteps": self.expand_timesteps, "vae": ["diffusers", vae]}
         index["scheduler"] = ["diffusers", self.scheduler["_class_name"]]
-        files = {"vae/config.json": self.vae, "scheduler/scheduler_config.json": self.scheduler}
+        contents = {"vae/config.json": self.vae, "scheduler/scheduler_config.json": self.scheduler}
         for name in ("transformer",) if self.boundary is None else ("transformer", "transformer_2"):
-            index[name], files[f"{name}/config.json"] = ["diffusers", network], self.transformer
+            index[name], contents[f"{name}/config.json"] = ["diffusers", network], self.transformer
         if self.guidance is not None:
             index["guider"] = ["diffusers", "ClassifierFreeGuidance"]
-            files["guider/guider_config.json"] = {"guidance_scale": self.guidance}
-        for file, content in {"model_index.json": index, **files}.items():
+            contents["guider/guider_config.json"] = {"guidance_scale": self.guidance}
+        for file, content in {"model_index.json": index, **contents}.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(json.dumps(content))
 
 
+<<<<<<< HEAD
+_TABLE = json.loads((files("sage_grpo.plan") / "published.json").read_text())
+COMPONENTS: Mapping[str, list[str]] = _TABLE["components"]
+"""Pipeline, transformer and VAE of checkpoints whose files are not here, by family."""
+PUBLISHED: Mapping[str, Configs] = {name: Configs(**row) for name, row in _TABLE["checkpoints"].items()}
+=======
 WAN_1_3B = {"num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}
 WAN_14B = {"num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}
 WAN_5B = {"num_attention_heads": 24, "num_layers": 30, "ffn_dim": 14336, "in_channels": 48, "out_channels": 48}
@@ -123,7 +131,7 @@ PUBLISHED: Mapping[str, Configs] = {
     "FLUX.2-klein-base-4B": Configs(family="flux2", transformer=KLEIN_4B, scheduler=FLUX_GRID),
     "stable-diffusion-3.5-large": Configs(family="sd3", transformer=SD35_LARGE, vae=IMAGE_VAE, scheduler=_euler(3.0)),
     "Qwen-Image": Configs(family="qwen_image", scheduler=QWEN_GRID),
-    "Qwen-Image-Edit": Configs(family="qwen_image_edit", scheduler=QWEN_GRID),
     "Z-Image-Turbo": Configs(family="z_image", vae=IMAGE_VAE, scheduler=_euler(3.0)),
 }
+>>>>>>> sm
 """Checkpoints by the last part of their hub names."""

@@ -25,7 +25,6 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
-    """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
     batch, schedule = config.batch, plan.groups[0].schedule
     chosen, clips = described(config), len(plan.groups) * plan.group_size
@@ -74,7 +73,6 @@ def _idle(forecast: Forecast) -> str:
 
 
 def passes_table(forecast: Forecast) -> Table:
-    """Passes of the first iteration by phase: on the busiest rank, and on all."""
     heads = ("phase", "velocities", "network", "clips", "all ranks", "")
     table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
     for phase, meaning in PHASES.items():
@@ -92,7 +90,6 @@ def _most(rows: Sequence[PassCount]) -> list[str]:
 
 
 def phases_table(forecast: Forecast) -> Table:
-    """Seconds and memory of a mean iteration."""
     kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
     heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
     title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
@@ -108,7 +105,6 @@ def phases_table(forecast: Forecast) -> Table:
 
 
 def memory_table(rows: Sequence[Forecast]) -> Table:
-    """Seconds over memory: kept activations, peak and iteration time in each budget."""
     table = narrow_table(
         "seconds over memory (model.memory)", "GiB", "peak", "s / it.", "blocks keep", left=("blocks keep",)
     )
@@ -119,7 +115,6 @@ def memory_table(rows: Sequence[Forecast]) -> Table:
 
 
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
-    """Effect of every change."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     heads = ("change", "GiB", "fits", "s / it.", f"{_kind(now)}-h", "run")
     table = narrow_table(title, *heads, left=("change",))
@@ -133,7 +128,6 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
 def show(
     forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console, workers: Forecast
 ) -> None:
-    """Print everything on a terminal; `workers` is the forecast on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
@@ -157,7 +151,6 @@ def show(
 
 
 def model_rows(forecast: Forecast) -> dict[str, str]:
-    """Rows on the model, its trained parameters and its tokens."""
     network, job, video = forecast.network, forecast.job, forecast.architecture.model.video
     advice = forecast.advice()
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
@@ -177,7 +170,6 @@ def _kind(forecast: Forecast) -> str:
 
 
 def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
-    """Lines on time, GPU-hours, and memory."""
     seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
@@ -199,7 +191,6 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
-    """A few lines for the start of a run."""
     lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
@@ -221,7 +212,6 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
 
 
 def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast) -> dict[str, Any]:
-    """The forecast as a JSON document."""
     crew = worker_costs(forecast, workers)
     return {
         "model": model_rows(forecast),
@@ -247,7 +237,6 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change],
 
 
 def costs(forecast: Forecast) -> dict[str, Any]:
-    """The numbers by which changes are compared."""
     return {
         "fits": forecast.fits,
         "peak_gib": forecast.peak / GIB,

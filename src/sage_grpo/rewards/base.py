@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -89,8 +90,6 @@ class CompositeReward:
         """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
-        if not 0 <= max_failed_fraction <= 1:
-            raise RewardConfigError(f"max_failed_fraction must be within 0 and 1, got {max_failed_fraction}.")
         self.max_failed_fraction = max_failed_fraction
         self.device = torch.device(device)
         self.offload_between = offload_between
@@ -98,13 +97,11 @@ class CompositeReward:
         given = objects or {}
         loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
         self._members = [
-            RewardMember(spec, reward, require_weights=require_weights, device=self.device) for spec, reward in loaded
+            RewardMember(spec, one, require_weights=require_weights, device=self.device) for spec, one in loaded
         ]
-        for title in self.titles:
-            if self.titles.count(title) > 1:
-                raise RewardConfigError(
-                    f"{self.titles.count(title)} rewards are called {title!r}: give each its own label."
-                )
+        for title, count in Counter(self.titles).items():
+            if count > 1:
+                raise RewardConfigError(f"{count} rewards are called {title!r}: give each its own label.")
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -118,9 +115,7 @@ class CompositeReward:
     @property
     def weights(self) -> dict[str, float]:
         """Weight in the total of every part that counts."""
-        return {
-            self._public(member, part): weight for member in self._members for part, weight in member.weights.items()
-        }
+        return {self._public(one, part): weight for one in self._members for part, weight in one.weights.items()}
 
     def judging(self, part: str) -> dict[str, float]:
         """Weights of the rewards that judge this part of a clip, or all parts."""
@@ -155,7 +150,7 @@ class CompositeReward:
         for member in self._members:
             if member.compares:
                 raise RewardConfigError(
-                    f"Reward {member.spec.title!r} compares the clips of a group with one another: {why}"
+                    f"Reward {member.spec.title!r} compares clips of a group with one another: {why}"
                 )
 
     @property

@@ -283,15 +283,13 @@ class LogConfig:
 
     affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
-    """Scalars and videos for TensorBoard."""
+    """Scalars for TensorBoard."""
     wandb: str | None = None
     """Weights & Biases project; needs the extra sage-grpo[wandb]."""
-    trackio: str | None = None
-    """Trackio project; needs the extra sage-grpo[trackio]."""
     name: str | None = None
-    """Name of the run at W&B and trackio; null takes the folder's. Two runs of one name stay two."""
+    """Name of the run at W&B; null takes the folder's. Two runs of one name stay two."""
     group: str | None = None
-    """Group of the run at W&B and trackio."""
+    """Group of the run at W&B."""
     entity: str | None = None
     """W&B user or team that the project belongs to; null takes your default."""
     tags: list[str] = field(default_factory=list)

@@ -185,7 +185,7 @@ class Dispatcher:
         except WorkerLost:
             self._put(job)
             raise
-        except Exception as error:  # noqa: BLE001 - a user's reward may raise anything
+        except Exception as error:  # noqa: BLE001 - users' rewards may raise anything
             job.failures += 1
             if job.failures < ATTEMPTS:
                 self._put(job)

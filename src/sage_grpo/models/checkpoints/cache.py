@@ -21,8 +21,7 @@ from torch import Tensor
 from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.safe_io import replacing
 
-FORMAT = "3"
-"""Raise this when the meaning of stored tensors changes: older files are then not found."""
+FORMAT = "3"  # raise this when the meaning of stored tensors changes: older files are then not found
 
 
 def cleaner() -> str:

@@ -58,7 +58,6 @@ PIPELINES: Mapping[str, str] = {
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
-    "QwenImageEditPipeline": "qwen_image_edit",
     "ZImagePipeline": "z_image",
 }
 """Families by diffusers pipeline."""
@@ -70,7 +69,7 @@ TOKENIZERS: Mapping[str, str] = {
 """Text encoders by tokenizer."""
 ORIGINS: Mapping[str, str] = {
     "scenes": "the model of the world scenes, which the package does not carry: the folder research/scenes/model of the project's "
-    "repository, or what `python -m research.pretraining.scenes pretrain` makes",
+    "repository, or what `python -m research.pretraining.scenes pretrain` makes"
 }
 """Origins of the folders that our recipes name, for the error where one is missing."""
 

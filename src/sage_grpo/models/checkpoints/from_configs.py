@@ -25,8 +25,7 @@ from sage_grpo.models.checkpoints.checkpoint import (
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec, find_family
 
-Build = Callable[[str, Mapping[str, Any]], Any]
-"""A network of a component ("transformer", "vae") and its configuration."""
+Build = Callable[[str, Mapping[str, Any]], Any]  # A network of a component ("transformer", "vae") and its configuration
 
 
 def weightless(spec: ModelSpec, folder: Path, *, lora: LoraSpec | None = None) -> FamilyModel:

@@ -23,8 +23,7 @@ from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
 from sage_grpo.types import VideoSpec
 
-LAYERS_TO_SKIP = 2
-"""The text embedding is the hidden state this many layers before the last."""
+LAYERS_TO_SKIP = 2  # the text embedding is the hidden state this many layers before the last
 
 
 class PackedTransformer(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from sage_grpo.models import no_numbers
 
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
-GRAPH_PIXELS = 2 * 2**20
-"""The same where a gradient is wanted: 4 frames of 480 x 848, one latent frame."""
+GRAPH_PIXELS = 2 * 2**20  # the same where a gradient is wanted: 4 frames of 480 x 848, one latent frame
 
 
 def to_uint8(
@@ -68,24 +66,6 @@ def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None
         return made
     black = made.new_zeros((len(made), count, *made.shape[2:]))
     return black.index_copy(1, torch.tensor(frames, device=made.device), made[:, list(frames)])
-
-
-class SeededNoise(TorchFunctionMode):
-    """A context in which torch.randn draws the same numbers each time, in float32 on the CPU for every device, and no generator of the
-    process moves: for decoders that add noise and take no generator (LTX-Video 0.9.1)."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func is not torch.randn or given.get("generator") is not None:
-            return func(*args, **given)
-        drawn = torch.randn(*args, generator=self._generator, dtype=torch.float32)
-        return drawn.to(device=given.get("device"), dtype=given.get("dtype"))
 
 
 def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator[Tensor]:

@@ -23,16 +23,10 @@ Inputs = Mapping[str, Tensor]
 class LatentGrid:
     """The division of a clip into latents by a VAE, and of the latents into tokens by a network."""
 
-    channels: int
-    """Channels of the latents."""
-    temporal: int | None
-    """Frames of a latent frame (the first frame has one of its own); None for a VAE of images."""
-    spatial: int
-    """Pixels of a latent, along height and width."""
-    patch: tuple[int, int, int] = (1, 1, 1)
-    """Latents of a token along frames, height and width."""
-    beside: int = 0
-    """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
+    channels: int  # channels of the latents
+    temporal: int | None  # frames of a latent frame (the first frame has one of its own); None for a VAE of images
+    spatial: int  # pixels of a latent, along height and width
+    patch: tuple[int, int, int] = (1, 1, 1)  # latents of a token along frames, height and width
 
     def latents(self, video: VideoSpec) -> tuple[int, ...]:
         frames = 1 if self.temporal is None else (video.frames - 1) // self.temporal + 1

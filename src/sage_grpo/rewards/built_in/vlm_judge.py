@@ -139,12 +139,10 @@ class VlmJudge:
             raise RewardConfigError(f"The judge's scale must be [lowest, highest], got {list(scale)}.")
         if ask_again < 0 or answer_tokens < 1:
             raise RewardConfigError(
-                f"The judge needs ask_again >= 0 and answer_tokens >= 1, got {ask_again}, {answer_tokens}."
+                f"The judge needs ask_again >= 0, answer_tokens >= 1, got {ask_again}, {answer_tokens}."
             )
         known = DIMENSIONS if dimensions is None else dimensions
-        check_known(
-            parts, known, "Describe it in options.dimensions ({name: what to look at}): the judge has no dimension"
-        )
+        check_known(parts, known, "Describe it in options.dimensions ({name: question}): the judge has no dimension")
         self._questions = {part: str(known[part]) for part in parts or known}
         if not self._questions:
             raise RewardConfigError("The judge needs a dimension to judge.")
@@ -300,10 +298,9 @@ class Endpoint:
         if status not in TRY_AGAIN or any(code in text for code in NO_MONEY):
             raise EndpointFailure(f"{self._where} {reason}")
         asked = retry_after(headers, time.time())
-        if asked > self._network.max_wait:
-            raise EndpointFailure(
-                f"{self._where} asks to wait {asked:g} s, more than max_wait {self._network.max_wait:g}"
-            )
+        longest = self._network.max_wait
+        if asked > longest:
+            raise EndpointFailure(f"{self._where} asks to wait {asked:g} s, more than max_wait {longest:g}")
         return reason, asked
 
     def _read(self, answer: bytes) -> tuple[str, bool]:

@@ -257,7 +257,6 @@ class SavedRun:
         self.on_note(f"goes on after iteration {self.trainer.state.iteration}.")
 
     def _fault(self, folder: Path) -> str:
-        """The reason why a checkpoint would not reproduce an uninterrupted run."""
         meta = checkpoint.read_meta(folder)
         known = meta.get("made_by", {})
         other = [name for name in sorted({*known, *self.made_by}) if known.get(name) != self.made_by.get(name)]
@@ -346,7 +345,6 @@ def sample(trainer: Trainer, record: RunRecord) -> None:
 
 
 def scored_clips(plan: Plan) -> int:
-    """Clips of a rollout that rewards score."""
     return 0 if plan.examples else sum(len(batch.members) for batch in _batches(plan))
 
 
@@ -420,7 +418,6 @@ def made_by(job: CompareJob) -> dict[str, Any]:
 
 
 def surroundings(config: TrainConfig) -> dict[str, Any]:
-    """Hardware, versions and code of a run: they may explain different numbers on another machine."""
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     versions = {"sage-grpo": __version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in ("diffusers", "transformers", "peft"):

@@ -65,7 +65,6 @@ class CompareJob:
 
     @property
     def file(self) -> str:
-        """Name of the file with the arm's configuration."""
         return f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', self.arm)}-{self.key[:8]}.yaml"
 
 
@@ -141,6 +140,8 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[
     """Digest of the results of a run; `more` has its other evaluations. Defaults do not count, so that a new field changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
+    if "rewards" in counted:  # rows have a field that is gone
+        counted["rewards"] = [{"standardize": {}, **reward} for reward in counted["rewards"]]
     text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -163,10 +164,10 @@ def head(job: CompareJob, status: str, fault: str | None) -> dict[str, Any]:
 def _plain(config: TrainConfig) -> Mapping[str, Any]:
     found = plain(asdict(config))
     for reward in found["rewards"]:
-        if not reward[
-            "judges"
-        ]:  # rows are older than this field; in a list, which is compared whole, it would change their keys
-            del reward["judges"]
+        if not reward["judges"]:
+            del reward[
+                "judges"
+            ]  # rows are older than this field; in a list, which is compared whole, it would change their keys
     return found
 
 

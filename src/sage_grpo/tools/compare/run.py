@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sage_grpo.run.identity import of_code, plain
+from sage_grpo.run.identity import plain
 from sage_grpo.run.lock import FolderLock
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
@@ -48,8 +48,9 @@ def run(
     with FolderLock(folder), _stoppable():
         done = _done(folder, suite, jobs, command, say)
         asked = [job for job in jobs if arms is None or job.arm in arms]
-        _say_what_is_there(asked, done, say)
         missing = [job for job in asked if job.key not in done]
+        if len(missing) < len(asked):
+            say(f"{len(asked) - len(missing)} of {len(asked)} runs are there already.")
         for job in missing:  # as `sage-grpo train --config` takes it
             config = yaml.safe_dump(plain(asdict(job.config)), sort_keys=False)
             replace_text(folder / "configs" / job.file, config)
@@ -92,7 +93,6 @@ def run(
 def _done(
     folder: Path, suite: Suite, jobs: Sequence[CompareJob], command: str, say: Callable[[str], None]
 ) -> dict[str, Row]:
-    """Finished rows by key, in a folder whose file of rows is whole and whose suite is this one."""
     file, keys = folder / store.ROWS, [job.key for job in jobs]
     if store.repair(file):
         say(f"The last line of {file} was cut off and is removed; its run is made again.")
@@ -102,17 +102,6 @@ def _done(
     for key in store.kept(folder, done):  # stopped between the two
         store.forget(folder, key)
     return done
-
-
-def _say_what_is_there(asked: Sequence[CompareJob], done: Mapping[str, Row], say: Callable[[str], None]) -> None:
-    rows = [done[job.key] for job in asked if job.key in done]
-    others = sorted({row["code"][:24] for row in rows if row.get("code") and row["code"] != of_code()})
-    if rows:
-        say(f"{len(rows)} of {len(asked)} runs are there already.")
-    if others:
-        say(
-            f"Warning: some of them were made by other code ({', '.join(others)}...). Choose another --out to make all of them anew."
-        )
 
 
 def _result(suite: Suite, row: Row) -> str:
@@ -138,7 +127,6 @@ def cores() -> int:
 
 
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
-    """The default of runs side by side."""
     if not devices:
         return cores()
     per_gpu = PER_GPU if all(world_of_model(config.model.path) is SHAPES for config in configs) else 1

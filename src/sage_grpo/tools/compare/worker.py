@@ -118,7 +118,6 @@ class Worker:
         return message
 
     def close(self) -> None:
-        """End the process at once."""
         if self._process is not None:
             self._process.kill()
             self._process.join()

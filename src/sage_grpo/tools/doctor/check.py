@@ -106,12 +106,10 @@ class Check:
 
 
 def worst(found: Iterable[Check]) -> Status:
-    """The worst verdict; "pass" for none."""
     return max((one.status for one in found), key=ORDER.index, default="pass")
 
 
 def graded(value: float, *, warn: float, fail: float) -> Status:
-    """The verdict on an error: above a limit, or NaN, is worse."""
     if not math.isfinite(value) or value > fail:
         return "fail"
     return "warn" if value > warn else "pass"
@@ -133,7 +131,6 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def show(found: Check, console: Console) -> None:
-    """Print the verdict with the measured value; for a warning or failure, also the reason and the remedy."""
     from rich.table import Table
     from rich.text import Text
 
@@ -150,13 +147,11 @@ def show(found: Check, console: Console) -> None:
 
 
 def show_summary(found: Sequence[Check], console: Console) -> None:
-    """Print the number of checks by verdict."""
     count = Counter(one.status for one in found)
     text = ", ".join(f"{count[status]} {status}" for status in ORDER if count[status])
     console.print(text, style=STYLE[worst(found)])
 
 
 def document(found: Sequence[Check]) -> dict[str, Any]:
-    """The check-up as JSON."""
     rows = [finite(dataclasses.asdict(one)) for one in found]  # `value` states an infinite number
     return {"status": worst(found), "findings": rows}

@@ -48,7 +48,6 @@ def examine(
 
 
 def over_ranks(found: list[Check], world: World) -> list[Check]:
-    """Worse results of other processes: the same list on all of them."""
     worse, own = {}, {one.name: ORDER.index(one.status) for one in found}
     for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
         for check in [Check(**row) for row in json.loads(text)]:
@@ -96,7 +95,6 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
-    """A stage; an error in it is a failed check, and the later stages still run."""
     try:
         yield from stage
     except BROKEN as error:
@@ -116,13 +114,11 @@ def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
 
 
 def prepare(trainer: Trainer) -> Sample:
-    """The plan of the shared rollout, not sampled yet."""
     prompts = trainer.state.stream.peek(trainer.config.batch.prompts)
     return Sample(trainer, trainer.planner.plan(0, prompts))
 
 
 def of_schedule(run: RunDescription) -> Checks:
-    """The kernel on the grid of the first group."""
     if run.config.explores:
         yield machine.stability(run.planner.kernel, run.plan.groups[0].schedule, run.unexplored())
     else:
@@ -165,14 +161,12 @@ def _of_pipeline(trainer: Trainer, latents: Tensor, text: str, image: Tensor | N
 
 
 def of_sampling(sample: Sample) -> Checks:
-    """The shared rollout: its guidance, then its clips and the reward."""
     sample.trainer.encode_prompts()
     yield learning.guidance(sample, sample.items())
     yield from of_reward(sample, sample.trainer.engine.decode(sample.rollout))
 
 
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
-    """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
     members, latents = trainer.engine.scored(plan), trainer.engine.latents(sample.rollout)
     prompts = plan.prompts
@@ -201,7 +195,7 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if not trainer.config.explores else trainer.config.kernel.eta
-    wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
+    wild = eta is not None and any(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
     yield reward.spread(scoring, eta=eta, overshoots=wild)
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
@@ -225,7 +219,6 @@ def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
 
 
 def of_learning(sample: Sample) -> Checks:
-    """One update: the first ratio, gradients, weights, ranks, the trust region, and the export."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
     yield learning.gradients(trainer, {item.network for item in items})

@@ -36,7 +36,6 @@ class Sample:
 
     @cached_property
     def rollout(self) -> Rollout:
-        """Sampled on first use."""
         return self.trainer.engine.sampler(self.plan).run()
 
     def items(self) -> list[TrainItem]:
@@ -185,13 +184,11 @@ def update_moves(trainer: Trainer) -> Check:
 
 @torch.no_grad()
 def velocities(trainer: Trainer, items: Sequence[TrainItem]) -> list[Tensor]:
-    """Velocities of the first and the last replay, with the present weights."""
     ends = dict.fromkeys((0, len(items) - 1))
     return [loss.replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
 
 
 def step_size(trainer: Trainer, items: Sequence[TrainItem], before: Sequence[Tensor]) -> Check:
-    """Relative change of the velocities by that step."""
     pairs = zip(velocities(trainer, items), before, strict=True)
     gaps = [relative(now, then) for now, then in pairs]
     largest = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
@@ -216,7 +213,6 @@ def _pushed(p: nn.Parameter) -> Tensor:
 
 
 def ranks(params: Mapping[str, Tensor], world: World) -> Check:
-    """After an update all processes hold the same weights."""
     if world.control is None and world.processes == 1:
         return Check("ranks", "skip", "one process")
     other = disagreeing(params, world)
@@ -225,7 +221,6 @@ def ranks(params: Mapping[str, Tensor], world: World) -> Check:
 
 
 def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
-    """The KL after an update has a gradient."""
     trainer, config = sample.trainer, sample.trainer.config
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":

@@ -26,7 +26,6 @@ LITTLE_FREE = 0.5
 
 
 def versions() -> Check:
-    """The libraries against the oldest versions that are supported."""
     try:
         lines = [line for line in requires("sage-grpo") or [] if ";" not in line]  # extras have a marker
         wanted = dict(pair for line in lines for pair in re.findall(r"^([\w-]+)>=([\d.]+)", line))
@@ -48,7 +47,6 @@ def _key(text: str) -> tuple[int, ...]:
 
 
 def device(spec: ModelSpec, place: torch.device | None = None) -> Check:
-    """The device of the run, and its dtype on it."""
     chosen = choose_device(spec.device) if place is None else place
     if chosen.type != "cuda":
         return Check("device", "pass", f"{chosen.type}, {torch.get_num_threads()} threads, {spec.dtype}")
@@ -94,14 +92,13 @@ def settings(run: RunDescription, remarks: Sequence[str]) -> Check:
 
 
 def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Check:
-    """A perfect network would end at its data with this kernel and schedule; `unexplored` names steps that were left deterministic for that."""
     # Every step of the grid: one that a window or a clamp leaves out today may explore in another run.
     stds = [float(kernel(*map(float, schedule.pair(index))).std) for index in range(schedule.num_steps)]
     bad = [index for index, std in enumerate(stds) if not 0 <= std < float("inf")]
     if bad or not any(schedule.stochastic):
         value = f"the noise is not a number at step(s) {bad}" if bad else "no step explores"
         return Check("stability", "fail", value)
-    faults, report = instabilities(kernel, schedule), inspect_kernel(kernel, schedule)
+    faults, report = list(instabilities(kernel, schedule)), inspect_kernel(kernel, schedule)
     last = report.rows[-1]
     if last.sigma_next == 0 and last.std > 0:
         faults.append(f"The last step leaves noise with std {last.std:.3g} in the video.")

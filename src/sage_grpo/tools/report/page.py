@@ -31,7 +31,6 @@ PAGE, PAIRS = "report.html", "before_after"
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """All runs; a folder that is given twice is shown once."""
     unique = list({folder.resolve(): folder for folder in folders}.values())
     if not unique:
         raise ValueError("Name the folder of a run, e.g. sage-grpo report runs/demo.")
@@ -93,7 +92,6 @@ def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, P
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The page. Its policy allows its own scripts alone, by their hash, whatever the data contain."""
     script = "\n".join(f"// {name}\n{_asset(name)}" for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -143,7 +141,6 @@ def _run(run: RunData, name: str) -> dict[str, Any]:
 
 
 def _distinct(runs: Sequence[RunData]) -> list[str]:
-    """Names of folders; with their parents' where two are alike."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{run.folder.resolve().parent.name}/{run.name}" for run in runs]

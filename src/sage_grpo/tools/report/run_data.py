@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +36,6 @@ class ReportClip:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Clips with equal keys are comparable."""
         return self.prompt, self.noise
 
 
@@ -66,7 +66,6 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run; an unfinished one is read as far as it is."""
     from sage_grpo.config.parsing import read_yaml
 
     if not folder.is_dir():
@@ -171,7 +170,7 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
             return None  # custom code, which a report does not execute
         if "second" in type_hints(find_kernel(spec.name)) and run.schedule.get("offset"):
             return None  # a law that needs the second sigma of the run's own grid, which a group with another start does not have
-        found = inspect_kernel(spec.build(schedule), schedule).to_dict()
+        found = dataclasses.asdict(inspect_kernel(spec.build(schedule), schedule))
     except (KeyError, TypeError, ValueError):  # another version's run, or an edited file
         return None
     window = run.settings.get("rollout.window.kind", "all")
@@ -184,7 +183,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Iterations in which clips had no reward and were left out."""
     found = []
     for row in rows:
         for name in ("reward/failed", "eval/failed"):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_grpo.config.ranges import Count, Positive, Seconds, checked
+from sage_grpo.config.ranges import Count, Positive, checked
 from sage_grpo.tools.study.making import clip_file
 from sage_grpo.tools.study.results import results, to_csv
 from sage_grpo.tools.study.store import ANSWERS, NoSuchTask, OtherVote, Store
@@ -52,18 +52,16 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 OPAQUE = re.compile(r"[\w-]{16,64}", re.ASCII)
 
 
+MAX_BODY = 4096
+"""Bytes of a vote."""
+BODY_SECONDS = 10.0
+"""Seconds for a vote to arrive."""
+
+
 @checked
 class StudyLimits:
     """Limits of the server."""
 
-    max_body: Count = 4096
-    """Bytes of a vote."""
-    body_timeout_s: Seconds = 10.0
-    """Seconds for a vote to arrive."""
-    header_timeout_s: Seconds = 30.0
-    """Seconds of a connection without a request."""
-    max_connections: Count = 1024
-    """Connections at a time."""
     rate: Positive = 20.0
     """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
     burst: Count = 60
@@ -88,7 +86,6 @@ class Buckets:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, name: str) -> bool:
-        """Take one; False when there is none left."""
         now = time.monotonic()
         left, since = self._left.pop(name, (float(self._burst), now))
         left = min(self._burst, left + (now - since) * self._rate)
@@ -102,11 +99,10 @@ class StudyServer:
     """The handlers behind the routes."""
 
     def __init__(self, store: Store, clips: Path, limits: StudyLimits) -> None:
-        self.store, self.clips, self.limits = store, clips, limits
+        self.store, self.clips = store, clips
         self._buckets = Buckets(limits.rate, limits.burst)
 
     async def task(self, request: Request) -> Response:
-        """GET /api/task: the rater's next task."""
         return await self._state(await self._rater(request))
 
     async def vote(self, request: Request) -> Response:
@@ -134,7 +130,6 @@ class StudyServer:
         return FileResponse(path, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
     async def results(self, request: Request) -> Response:
-        """GET /api/results[?exclude_flagged=1]: the results, for the admin token."""
         from starlette.responses import JSONResponse
 
         await self._admin(request)
@@ -142,7 +137,6 @@ class StudyServer:
         return JSONResponse(await asyncio.to_thread(results, self.store, exclude_flagged=exclude))
 
     async def votes(self, request: Request) -> Response:
-        """GET /api/votes.csv: every vote, for the admin token."""
         from starlette.responses import Response
 
         await self._admin(request)
@@ -208,11 +202,11 @@ class StudyServer:
         async def read() -> None:
             async for chunk in request.stream():
                 received.extend(chunk)
-                if len(received) > self.limits.max_body:
-                    raise Refused(413, f"A vote has at most {self.limits.max_body} bytes.")
+                if len(received) > MAX_BODY:
+                    raise Refused(413, f"A vote has at most {MAX_BODY} bytes.")
 
         try:
-            await asyncio.wait_for(read(), self.limits.body_timeout_s)
+            await asyncio.wait_for(read(), BODY_SECONDS)
         except TimeoutError as error:
             raise Refused(408, "The vote took too long to arrive.") from error
         except ClientDisconnect as error:
@@ -220,7 +214,6 @@ class StudyServer:
         return bytes(received)
 
     def _read_vote(self, body: bytes) -> Ballot:
-        """Task, nonce and an answer to every question; any other field is refused."""
         try:
             content = parse_json(body)
         except ValueError as error:
@@ -267,7 +260,6 @@ class _Guarded:
 
 
 def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) -> Starlette:
-    """The ASGI application of a study whose videos lie in the folder `clips`."""
     check_installed()
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
