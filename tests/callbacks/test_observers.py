@@ -44,7 +44,7 @@ def trainer(tmp_path: Path) -> Any:
         config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5), clock=Clock(),
         state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)),
         world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool),
-        writer=SimpleNamespace(background=True, finish=lambda: None), model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
+        model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
         clips=SimpleNamespace(videos=videos, captions=["a", "b"], sound=None), scores=SimpleNamespace(report=""),
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     callbacks.after({"a": 1.0})
     callbacks.saved(tmp_path / "000004")
     callbacks.health_event(event)
-    assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
+    assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004"), event]
     assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
     assert heard[0].videos is trainer.clips.videos
     assert isinstance(heard[0], IterationEvent)
@@ -259,7 +259,6 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: 
         raise ZeroDivisionError
 
     saved: list[bool] = []
-    trainer.writer.finish = lambda: saved.append(True)
     saver: Any = SimpleNamespace(save=lambda needed: saved.append(needed))
     told: list[EvaluationEvent] = []
     callbacks = UserCallbacks(trainer, Hooks(evaluation=told.append), saver)
@@ -270,9 +269,9 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: 
     assert (event.iteration, event.metrics, event.prompts, event.best) == (4, {"eval/total": 1.0}, ["a", "b"], True)
     assert event.videos is clips
     for iteration, event, done in (
-        (4, IterationEvent(4, {}, clips, []), [False, True]),
-        (4, CheckpointEvent(4, tmp_path, complete=True), [True]),
-        (0, IterationEvent(0, {}, clips, []), [True]),  # before the first there is nothing to save
+        (4, IterationEvent(4, {}, clips, []), [False]),
+        (4, CheckpointEvent(4, tmp_path), []),
+        (0, IterationEvent(0, {}, clips, []), []),  # before the first there is nothing to save
     ):
         trainer.state.iteration = iteration
         with pytest.raises(ZeroDivisionError):

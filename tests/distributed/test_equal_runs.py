@@ -73,7 +73,7 @@ RUNS = {
     "sound": (
         "ltx2",
         2,
-        ParallelSpec(sp=2, timeout=60),
+        ParallelSpec(timeout=60),
         {
             **WITHOUT_SDE,
             "guidance": 1.0,

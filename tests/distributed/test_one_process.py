@@ -67,7 +67,6 @@ def test_what_ranks_say_arrives_in_their_order(monkeypatch) -> None:
         rows = torch.full((number, 2), float(number))
         return (
             one.gather(rows).tolist(),
-            one.gather(torch.tensor([number]), "files").tolist(),
             one.sum(torch.tensor([1.0, 10.0]) * number).tolist(),
             (one.any(number == 3), one.any(False)),
             one.texts(f"é{number}" * (number != 1)),
@@ -77,9 +76,8 @@ def test_what_ranks_say_arrives_in_their_order(monkeypatch) -> None:
     rows = [[float(number)] * 2 for number in range(4) for _ in range(number)]
     texts = ["é0", "", "é2", "é3"]
     # Ranks that share a clip say the same: numbers 0 and 2 count.
-    assert sides.run(work) == [(rows, [0, 1, 2, 3], [2.0, 20.0], (True, False), texts, "of 0")] * 4
+    assert sides.run(work) == [(rows, [2.0, 20.0], (True, False), texts, "of 0")] * 4
     assert ("control", 7.0, True) in sides.waited
-    assert ("files", 7.0, True) in sides.waited
 
 
 def test_one_process_has_nobody_to_ask() -> None:
@@ -104,12 +102,14 @@ def test_a_process_takes_the_gpu_of_its_place_on_the_machine(device: str, gpu: b
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(world, "end_with_parent", lambda: None)
     monkeypatch.setattr(world, "rendezvous", lambda place, timeout: iter([(dist.HashStore(), 0, 0)]))
-    monkeypatch.setattr(world, "join", lambda layout, place, timeout: (layout.replicate * layout.shard, place, timeout))
+    monkeypatch.setattr(dist, "new_group", lambda *members, **named: None)
+    monkeypatch.setattr(world.Heartbeat, "start", lambda *ranks, **named: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **named: groups.append((backend, named["rank"])))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     place = torch.device("cuda", 1) if taken else torch.device("cpu")
-    assert start(ParallelSpec(timeout=30.0), device) == (8, place, 30.0)
+    made = start(ParallelSpec(timeout=30.0), device)
+    assert (made.number, made.processes, made.device, made.timeout) == (5, 8, place, 30.0)
     assert chosen == [place] * taken
     assert groups == [("cpu:gloo,cuda:nccl" if taken else "gloo", 5)]
 
@@ -234,7 +234,7 @@ def test_a_rank_that_differs_is_named(monkeypatch) -> None:
     rows = {"same": [1.0, 2.0], "other sum": [1.0, 3.0], "other squares": [0.0, 3.0]}
 
     class Three(World):
-        def gather(self, values, group=None):
+        def gather(self, values):
             return torch.tensor([[sum(row), sum(x * x for x in row)] for row in rows.values()], dtype=torch.float64)
 
     assert disagreeing({"w": torch.tensor([1.0, 2.0])}, Three()) == [1, 2]

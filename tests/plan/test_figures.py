@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "anchor.every": 7, "trust_region.mode": "none", "optimizer.ema": 0.9, "optimizer.max_kl": 1.0, "optimizer.target_kl": 0.1,
         "optimizer.kind": "muon", "evaluate.per_prompt": 3, "evaluate.every": 50, "iterations": 33, "model.lora.rank": 7,
         "rewards": [STATISTICS],
-        "rollout.ray": RaySpec(workers=3), "rollout.ray.scores": "trainer",
+        "rollout.ray": RaySpec(workers=3),
     },
     "branching": {"batch.prompts": 7},
     "wan on 8": {

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from sage_grpo.callbacks.journal import Journal
 from sage_grpo.training.config import LogConfig
-from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.imports import import_object
 from sage_grpo.utils.safe_io import inside, replace_text
 
@@ -228,3 +227,13 @@ def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
             f"log.sinks {path!r} is not a sink: it must be a class with the methods write, show and close; see docs/extending.md."
         )
     return kind
+
+
+def attempt(what: str, action: Callable[[], Any]) -> bool:
+    """Run an optional action; if it fails, the run goes on with a warning. Returns True if it worked."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days
+        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
+        return False
+    return True

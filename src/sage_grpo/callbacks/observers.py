@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sage_grpo.callbacks import journal
-from sage_grpo.callbacks.metrics import Metrics, ShownClips
+from sage_grpo.callbacks.metrics import Metrics, ShownClips, attempt
 from sage_grpo.callbacks.terminal import Terminal
 from sage_grpo.distributed import checkpoint
 from sage_grpo.training.events import (
@@ -32,7 +32,6 @@ from sage_grpo.training.events import (
 from sage_grpo.training.loop import Evaluated, Observer, Saver
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Sound
-from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import write_mp4
 
@@ -212,9 +211,7 @@ class UserCallbacks(Observer):
         self._call(self.hooks.evaluation, event)
 
     def saved(self, folder: Path) -> None:
-        trainer = self.trainer
-        event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
-        self._call(self.hooks.checkpoint, event)
+        self._call(self.hooks.checkpoint, CheckpointEvent(self.trainer.state.iteration, folder))
 
     def health_event(self, event: SentinelEvent) -> None:
         self._call(self.hooks.sentinel, event)
@@ -231,7 +228,6 @@ class UserCallbacks(Observer):
         if trainer.world.any(raised is not None):
             if trainer.state.iteration > 0 and not isinstance(event, CheckpointEvent):
                 self.saver.save(needed=False)
-            trainer.writer.finish()
             raise raised or CallbackFailed("A callback of the main process raised; its own message has the traceback.")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +15,11 @@ from sage_grpo.models import ModelError
 from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
 
+if TYPE_CHECKING:
+    from sage_grpo.models.spec import ModelSpec
+
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]  # called with (done, total)
-
-
-class Settings(Protocol):
-    """The fields of a model's ModelSpec that its callers read."""
-
-    @property
-    def dtype(self) -> str:
-        """Precision of the network's computation."""
-
-    @property
-    def lora(self) -> object | None:
-        """The adapter that is trained; None where all weights are."""
 
 
 @runtime_checkable
@@ -37,7 +28,7 @@ class VelocityModel(Protocol):
     attributes will do, also of a narrower type. No base class is needed."""
 
     @property
-    def spec(self) -> Settings:
+    def spec(self) -> ModelSpec:
         """The ModelSpec that the model was made from."""
 
     @property

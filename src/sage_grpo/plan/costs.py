@@ -21,16 +21,7 @@ from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
-from sage_grpo.plan.passes import (
-    Counts,
-    Guiding,
-    PassCount,
-    PassKind,
-    count,
-    evaluation,
-    kinds,
-    references,
-)
+from sage_grpo.plan.passes import Counts, Guiding, PassCount, PassKind, count, evaluation, kinds, references
 from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import compiles
@@ -336,7 +327,7 @@ def worker_costs(trainer: Forecast, worker: Forecast) -> dict[str, Any] | None:
         return None
     own, workers, ranks = len(plan.tasks()), config.rollout.ray.workers, range(len(plan.shares))
     rounds = math.ceil(own / max(1, workers // len(ranks)))  # every training process has its own workers
-    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    theirs = ("rollout", "decode", "reward")
     phases = [phase for phase in worker.phases if phase.name in theirs]
     sampling = sum(phase.seconds for phase in phases) * rounds / own
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)

@@ -124,12 +124,8 @@ _known: dict[Hashable, Any] = {}
 
 
 def count_blocks(model: FamilyModel) -> Blocks:
-<<<<<<< HEAD
-    key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
-=======
     """Count a network's blocks at the model's own size, with texts of three lengths."""
     key = (model.transformer, model.video, model.text_tokens)
->>>>>>> sm
     if key in _known:
         return _known[key]
     width = math.prod(model.heads)

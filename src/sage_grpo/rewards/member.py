@@ -172,9 +172,8 @@ class RewardMember:
             )
         self.compares = bool(getattr(reward, "compares", False))
         if self.compares and (spec.batch_size is not None or spec.isolate_failures):
-            given = "isolate_failures" if spec.batch_size is None else "batch_size"
             raise RewardConfigError(
-                f"Reward {spec.title!r} compares clips: each call has one whole group, leave {given} out."
+                f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size and isolate_failures out."
             )
 
     def batch(self, count: int) -> int:

@@ -113,8 +113,6 @@ def run(
                 trainer.encode_prompts()
                 terminal.start_at(trainer.state.iteration)
                 stopped = loop.run()
-                trainer.writer.finish()
-                saver.prune()  # background checkpoints count only now
                 if stopped:
                     cause = (
                         "by the sentinel" if loop.guard.stops else "as asked" if stop.signal is None else "by signal"
@@ -127,9 +125,7 @@ def run(
                     _finish(trainer, terminal)
             return RunEnded(trainer.state.iteration, stopped=stopped, model=trainer.model)
         except (Diverged, RewardFailure, WorkerError) as error:
-            # All ranks raise alike, so they can also finish writing together.
             note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
-            trainer.writer.finish()
             raise
         finally:
             trainer.close()
@@ -141,7 +137,7 @@ def _loop(
 ) -> Loop:
     config = trainer.config
     samples = VideoFolder(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
-    guard = HealthGuard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
+    guard = HealthGuard(config, trainer.state, trainer.world, saver.root, held_out=bool(trainer.held_out))
     observers = observers_of(trainer, metrics, terminal, samples, hooks, saver)
     return Loop(trainer, guard, saver, observers, config.evaluate.points(config.iterations), stop)
 

@@ -80,8 +80,6 @@ class CheckpointEvent:
 
     iteration: int
     folder: Path
-    complete: bool
-    """False while it is still being written in the background (parallel.async_checkpoint)."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import World
 from sage_grpo.health.checks import LEAST
 from sage_grpo.health.sentinel import Finding
 from sage_grpo.training.config import TrainConfig
@@ -21,7 +22,7 @@ class HealthGuard:
 
     config: TrainConfig
     state: TrainState
-    writer: checkpoint.Writer
+    world: World
     root: Path
     held_out: bool
     report: Callable[[SentinelEvent], None] = lambda event: None
@@ -75,9 +76,9 @@ class HealthGuard:
         return True
 
     def roll_back(self, why: str) -> bool:
-        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. True if it rolled back."""
-        sentinel, world = self.state.sentinel, self.writer.world
-        self.writer.finish()
+        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. Returns
+        True if it rolled back."""
+        sentinel, world = self.state.sentinel, self.world
         if sentinel.good is None:
             return self._stop(why, "There is no good checkpoint to go back to.")
         folder = self.root / f"{sentinel.good:06d}"

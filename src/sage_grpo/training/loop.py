@@ -42,7 +42,7 @@ class Observer:
         """An evaluation is complete."""
 
     def saved(self, folder: Path) -> None:
-        """A checkpoint is written, or is being written in the background."""
+        """A checkpoint is written."""
 
     def health_event(self, event: SentinelEvent) -> None:
         """The sentinel reports a finding or an action."""
@@ -98,8 +98,6 @@ class Loop:
                 if self.guard.act() and last and trainer.held_out:
                     self._evaluate()  # the last metrics must be those of the final weights
                 stopping = world.any(self.stop.asked) or self.guard.stops
-                if trainer.writer.background and world.any(trainer.writer.failed):
-                    trainer.writer.finish()  # raises the error of the background writer
                 self._save(due=self.saver.due(number, last=last, stopping=stopping))
                 if stopping and not last:
                     return True

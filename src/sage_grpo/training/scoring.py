@@ -26,17 +26,15 @@ def compose(
     config: TrainConfig,
     device: torch.device,
     objects: Mapping[str, Reward] | None = None,
-    *,
-    scores: bool = True,
 ) -> CompositeReward:
-    """Build the rewards of a run; none unless it `scores`."""
+    """Build the rewards of a run."""
     return CompositeReward(
-        config.rewards if scores else (),
+        config.rewards,
         max_failed_fraction=config.max_failed_fraction,
         device=device,
         offload_between=device.type != "cpu",
         objects=objects,
-        optional=config.data.clips is not None or not scores,
+        optional=config.data.clips is not None,
     )
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
@@ -59,7 +58,6 @@ class Trainer:
         config.check_objective()
         set_activations(config, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
-        self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
         self.drift = ParameterDrift(params)
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
@@ -200,7 +198,7 @@ class Trainer:
     def save(
         self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
     ) -> Path:
-        return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
+        return self.state.save(root, self.world, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def close(self) -> None:
         if self.workers is not None:

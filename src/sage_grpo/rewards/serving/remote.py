@@ -133,9 +133,15 @@ class RemoteReward:
         sent. timeout: seconds for one try. retries: tries after the first. backoff: first pause in seconds, doubled every time up to max_backoff, with
         jitter. parallel: requests at a time, default two a server.
         """
-        addresses = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        given, example = [urls] if isinstance(urls, str) else urls, "http://host:8765"
+        addresses = [read_address(url, "A reward server's url", example, "token_env") for url in given]
         if not addresses:
             raise RewardConfigError("The remote reward needs at least one url.")
+        for one in addresses:
+            if one.query or one.fragment:  # clips are sent to the url's path alone
+                raise RewardConfigError(
+                    f"A reward server's url ends with its path: leave out what follows {one.path!r}."
+                )
         if not parts:
             raise RewardConfigError("The remote reward needs weights (or parts): the names of the scores to ask for.")
         for name, value, limit in (
@@ -217,7 +223,7 @@ class RemoteReward:
         return read_token(self._token_env, "The remote reward's token_env")
 
     def _hidden(self, text: str) -> str:
-        """A server's text without the token, which some servers repeat. Call it before cutting the text, which could leave half a token."""
+        """Without the token, which some servers repeat. Called before the text is cut, which could leave half a token."""
         return hide(text, self._token())
 
     def _chosen(self, scores: PartScores) -> PartScores:
@@ -227,10 +233,3 @@ class RemoteReward:
                 raise RewardConfigError(f"The reward server has no part {part!r}.{near}")
         reasons = {index: self._hidden(reason) for index, reason in scores.reasons.items()}
         return PartScores({part: scores[part] for part in self.names}, reasons)
-
-
-def _parse(url: str) -> SplitResult:
-    parsed = read_address(url, "A reward server's url", "http://host:8765", "token_env")
-    if parsed.query or parsed.fragment:  # clips are sent to the url's path alone
-        raise RewardConfigError(f"A reward server's url ends with its path: leave out what follows {parsed.path!r}.")
-    return parsed

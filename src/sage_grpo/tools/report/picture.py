@@ -60,7 +60,7 @@ def lettered(width: int, height: int, words: Mapping[str, float]) -> Tensor:
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
-    face = ImageFont.truetype(str(lettering(words).file), round(0.7 * height))
+    face = ImageFont.truetype(lettering(words).file, round(0.7 * height))
     band = Image.new("RGB", (width, height), "white")
     for word, middle in words.items():
         ImageDraw.Draw(band).text((middle, height / 2), word, fill="#1d1f23", font=face, anchor="mm")
