@@ -193,7 +193,7 @@ def test_the_commands_make_invite_count_and_export(tmp_path: Path, monkeypatch, 
     assert main(["study", "results"]) == 0
     text = capsys.readouterr().out
     assert "8 votes of 1 raters on 32 prompts" in text
-    counted = [line.split() for line in text.splitlines() if line.startswith("  sage vs")]
+    counted = [line.replace("|", "").split() for line in text.splitlines() if line.startswith("| sage vs")]
     assert [" ".join(line[2:6] + line[7:]) for line in counted] == ["flow - - 0 0", "base - - 0 0"] * 3
     assert sum(int(line[6]) for line in counted) == 8 * 3
     assert main(["study", "export", "--out", "all.csv"]) == 0

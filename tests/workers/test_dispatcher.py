@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,6 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import methods
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.windows import Window
-from sage_grpo.tools.doctor import examine
 from sage_grpo.training import inputs
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
@@ -131,18 +129,6 @@ def test_a_wrong_worker_ends_the_run(config, monkeypatch) -> None:
     trainer = with_workers(monkeypatch, on_ray(config), "a", "wrong", outcome=wrong_of)
     with pytest.raises(WorkerError, match=r"that wrong sampled differs by 0.05 from .* \(rollout.ray.limit\)"):
         trainer.step()
-
-
-@pytest.mark.parametrize(("names", "status"), [("a b", "pass"), ("a wrong", "fail"), ("a", "warn")])
-def test_the_doctor_sees_every_worker(config, monkeypatch, names, status) -> None:
-    asked = replace(on_ray(config), batch=BatchConfig(prompts=1, group_size=2, micro_batch=2))
-    trainer = with_workers(monkeypatch, asked, *names.split(), outcome=wrong_of)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (check,) = examine.of_workers(trainer, trainer.workers)
-    assert check.status == status, check.value
-    assert "1 of 2" in check.value or trainer.workers.gaps.keys() == set(names.split())
-    assert trainer.workers.pool.names == [], "workers are let go"
 
 
 def stale(config, by):

@@ -191,8 +191,6 @@ def start(name: str, steps: int | str | None = None) -> TrainConfig:
 
 
 def _grid(options: Options) -> Suite:
-    from sage_grpo.tools.compare.prepare import columns_of
-
     axes = []
     for words in _fields(options.vary):
         key, values = _pair(words)
@@ -210,7 +208,6 @@ def _grid(options: Options) -> Suite:
         question="Which settings score best on held-out prompts?",
         arms=tuple(arms),
         baseline=arms[0].name,
-        columns=columns_of([start(name) for name in options.recipes]),
     )
 
 

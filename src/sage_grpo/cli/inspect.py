@@ -9,14 +9,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from sage_grpo.config.ranges import Count, Positive, Range, checked
-from sage_grpo.samplers.kernels import (
-    KERNELS,
-    Kernel,
-    KernelSpec,
-    OfGrid,
-    takes_sigma_max,
-    unfit_eta,
-)
+from sage_grpo.samplers.kernels import KERNELS, Kernel, KernelSpec, OfGrid, takes_sigma_max, unfit_eta
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import explore, left_out
 from sage_grpo.samplers.windows import Window

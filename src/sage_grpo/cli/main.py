@@ -99,7 +99,7 @@ def _run(name: str, argv: list[str]) -> int:
     elif command.recipes:
         from sage_grpo.cli.starting import from_recipe
 
-        defaults, argv = from_recipe(module.Options, argv)
+        defaults, argv = from_recipe(module.Options, argv, runs=command.runs)
     if topic is not None:
         from sage_grpo.config.help import manual
         from sage_grpo.recipes import meanings

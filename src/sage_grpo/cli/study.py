@@ -14,14 +14,23 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from sage_grpo.config.ranges import Count, Range, Seed, Share, checked
-from sage_grpo.tools.study.app import StudyLimits
+from sage_grpo.config.ranges import Count, Positive, Range, Seed, Share, checked
 from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, StudyPlan, invite, make, open_study
 from sage_grpo.tools.study.store import StudyError
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.safe_io import printable, replace_text
 
 PORT = 8770
+
+
+@checked
+class StudyLimits:
+    """Limits of the server."""
+
+    rate: Positive = 20.0
+    """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
+    burst: Count = 60
+    """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
 
 
 @checked
@@ -138,11 +147,13 @@ def _link(options: Options, page: str, token: str) -> str:
 
 
 def _serve(options: Options) -> None:
+    from sage_grpo.utils.http_server import check_installed, check_port, serve
+
+    check_installed()
     from sage_grpo.tools.study.app import create_app
-    from sage_grpo.utils.http_server import check_port, serve
 
     store = open_study(options.study)
-    app = create_app(store, options.study / CLIPS, limits=options.limits)
+    app = create_app(store, options.study / CLIPS, rate=options.limits.rate, burst=options.limits.burst)
     check_port(options.host, options.port)
     if not is_loopback(options.host):
         print("Note: links and votes travel in the clear; put a proxy with HTTPS in front of this server.")

@@ -41,7 +41,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[HelpEntry]:
     """Every option and group of a dataclass; `values` is an instance whose values are the defaults."""
-    hints, docs, limits = get_type_hints(options), field_docs(options), dict(ranges(options))
+    hints, docs, limits = get_type_hints(options), field_docs(options), ranges(options)
     for field in dataclasses.fields(options):
         kind = hints[field.name]
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -112,10 +112,15 @@ def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
             yield from _faults(hint, values[name], prefix + name)
 
 
-def ranges(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a dataclass, and of those inside it, that has a range, with the range in words."""
-    for name, hint in type_hints(kind).items():
-        yield from _ranges(hint, prefix + name)
+def ranges(kind: type) -> dict[str, str]:
+    """The fields of a dataclass that have a range, or whose items have one, with the range in words."""
+    found = {name: _range(hint) for name, hint in type_hints(kind).items()}
+    return {name: words for name, words in found.items() if words}
+
+
+def _range(hint: Any) -> str:
+    limits = _limits(hint)
+    return str(limits[0]) if limits else next(filter(None, map(_range, reversed(get_args(hint)))), "")
 
 
 @cache
@@ -203,14 +208,3 @@ def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
         if isinstance(value, int) and abs(value) >= LARGEST:
             return "a number of at most 63 bits"
     return "" if limit.holds(value) else str(limit)
-
-
-def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
-    limits, inner = _limits(hint), get_args(hint)
-    if limits:
-        yield name, str(limits[0])
-    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        yield from ranges(hint, f"{name}.")
-    elif inner:
-        # Items of a list or values of a mapping have one range, listed under the name of the whole.
-        yield from {pair: None for item in inner for pair in _ranges(item, name)}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +19,13 @@ Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]  # called with (done, total)
 
 
-class Settings(Protocol):
-    """The fields of a model's ModelSpec that its callers read."""
-
-    @property
-    def dtype(self) -> str:
-        """Precision of the network's computation."""
-
-    @property
-    def lora(self) -> object | None:
-        """The adapter that is trained; None where all weights are."""
-
-
 @runtime_checkable
 class VelocityModel(Protocol):
     """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights. Properties are only read, so
     attributes will do, also of a narrower type. No base class is needed."""
 
     @property
-    def spec(self) -> Settings:
+    def spec(self) -> Any:
         """The ModelSpec that the model was made from."""
 
     @property

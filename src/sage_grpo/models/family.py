@@ -16,16 +16,8 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Abilities, Part, Progress
-from sage_grpo.models.checkpoints import export
-from sage_grpo.models.checkpoints.checkpoint import (
-    check_components,
-    has_component,
-    load_component,
-    load_pipeline,
-    read_defaults,
-    read_index,
-    resolve,
-)
+from sage_grpo.models.checkpoints import checkpoint, export
+from sage_grpo.models.checkpoints.cache import condition, open_cache
 from sage_grpo.models.codec import Codec, Start
 from sage_grpo.models.devices import DTYPES, Home, autocast, choose_device, load_dtypes, master_weights
 from sage_grpo.models.experts import Experts, prepare_training, trained_components
@@ -34,7 +26,6 @@ from sage_grpo.models.network.attention import Shape, checked_backend, choose_ba
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
-from sage_grpo.models.prompts import condition, open_cache
 from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift, steps_from_noise
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.types import Conditioning, Keep, VideoSpec
@@ -98,15 +89,17 @@ class FamilyModel(ABC):
         """Load the checkpoint of a spec; bad settings and files are refused before weights are read, where possible."""
         import diffusers
 
-        folder, traits = resolve(spec), cls.traits
-        index = read_index(folder)
+        folder, traits = checkpoint.resolve(spec), cls.traits
+        index = checkpoint.read_index(folder)
         name = index["_class_name"]
         if name not in traits.pipelines:
             raise ModelError(
                 f'"{folder}" holds a {name}, but this family serves {", ".join(traits.pipelines)}. Leave model.family out to '
                 "read it from the checkpoint."
             )
-        check_components(folder, index, ["transformer", "vae", "scheduler", *traits.components], ["transformer", "vae"])
+        checkpoint.check_components(
+            folder, index, ["transformer", "vae", "scheduler", *traits.components], ["transformer", "vae"]
+        )
         check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
         check_guidance(spec, folder, index)
         for option, (least, most) in traits.whole.items():
@@ -117,10 +110,10 @@ class FamilyModel(ABC):
         cls._check(folder, index)
         experts = index.get("boundary_ratio") is not None
         adapters = [lora.find_adapter(adapter, experts=experts) for adapter in spec.adapters]
-        encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
+        encoders = [encoder for encoder in traits.encoders if checkpoint.has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
+        pipe = checkpoint.load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
@@ -158,7 +151,7 @@ class FamilyModel(ABC):
             self._adapted(other)
         self.device = choose_device(spec.device if device is None else device)
         self.dtype = DTYPES[spec.dtype]
-        defaults = read_defaults(folder)
+        defaults = checkpoint.read_defaults(folder)
         self.video = choose_video(spec, defaults, self.traits.video)
         self.grid = self._grid()
         self.grid.check(self.video)
@@ -230,7 +223,6 @@ class FamilyModel(ABC):
         return inputs
 
     def _guidance_style(self) -> Guidance:
-        """The kind of guidance; by default that of the checkpoint's guider."""
         if self.traits.embeds_guidance:
             return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
         return read_guidance(self.folder, self.index)
@@ -245,7 +237,6 @@ class FamilyModel(ABC):
 
     @property
     def abilities(self) -> Abilities:
-        """Everything that the model can do beyond the protocol; a family replaces some."""
         return Abilities(
             choices=self.choices,
             network_at=self.experts.at,
@@ -288,7 +279,7 @@ class FamilyModel(ABC):
     def encoder(self, name: str) -> Any:
         """An encoder, loaded when first needed and after unload_text."""
         if getattr(self.pipe, name, None) is None:
-            module = load_component(self.folder, self.index, name, self.dtype)
+            module = checkpoint.load_component(self.folder, self.index, name, self.dtype)
             self.pipe.register_modules(**{name: module.to(self.places["text"])})
         return getattr(self.pipe, name)
 
@@ -302,7 +293,6 @@ class FamilyModel(ABC):
     # ---- sampling
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid that the spec states, or the stock pipeline's."""
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
         steps = steps_from_noise(num_steps, self.strength)
@@ -341,7 +331,6 @@ class FamilyModel(ABC):
     def _combine(
         self, x: Tensor, sigma: Tensor, v: Tensor, v_negative: Tensor, scale: float, again: Callable[[], Tensor]
     ) -> Tensor:
-        """The guided velocity; `again` runs the prompt's pass once more."""
         return self.guidance.combine(v, v_negative, scale)
 
     def _branch(self, sigma: Tensor, time: Tensor, x: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -349,9 +338,8 @@ class FamilyModel(ABC):
             with autocast(self.spec, self.device, self.dtype):
                 return self._forward(x, sigma, time.to(self.device).expand(len(x)), batch).to(torch.float32)
 
-        ready = {
-            id(tensors): self.batchable(tensors) for tensors in {id(tensors): tensors for tensors in inputs}.values()
-        }
+        one_each = {id(tensors): tensors for tensors in inputs}
+        ready = {key: self.batchable(tensors) for key, tensors in one_each.items()}
         return in_equal_batches(run, x.to(torch.float32), [ready[id(tensors)] for tensors in inputs], x.device)
 
     def _scale(self, sigma: Tensor | float, guidance: float | None) -> float:

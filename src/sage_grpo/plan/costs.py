@@ -21,16 +21,7 @@ from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
-from sage_grpo.plan.passes import (
-    Counts,
-    Guiding,
-    PassCount,
-    PassKind,
-    count,
-    evaluation,
-    kinds,
-    references,
-)
+from sage_grpo.plan.passes import Counts, Guiding, PassCount, PassKind, count, evaluation, kinds, references
 from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import compiles

@@ -73,10 +73,10 @@ def flow_grpo(config: TrainConfig) -> TrainConfig:
 
 def dance_grpo(config: TrainConfig) -> TrainConfig:
     """DanceGRPO as released: constant diffusion, 0.6 of the steps of a third of the clips (the best and the worst), one initial noise, no KL."""
-    config = _released(config, KernelSpec(name="dance", eta=0.25), clip=1e-4, at=HUNYUAN_480, fraction=0.6)
+    config = _released(config, KernelSpec(name="dance", eta=0.25), clip=1e-4, at=HUNYUAN_480)
     # All steps explore, so members share no more than the start: running it once would save nothing.
     one_noise = {"rollout.same_noise": True, "rollout.share": False}
-    return using(config, {"batch.trained_fraction": round(8 / 24, 4), **one_noise})
+    return using(config, {"batch.trained_fraction": round(8 / 24, 4), "update.step_fraction": 0.6, **one_noise})
 
 
 def cps(config: TrainConfig) -> TrainConfig:
@@ -87,10 +87,10 @@ def cps(config: TrainConfig) -> TrainConfig:
 
 def mix_grpo(config: TrainConfig) -> TrainConfig:
     """MixGRPO as released: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
-    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720, updates=4)
+    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720)
     steps = config.rollout.steps
     window = Window(kind="sliding", length=_part(4 / 25, steps), every=25, stop=max(1, steps - 1))
-    return using(config, {"rollout.window": window, "rollout.same_noise": True})
+    return using(config, {"rollout.window": window, "rollout.same_noise": True, "update.updates_per_rollout": 4})
 
 
 def flow_dppo(config: TrainConfig) -> TrainConfig:
@@ -226,16 +226,7 @@ def _later(steps: int) -> Window:
     return Window(kind="drawn", at=list(drawn), weights=[float(weight) for weight in drawn.values()])
 
 
-def _released(
-    config: TrainConfig,
-    kernel: KernelSpec,
-    *,
-    clip: float,
-    at: int,
-    scale: Scale = "group",
-    updates: int = 2,
-    fraction: float = 1.0,
-) -> TrainConfig:
+def _released(config: TrainConfig, kernel: KernelSpec, *, clip: float, at: int, scale: Scale = "group") -> TrainConfig:
     """Settings common to released code: the clips of a rollout are dealt out to its updates, no step weights, no KL.
 
     `clip` is the authors' range `at` their number of latent dimensions: a log-ratio is a mean over these, whose noise falls as 1 / sqrt(D).
@@ -247,7 +238,7 @@ def _released(
         surrogate=SurrogateConfig(clip_scale=clip * math.sqrt(at), equalize=False),
         trust_region=TrustRegion(mode="none"),
         kl=replace(config.kl, kind="constant"),
-        update=replace(config.update, updates_per_rollout=updates, step_fraction=fraction, repeat=False, deal="clips"),
+        update=replace(config.update, updates_per_rollout=2, step_fraction=1.0, repeat=False, deal="clips"),
     )
 
 

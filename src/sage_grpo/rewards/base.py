@@ -70,10 +70,9 @@ TRIED = 8
 
 
 class CompositeReward:
-    """Several rewards as one: weighted sum, masks, batches by memory, placement and timing.
+    """Several rewards as one: weighted sum, masks, batches by memory, placement.
 
-    A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked
-    and counted, never scored 0. KeyboardInterrupt and SystemExit always pass.
+    A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked and counted, never scored 0.
     """
 
     def __init__(
@@ -90,9 +89,8 @@ class CompositeReward:
         """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
-        self.max_failed_fraction = max_failed_fraction
+        self.max_failed_fraction, self.offload_between = max_failed_fraction, offload_between
         self.device = torch.device(device)
-        self.offload_between = offload_between
         self._placed: set[str] = set()
         given = objects or {}
         loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
@@ -146,7 +144,6 @@ class CompositeReward:
         return any(member.compares for member in self._members)
 
     def refuse_comparing(self, why: str) -> None:
-        """Raise RewardConfigError if a reward compares clips; `why` states the conflict and the remedy."""
         for member in self._members:
             if member.compares:
                 raise RewardConfigError(
@@ -264,7 +261,7 @@ class CompositeReward:
 
     def _run(self, clips: ClipBatch, early: AsyncScoring | None) -> list[Outcome]:
         """Outcomes in the order of the rewards; rewards that may overlap run in threads while the others run in this one."""
-        coming = {} if early is None else early.outcomes()  # empty if no clips were added
+        coming = {} if early is None else early.outcomes()
         late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
         executor = ThreadPoolExecutor(max_workers=len(late) or 1, thread_name_prefix="reward")
         try:

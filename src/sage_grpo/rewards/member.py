@@ -40,11 +40,10 @@ class Failure:
     prompt: str
     reason: str
     raised: bool = False
-    """True if the call itself failed (an exception, a wrong return); false if the reward gave up on this clip."""
+    """The call itself failed (an exception, a wrong return)."""
     silent: bool = False
-    """True if the reward gave up on this clip without a reason."""
+    """The reward gave up on this clip without a reason."""
     clips: int = 1
-    """Number of clips with this reward and reason."""
 
     def describe(self) -> str:
         prompt, reason = " ".join(self.prompt.split())[:120], " ".join(self.reason.split())[:500]
@@ -172,9 +171,8 @@ class RewardMember:
             )
         self.compares = bool(getattr(reward, "compares", False))
         if self.compares and (spec.batch_size is not None or spec.isolate_failures):
-            given = "isolate_failures" if spec.batch_size is None else "batch_size"
             raise RewardConfigError(
-                f"Reward {spec.title!r} compares clips: each call has one whole group, leave {given} out."
+                f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size and isolate_failures out."
             )
 
     def batch(self, count: int) -> int:

@@ -253,8 +253,7 @@ class Readiness:
         return not self.missing
 
     def describe(self) -> str:
-        words = [*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]
-        return "; ".join(words) or "ready"
+        return "; ".join([*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]) or "ready"
 
 
 def needed_options(name: str) -> list[str]:

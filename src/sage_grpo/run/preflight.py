@@ -11,7 +11,7 @@ from pathlib import Path
 from sage_grpo.callbacks.metrics import find_sink
 from sage_grpo.data.prompts import Prompt, too_few
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import ORIGINS, detect_family, resolve
+from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
 from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelSpec, find_family
@@ -163,8 +163,7 @@ def needs(config: TrainConfig) -> Iterator[Need]:
         )
         yield Need("data.eval_prompts", held_out, source)
     if model.path not in (None, "shapes"):
-        origin = "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)"
-        source = ORIGINS.get(Path(str(model.path)).name, origin)
+        source = "a diffusers checkpoint: a folder, or a hub name (hf download NAME fetches it)"
         yield Need("model.path", str(model.path), source, hub="model_index.json")
     if model.lora is not None and model.lora.path is not None:
         yield Need(

@@ -79,18 +79,10 @@ class RunRecord:
 
     def content(self) -> dict[str, Any]:
         """The reproducible part of the row: the same for the same settings and seed."""
-        return {
-            "reached": len(self.training),
-            "evaluations": self.evaluations,
-            "passes": self.passes,
-            "clips": self.clips,
-            "budgets": self.budgets,
-            "by_prompt": self.by_prompt,
-            "updates": self.updates,
-            "training": blocks(self.training),
-            "steps": by_step(self.training, self.grid),
-            "sentinel": self.sentinel,
-        }
+        names = ("evaluations", "passes", "clips", "budgets", "by_prompt", "updates", "sentinel")
+        values = {name: getattr(self, name) for name in names}
+        steps = by_step(self.training, self.grid)
+        return {**values, "reached": len(self.training), "training": blocks(self.training), "steps": steps}
 
     def times(self) -> dict[str, float]:
         """Seconds of an iteration, of all evaluations, and of the run, with those before an interruption."""
@@ -159,8 +151,7 @@ class Recording(Observer):
 
     def after(self, row: dict[str, float]) -> None:
         trainer, record, plan = self.trainer, self.record, self.trainer.plan
-        if plan is None:
-            raise RuntimeError("An iteration is complete, but there is no plan of it.")
+        assert plan is not None  # of the iteration that is complete
         passes = references(trainer.config, plan.iteration, plan.updates)
         spent = {"passes": rollout_cost(plan) + update_cost(plan, passes), "clips": scored_clips(plan)}
         record.cost += spent["passes"]

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sage_grpo.run.identity import plain
-from sage_grpo.run.lock import FolderLock
+from sage_grpo.run.lock import locked
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
 from sage_grpo.tools.compare.prepare import CompareJob
-from sage_grpo.tools.compare.worker import Row, RunRequest, Worker, make_all
+from sage_grpo.tools.compare.worker import Row, Worker, make_all
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import fixed
@@ -45,7 +45,7 @@ def run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    with FolderLock(folder), _stoppable():
+    with locked(folder), _stoppable():
         done = _done(folder, suite, jobs, command, say)
         asked = [job for job in jobs if arms is None or job.arm in arms]
         missing = [job for job in asked if job.key not in done]
@@ -60,7 +60,7 @@ def run(
         missing.sort(key=lambda job: job.key not in kept)  # those that were cut off first
         devices = gpus([job.config for job in missing])
         count = min(side_by_side or how_many([job.config for job in missing], devices), len(missing))
-        workers = [Worker(folder / "logs" / f"worker-{n:02d}.log", environment(devices, n)) for n in range(count)]
+        workers = [Worker(folder, n, environment(devices, n), weights) for n in range(count)]
         where = f"GPU {', '.join(devices)}" if devices else "the CPU"
         say(f"{len(missing)} runs to make, {count} side by side on {where}.")
         failed = 0
@@ -77,16 +77,7 @@ def run(
                 bar.advance(task)
                 say(f"{bar.tasks[0].completed:.0f}/{len(asked)}  {job.name}: {_result(suite, row)}")
 
-            root = folder.absolute()
-            requests = [
-                RunRequest(
-                    job=job,
-                    weights=root / "weights" / f"{Path(job.file).stem}-{job.seed}" if weights else None,
-                    unfinished=store.place(root, job.key),
-                )
-                for job in missing
-            ]
-            make_all(requests, workers, keep, lambda job, text: say(f"{job.name}: {text}"))
+            make_all(missing, workers, keep, lambda job, text: say(f"{job.name}: {text}"))
         return failed
 
 

@@ -47,7 +47,6 @@ WHY = {
     "step size": "a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
     "ranks": "a rank whose gradients were not added up trains another model, and the average of both is neither",
     "trust region": "a KL without a gradient holds nothing back, whatever its coefficient: the policy drifts until the reward is hacked",
-    "workers": "a worker with another checkpoint, dtype or card stores log-probabilities that are not the trainer's: the clip takes that for learning",
     "save": "weights that do not survive saving are a run for nothing",
 }
 """Check -> reason."""
@@ -74,7 +73,6 @@ REMEDY = {
     "step size": "lower optimizer.lr, by as much as this is above 0.1, or set optimizer.target_kl and max_kl",
     "ranks": "restart all processes from one checkpoint; the same code, seed and libraries on every machine",
     "trust region": "the reference pass must use the anchor's weights, and the KL must depend on the velocity",
-    "workers": "the same checkpoint, model.dtype and sage-grpo on every node; for another kind of card raise rollout.ray.limit with care",
     "save": "look at the exported folder with diffusers; a disk that is full writes half of a file",
 }
 """Check -> remedy when it warns or fails."""

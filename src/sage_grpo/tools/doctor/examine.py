@@ -24,8 +24,6 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.workers.dispatcher import Dispatcher
-from sage_grpo.workers.messages import WorkerError
 
 Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
@@ -90,8 +88,6 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     yield from _guarded("conditioning", of_conditioning(sample))
     yield from _guarded("sampling", of_sampling(sample))
     yield from _guarded("learning", of_learning(sample))
-    if isinstance(trainer.workers, Dispatcher):
-        yield from _guarded("workers", of_workers(trainer, trainer.workers))
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
@@ -106,11 +102,13 @@ def _stopped(name: str, error: Exception) -> Check:
 
 
 def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
-    """The run's own configuration with few clips, only the prompts for them, and every exploring step trained."""
+    """The run's own configuration with few clips, only the prompts for them, no workers, and every exploring step trained."""
     micro = min(config.batch.micro_batch, spec.members)
     batch = replace(config.batch, prompts=spec.prompts, group_size=spec.members, micro_batch=micro)
     update, data = replace(config.update, step_fraction=1.0), replace(config.data, encode_ahead=1)
-    return replace(config, batch=batch, update=update, data=data, evaluate=replace(config.evaluate, prompts=1))
+    rollout = replace(config.rollout, on="here")
+    evaluate = replace(config.evaluate, prompts=1)
+    return replace(config, batch=batch, update=update, data=data, rollout=rollout, evaluate=evaluate)
 
 
 def prepare(trainer: Trainer) -> Sample:
@@ -200,22 +198,6 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
-
-
-def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
-    """Every worker makes some clips, and the trainer replays a step of each."""
-    asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
-    try:
-        for number in range(2 * asked):  # the cluster may lack room for all
-            dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
-            if len(dispatcher.gaps) >= asked:
-                break
-    except WorkerError:  # a wrong worker, which the check names
-        if not dispatcher.gaps:
-            raise
-    finally:
-        trainer.close()
-    yield machine.honest(dispatcher.gaps, dispatcher.limit, asked)
 
 
 def of_learning(sample: Sample) -> Checks:

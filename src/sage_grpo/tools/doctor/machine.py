@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
@@ -16,7 +16,7 @@ from sage_grpo.plan.description import RunDescription
 from sage_grpo.run.preflight import check_plan, needs, preflight
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor.check import Check, Status
+from sage_grpo.tools.doctor.check import Check
 from sage_grpo.tools.inspect import inspect_kernel, instabilities
 from sage_grpo.training.config import TrainConfig
 
@@ -105,11 +105,3 @@ def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None)
     value = f"final variance {report.on_manifold_variance:.3f} (1 is right), off the data {report.off_manifold_variance:.2g}"
     text = " ".join(faults) or (f"{value}; {unexplored}" if unexplored else value)
     return Check("stability", "warn" if faults else "pass", text, report.on_manifold_variance)
-
-
-def honest(gaps: Mapping[str, float], limit: float, asked: int) -> Check:
-    """Workers store the log-probabilities of the trainer's replay; `gaps` has the largest difference of each."""
-    worst = max(gaps, key=lambda worker: gaps[worker])
-    value = f"{len(gaps)} of {asked} workers; {worst} differs by {gaps[worst]:.2g} at most, {limit:.2g} is allowed"
-    status: Status = "fail" if not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
-    return Check("workers", status, value)

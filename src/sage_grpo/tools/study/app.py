@@ -14,20 +14,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sage_grpo.config.ranges import Count, Positive, checked
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
 from sage_grpo.tools.study.making import clip_file
 from sage_grpo.tools.study.results import results, to_csv
 from sage_grpo.tools.study.store import ANSWERS, NoSuchTask, OtherVote, Store
-from sage_grpo.utils.http_server import Refused, check_installed
+from sage_grpo.utils.http_server import Refused
 from sage_grpo.utils.json_schema import misfit, parse_json
 from sage_grpo.utils.video import has_sound
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 PAGES = Path(__file__).parent / "pages"
 ASSETS = {
@@ -56,16 +56,6 @@ MAX_BODY = 4096
 """Bytes of a vote."""
 BODY_SECONDS = 10.0
 """Seconds for a vote to arrive."""
-
-
-@checked
-class StudyLimits:
-    """Limits of the server."""
-
-    rate: Positive = 20.0
-    """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
-    burst: Count = 60
-    """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +88,9 @@ class Buckets:
 class StudyServer:
     """The handlers behind the routes."""
 
-    def __init__(self, store: Store, clips: Path, limits: StudyLimits) -> None:
+    def __init__(self, store: Store, clips: Path, *, rate: float, burst: int) -> None:
         self.store, self.clips = store, clips
-        self._buckets = Buckets(limits.rate, limits.burst)
+        self._buckets = Buckets(rate, burst)
 
     async def task(self, request: Request) -> Response:
         return await self._state(await self._rater(request))
@@ -119,8 +109,6 @@ class StudyServer:
 
     async def clip(self, request: Request) -> Response:
         """GET /clip/NAME: a video, whole or in ranges."""
-        from starlette.responses import FileResponse
-
         name = request.path_params["name"]
         file = await asyncio.to_thread(self.store.clip, name) if OPAQUE.fullmatch(name) else None
         path = None if file is None else clip_file(self.clips, file)
@@ -130,21 +118,15 @@ class StudyServer:
         return FileResponse(path, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
     async def results(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         await self._admin(request)
         exclude = request.query_params.get("exclude_flagged") == "1"
         return JSONResponse(await asyncio.to_thread(results, self.store, exclude_flagged=exclude))
 
     async def votes(self, request: Request) -> Response:
-        from starlette.responses import Response
-
         await self._admin(request)
         return Response(await asyncio.to_thread(to_csv, self.store), media_type="text/csv")
 
     async def _state(self, rater: int) -> Response:
-        from starlette.responses import JSONResponse
-
         asked = await asyncio.to_thread(self.store.ask, rater)
         done, total = (await asyncio.to_thread(self.store.progress))[rater]
         study = self.store.study
@@ -195,8 +177,6 @@ class StudyServer:
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise Refused(415, "A vote is application/json.")
-        from starlette.requests import ClientDisconnect
-
         received = bytearray()
 
         async def read() -> None:
@@ -233,7 +213,6 @@ class StudyServer:
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
-    from starlette.responses import JSONResponse
 
     status = getattr(error, "status", 500)
     headers = {"Retry-After": "1"} if status == 429 else {}
@@ -259,14 +238,10 @@ class _Guarded:
         await self.app(scope, receive, guarded)
 
 
-def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) -> Starlette:
-    check_installed()
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.responses import RedirectResponse, Response
-    from starlette.routing import Route
+def create_app(store: Store, clips: Path, *, rate: float, burst: int) -> Starlette:
+    """The application of a study: `rate` is the requests a second that a rater may make, with `burst` above it at once."""
 
-    server = StudyServer(store, clips, limits or StudyLimits())
+    server = StudyServer(store, clips, rate=rate, burst=burst)
 
     def page(file: str, kind: str) -> Callable[[Any], Any]:
         content = (PAGES / file).read_bytes()

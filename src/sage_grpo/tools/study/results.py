@@ -19,7 +19,7 @@ from sage_grpo.tools.study.pairs import attentive, comparisons
 from sage_grpo.tools.study.store import Store, Study, StudyError, Vote
 from sage_grpo.utils.statistics import Z95
 from sage_grpo.utils.suggest import did_you_mean
-from sage_grpo.utils.text import fixed, percent, spreadsheet_cell
+from sage_grpo.utils.text import fixed, markdown, percent, spreadsheet_cell
 
 COLUMNS = (
     "rater", "flagged", "place", "kind", "prompt_number", "prompt", "left", "right", "dimension", "answer", "preferred",
@@ -149,17 +149,14 @@ def to_text(found: Mapping[str, Any]) -> str:
 
 
 def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
-    rows = [("", "win rate", "95% interval", "wins", "ties", "losses")]
+    rows = []
     for pair in pairs:
         interval = "-" if pair["rate"] is None else f"{percent(pair['low'], 1)} to {percent(pair['high'], 1)}"
         rate = "-" if pair["rate"] is None else percent(pair["rate"], 1)
-        wins, ties, losses = (str(pair[name]) for name in ("wins", "ties", "losses"))
-        rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, wins, ties, losses))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  " + f"{row[0]:<{widths[0]}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))
-        for row in rows
-    ]
+        rows.append(
+            (f"{pair['first']} vs {pair['second']}", rate, interval, pair["wins"], pair["ties"], pair["losses"])
+        )
+    return markdown(["", "win rate", "95% interval", "wins", "ties", "losses"], rows)
 
 
 def win_rate(wins: int, ties: int, losses: int) -> dict[str, float | None]:

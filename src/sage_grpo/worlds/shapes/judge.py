@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sage_grpo.rewards.frames import check_clips
 from sage_grpo.types import PartScores, RewardFacts
 from sage_grpo.worlds.shapes.fit import MOTION_WIDTH, MOTIONS, SPEEDS, fit_frames, fit_motion, nearest_clip
 from sage_grpo.worlds.shapes.render import palette
@@ -69,8 +70,7 @@ class ShapesJudge:
     """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.0625 is a pixel of 32."""
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against their prompts."""
-        _check_clips(videos, prompts)
+        _check_clips(videos, prompts, fps)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
         return self.parts(self.examine(videos), prompts)
@@ -148,12 +148,10 @@ class NaiveProxy:
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
-        _check_clips(videos, prompts)
+        _check_clips(videos, prompts, fps)
         return self.differentiable(videos, prompts, fps)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """The same with a graph, for float clips in [0, 255]."""
         pixels = videos.float() / 255
         wanted, understood, reasons = _read(prompts, videos.device)
         target = palette(wanted["colour"])[:, None, None, None]
@@ -184,14 +182,8 @@ def _indices(prompt: str) -> tuple[int, ...] | str:
         return f"the prompt is outside the grammar of the shapes world: {error}"
 
 
-def _check_clips(videos: Tensor, prompts: Sequence[str]) -> None:
-    if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
-        raise ValueError(
-            f"Expected uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}; "
-            "to_uint8 converts floats in [0, 1]."
-        )
-    if len(videos) != len(prompts):
-        raise ValueError(f"Got {len(videos)} clips but {len(prompts)} prompts; give one prompt a clip.")
+def _check_clips(videos: Tensor, prompts: Sequence[str], fps: float) -> None:
+    check_clips(videos, prompts, fps)
     _, length, height, width, _ = videos.shape
     if length < LEAST_FRAMES or min(height, width) < LEAST_SIDE:
         raise ValueError(
