@@ -127,16 +127,13 @@ def replay(rows: int) -> SimpleNamespace:
 
 
 class Planned:
-    """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4; their trunks share a step."""
+    """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4."""
 
     updates, shares, equalizer = 2, (None, None), {0: 0.5}
     groups = tuple(SimpleNamespace(branch=at, schedule=SimpleNamespace(num_steps=n)) for at, n in ((2, 6), (0, 4)))
 
     def __init__(self, examples: bool = False) -> None:
         self.examples = examples
-
-    def prefix(self, group: SimpleNamespace) -> list[str]:
-        return ["start", f"branch {group.branch}"]
 
     def batches(self, rank: int) -> list[SimpleNamespace]:
         return [replay(3), replay(1)] if rank == 0 else [replay(5)]
@@ -167,7 +164,7 @@ def test_costs_and_budgets_are_counted_after_every_iteration(monkeypatch: pytest
     monkeypatch.setattr(lab, "references", lambda config, iteration, updates: [0, 2])
     one = recording(clips=18, passes=10**9)
     plan: Any = Planned()
-    rollout, updates = 3 + (3 + 1) * 4 + 5 * 4, 3 * (1 + 100) + 5 * (10 + 1000) + 80000
+    rollout, updates = 2 + (3 + 1) * 4 + 5 * 4, 3 * (1 + 100) + 5 * (10 + 1000) + 80000
     assert (lab.scored_clips(plan), lab.rollout_cost(plan), lab.update_cost(plan, [0, 2])) == (9, rollout, updates)
     each = rollout + updates
     for number in (1, 2, 3):

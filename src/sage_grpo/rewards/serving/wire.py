@@ -103,7 +103,6 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
 
 
 def _videos(entry: Any, body: bytearray, start: int) -> Tensor:
-    """The one tensor of a request, as a view of the body."""
     size = len(body) - start
     shape: Any = entry.get("shape") if isinstance(entry, dict) else None
     whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
