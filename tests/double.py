@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import tiny
-from sage_grpo.models import devices, family
+from sage_grpo.models import devices
+from sage_grpo.models.checkpoints import checkpoint
 from sage_grpo.models.network import decoding
 from sage_grpo.models.spec import ModelSpec
 
@@ -69,7 +70,7 @@ def single() -> Iterator[None]:
 @contextmanager
 def whole() -> Iterator[None]:
     """`double`; checkpoints are built and read in float32 as ever, and the models that come of them are widened."""
-    load, load_component, build, pipeline = ModelSpec.load, family.load_component, tiny.build, tiny.pipeline
+    load, load_component, build, pipeline = ModelSpec.load, checkpoint.load_component, tiny.build, tiny.pipeline
 
     def wide(self: ModelSpec, device: Any = None, *, sharded: bool = False) -> Any:
         model = in_single(load)(self, device, sharded=sharded)
@@ -84,7 +85,7 @@ def whole() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch, double():
         patch.setattr(ModelSpec, "load", wide)
-        patch.setattr(family, "load_component", wide_component)
+        patch.setattr(checkpoint, "load_component", wide_component)
         patch.setattr(tiny, "build", in_single(build))
         patch.setattr(tiny, "pipeline", lambda folder: _widened(in_single(pipeline)(folder)))
         patch.setattr(tiny, "shared_pipeline", _shared_pipeline)

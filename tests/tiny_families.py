@@ -33,18 +33,13 @@ DYNAMIC = {
 """A shift that differs visibly between 4 tokens and 64."""
 
 
-LTX_091 = {
+LTX_095 = {
     "decoder_block_out_channels": (8, 16, 16),
     "decoder_layers_per_block": (1, 1, 1, 1),
     "decoder_spatio_temporal_scaling": (True, True, False),
-    "decoder_inject_noise": (True, True, True, False),
     "upsample_residual": (True, True, False),
     "upsample_factor": (2, 2, 1),
     "timestep_conditioning": True,
-}
-"""How the VAE of 0.9.1 differs: its decoder adds noise in most of its layers."""
-LTX_095 = {
-    **LTX_091,
     "block_out_channels": (8, 16, 16, 16, 16),
     "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
     "spatio_temporal_scaling": (True, True, False, False),
@@ -262,8 +257,8 @@ def sd3(third: bool = True) -> Any:
     )
 
 
-def qwen_image(edit: bool = False) -> Any:
-    from diffusers import QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
+def qwen_image() -> Any:
+    from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     transformer = QwenImageTransformer2DModel(
@@ -278,40 +273,18 @@ def qwen_image(edit: bool = False) -> Any:
     vae = wan_vae("AutoencoderKLQwenImage")
     text = {**QWEN25, "num_hidden_layers": 1}
     vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>") if edit else ()
-    numbers = {
-        f"{mark.strip('<|>').replace('pad', 'token')}{'' if 'pad' in mark else '_token'}_id": mark for mark in marks
-    }
     components: dict[str, Any] = {
         "scheduler": _euler(**DYNAMIC),
         "vae": vae.eval(),
         "tokenizer": byte_level(),
         "transformer": wake(transformer),
     }
-    kind = QwenImageEditPipeline if edit else QwenImagePipeline
-    bare = kind(**components, text_encoder=None, **({"processor": None} if edit else {}))
-    before = bare.prompt_template_encode.split("<|vision_start|>" if edit else "{}")[0]
+    bare = QwenImagePipeline(**components, text_encoder=None)
+    before = bare.prompt_template_encode.split("{}")[0]
     tokenizer = _template_tokenizer(before, bare.prompt_template_encode_start_idx)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
-    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in numbers.items()}
-    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 400 if edit else 300}, vision_config=vision, **ids)
+    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 300}, vision_config=vision)
     components |= {"text_encoder": Qwen2_5_VLForConditionalGeneration(config).eval(), "tokenizer": tokenizer}
-    return kind(**components, **({"processor": None} if edit else {}))
-
-
-def qwen_processor(tokenizer: Any) -> Any:
-    """transformers' own, but for the videos, for which its constructor asks for torchvision."""
-    from transformers import Qwen2VLProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    processor: Any = object.__new__(Qwen2VLProcessor)
-    processor.image_processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=56 * 56)
-    processor.tokenizer, processor.video_processor, processor.chat_template = tokenizer, None, None
-    processor.image_token, processor.video_token = "<|image_pad|>", "<|video_pad|>"
-    processor.image_token_id, processor.video_token_id = tokenizer.convert_tokens_to_ids(
-        [processor.image_token, processor.video_token]
-    )
-    return processor
+    return QwenImagePipeline(**components)
 
 
 def z_image() -> Any:

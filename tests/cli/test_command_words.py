@@ -189,7 +189,6 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(import_module("sage_grpo.run.preflight"), "preflight", lambda config: ["slow"])
     monkeypatch.setattr("sage_grpo.tools.compare.report.render", lambda *folders: drawn.append(folders))
     monkeypatch.setattr("sage_grpo.tools.compare.report.tables", lambda summary: "TABLE")
-    monkeypatch.setattr("sage_grpo.tools.compare.store.unfinished", lambda folder: "cut off")
     return asked
 
 
@@ -203,7 +202,7 @@ def test_a_suite_is_run_and_drawn_and_its_end_is_told(ends, status, told, lab, t
     assert compare.run(Options(suite=file, size="smoke", out=str(out))) == status
     printed = capsys.readouterr()
     assert (lab["folder"], lab["side_by_side"], lab["weights"], lab["arms"]) == (out, None, False, None)
-    assert printed.out.startswith(f"TABLE\n\nReport: {out}/report.md\ncut off\nData: ")
+    assert printed.out.startswith(f"TABLE\n\nReport: {out}/report.md\nData: ")
     assert printed.err.startswith(f"sage-grpo: slow\n{told}")
 
 

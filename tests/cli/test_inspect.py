@@ -141,16 +141,15 @@ def test_a_probe_is_two_tables_and_a_snippet(capsys) -> None:
     assert told[-3:] == [
         "Steps were compared at eta 1; probe again with kernel.eta 0.5 to be sure.",
         "rollout: here",
-        "In here: snippet.yaml (for train --config), probe.json, probe.png",
+        "In here: snippet.yaml (for train --config), probe.json",
     ]
     assert len(told) == 19
 
 
 def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path, capsys, monkeypatch) -> None:
-    texts, drawn = ["rollout: x\n", None], []
-    monkeypatch.setattr("sage_grpo.tools.probe.figure.save_figure", lambda found, options, file: drawn.append(file))
+    texts = ["rollout: x\n", None]
     monkeypatch.setattr("sage_grpo.tools.probe.probe.document", lambda prober, found: {"eta": found.eta})
-    monkeypatch.setattr("sage_grpo.tools.probe.probe.snippet", lambda found, options: texts[len(drawn)])
+    monkeypatch.setattr("sage_grpo.tools.probe.probe.snippet", lambda found, options: texts.pop(0))
     prober: Any = None
     probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path))))
     assert (tmp_path / "snippet.yaml").read_text() == "rollout: x\n"
@@ -158,4 +157,3 @@ def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path
     probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path), json=True)))
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "probe.json").read_text()) == {"eta": 1.0}
     assert not (tmp_path / "snippet.yaml").exists()
-    assert drawn == [tmp_path / "probe.png"] * 2

@@ -115,7 +115,7 @@ def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int 
     )
     seen: list[object] = []
     trainer = trainer_of(a=[1.0, 1.0])
-    trainer.config.trust_region = SimpleNamespace(mode="moving", estimator="closed_form")
+    trainer.config.trust_region = SimpleNamespace(mode="moving")
     trainer.config.update = SimpleNamespace(updates_per_rollout=updates)
     trainer.config.build_objective = lambda: SimpleNamespace(lags=lags)
     trainer.state.anchor = None if every is None else SimpleNamespace(every=every)

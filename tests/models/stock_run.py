@@ -10,7 +10,6 @@ from PIL import Image
 
 import double
 import tiny
-from sage_grpo.models.families import ltx
 
 PROMPTS = ["a cat", 'a dog holds a sign "hi" and runs']
 LONG = [PROMPTS[0], PROMPTS[1] + " ".join(map(str, range(400)))]
@@ -110,7 +109,6 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float | None, prompts: list
 
     def spy_decode(z, *arguments, **kwargs):
         seen["z"] = z
-        torch.manual_seed(ltx.INJECTED)  # the decoder of LTX-Video 0.9.1 draws from the process's generator
         return decode(z, *arguments, **kwargs)
 
     def spy_step(*arguments, **kwargs):

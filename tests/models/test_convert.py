@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from sage_grpo.cli.main import main
 from sage_grpo.models import ModelError
-from sage_grpo.tools.convert import DIFFUSERS, to_diffusers
+from sage_grpo.tools.convert import to_diffusers, to_original
 
 KIND = "hunyuan15_t2v"
 
@@ -19,20 +19,6 @@ KIND = "hunyuan15_t2v"
 @pytest.fixture
 def weights(checkpoint) -> dict[str, torch.Tensor]:
     return dict(tiny.pipeline(checkpoint(KIND)).transformer.state_dict())
-
-
-def to_original(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse, by the same table; the next test but one has names and contents by hand."""
-    original = {}
-    for name, tensor in weights.items():
-        layer, _, kind = name.rpartition(".")
-        number = next((part for part in layer.split(".") if part.isdecimal()), "")
-        pattern = layer.replace(f".{number}.", ".#.", 1) if number else layer
-        source, names = next(row for row in DIFFUSERS.items() if pattern in row[1])
-        parts = [weights[f"{one}.{kind}".replace("#", number)] for one in names]
-        parts = list(tensor.chunk(2)[::-1]) if layer == "norm_out.linear" else parts
-        original[f"{source}.{kind}".replace("#", number)] = torch.cat(parts) if len(parts) > 1 else tensor
-    return original
 
 
 def test_every_tensor_goes_there_and_back(weights) -> None:
@@ -73,11 +59,15 @@ def test_names_that_training_wraps_are_understood_and_others_refused(weights) ->
     }
     assert to_diffusers(wrapped).keys() == weights.keys()
 
-    with pytest.raises(ModelError, match=r"double_blocks\.0\.img_attn_quality\.weight"):
-        to_diffusers({"double_blocks.0.img_attn_quality.weight": torch.zeros(2)})
+    for convert in (to_diffusers, to_original):
+        with pytest.raises(ModelError, match=r"double_blocks\.0\.img_attn_quality\.weight"):
+            convert({"double_blocks.0.img_attn_quality.weight": torch.zeros(2)})
     original["module.img_in.proj.bias"] = original["img_in.proj.bias"]
     with pytest.raises(ModelError, match="which another tensor gave already"):
         to_diffusers(original)
+    del weights["context_embedder.token_refiner.refiner_blocks.0.attn.to_k.weight"]
+    with pytest.raises(ModelError, match=r"lack its attn\.to_k"):
+        to_original(weights)
 
 
 def test_a_dtype_is_the_one_that_is_asked_for_or_that_of_most_numbers(checkpoint, tmp_path: Path, weights) -> None:
@@ -86,11 +76,20 @@ def test_a_dtype_is_the_one_that_is_asked_for_or_that_of_most_numbers(checkpoint
     original = {name: tensor.bfloat16() if tensor.ndim > 1 else tensor for name, tensor in to_original(weights).items()}
     assert sum(tensor.ndim > 1 for tensor in original.values()) < len(original) / 2
     save_file(original, mixed / "model.safetensors")
-    for number, (words, stored) in enumerate((([], torch.bfloat16), (["--dtype", "float32"], torch.float32))):
+    back, there = [str(mixed), "--base", base], [base, "--to", "original"]
+    for number, (words, part, stored) in enumerate(
+        [
+            (back, "transformer", torch.bfloat16),
+            ([*back, "--dtype", "float32"], "transformer", torch.float32),
+            (there, "", torch.float32),
+            ([*there, "--dtype", "bfloat16"], "", torch.bfloat16),
+        ]
+    ):
         out = tmp_path / str(number)
-        assert main(["export", str(mixed), "--base", base, *words, "--out", str(out)]) == 0
-        files = (out / "transformer").glob("*.safetensors")
-        assert {one.dtype for file in files for one in load_file(file).values()} == {stored}
+        assert main(["export", *words, "--out", str(out)]) == 0
+        assert {one.dtype for file in (out / part).glob("*.safetensors") for one in load_file(file).values()} == {
+            stored
+        }
 
 
 def test_what_does_not_fit_is_refused(checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], weights) -> None:

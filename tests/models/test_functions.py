@@ -16,7 +16,6 @@ from sage_grpo.models import ModelError, base, lora
 from sage_grpo.models.checkpoints import cache, checkpoint
 from sage_grpo.models.checkpoints.files import Header
 from sage_grpo.models.devices import autocast, choose_device, load_dtypes, slow_dtype
-from sage_grpo.models.distilled import _last
 from sage_grpo.models.families import wan
 from sage_grpo.models.families.ltx2 import Ltx2
 from sage_grpo.models.guidance import Guidance, token_norm
@@ -309,8 +308,6 @@ def test_where_a_checkpoint_is(monkeypatch, tmp_path) -> None:
     checkpoint.resolve(ModelSpec(path="owner/name"))
     assert fetched == ["owner/scenes", "owner/name"]
     none = "is not a folder"
-    for path, says in (("scenes", "the folder research/scenes/model"), ("./name", none), ("a/b/c", none)):
+    for path, says in (("scenes", none), ("./name", none), ("a/b/c", none)):
         with pytest.raises(ModelError, match=says):
             checkpoint.resolve(ModelSpec(path=path))
-    paths = ["/cache/models--a--b/snapshots/1a/transformer", "owner/name", "/x/name/transformer/", ""]
-    assert [_last(path) for path in paths] == ["b", "name", "name", ""]

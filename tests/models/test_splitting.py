@@ -57,10 +57,7 @@ class Rank:
 
 @pytest.mark.parametrize(
     ("kind", "calls"),
-    [
-        *(("wan22_t2v", 2), ("hunyuan15_t2v", 2)),
-        pytest.param("wan22_5b_i2v", 2, marks=pytest.mark.slow),
-    ],
+    [*(("wan22_t2v", 2), ("hunyuan15_t2v", 2)), pytest.param("wan22_5b_i2v", 2, marks=pytest.mark.slow)],
 )
 def test_two_ranks_make_what_one_makes(kind: str, calls: int, fresh_model) -> None:
     size = {"height": 32, "width": 48}

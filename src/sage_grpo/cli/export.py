@@ -1,7 +1,8 @@
 """Write a checkpoint of a run as weights that load into diffusers: a LoRA, a merged model or full weights, with a model card.
 
 `sage-grpo export SOURCE --base DIFFUSERS_CHECKPOINT --out FOLDER` writes HunyuanVideo-1.5 weights of the original layout, which the paper's
-released code trains, as a diffusers checkpoint (for `--model.path`).
+released code trains, as a diffusers checkpoint (for `--model.path`); `--to original` writes a diffusers checkpoint's transformer under its
+authors' names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ class Options:
     run: str = ""
     """Folder of a run."""
     source: str = ""
-    """In place of `run`, weights of the original layout to convert: a .safetensors file or a folder of them."""
+    """In place of `run`, weights to convert: a .safetensors file or a folder of them; with `to: original` a diffusers checkpoint, a folder or a hub
+    name."""
+    to: Literal["diffusers", "original"] = "diffusers"
+    """With `source`: the layout to write."""
     base: str = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
     """With `source`: the diffusers checkpoint of the same kind, a folder or a hub name; it gives the VAE, the text encoders and the configuration."""
     checkpoint: Natural | None = None
@@ -40,17 +44,20 @@ class Options:
 
     def __post_init__(self) -> None:
         default = {field.name: field.default for field in fields(self)}
-        other = OF_A_RUN if self.source else ("base",)
+        other = OF_A_RUN if self.source else OF_A_SOURCE
         given = [f"--{name}" for name in other if getattr(self, name) != default[name]]
         if given and self.source:
             raise ValueError(
                 f"SOURCE is converted, not exported from a run: leave out {', '.join(given)}, or the source."
             )
         if given:
-            raise ValueError("--base needs weights to convert: sage-grpo export FILE_OR_FOLDER --out FOLDER.")
+            raise ValueError(
+                f"{', '.join(given)} needs weights to convert: sage-grpo export FILE_OR_FOLDER --out FOLDER."
+            )
 
 
 OF_A_RUN = ("run", "checkpoint", "ema", "merged", "trust_run")
+OF_A_SOURCE = ("to", "base")
 
 
 def run(options: Options) -> int:
@@ -61,17 +68,23 @@ def _convert(options: Options) -> int:
     out, source = Path(options.out), Path(options.source).expanduser()
     if (source / "config.yaml").is_file():
         raise ValueError(f"{source} is the folder of a run: sage-grpo export --run {source}.")
-    if not source.exists():  # before the base is asked for at the hub
+    if options.to == "diffusers" and not source.exists():  # before the base is asked for at the hub
         raise FileNotFoundError(f"There is no file or folder {options.source} to convert.")
     if out.exists():
         raise ValueError(f"{out} exists already: choose another --out, or remove it.")
     import torch
 
-    from sage_grpo.tools.convert import original_to_diffusers
+    from sage_grpo.tools.convert import diffusers_to_original, original_to_diffusers
 
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    count = original_to_diffusers(source, options.base, out, dtype)
-    print(f"Wrote {out}: a diffusers checkpoint with {count} tensors of {source}. Use it as --model.path {out}.")
+    if options.to == "diffusers":
+        count = original_to_diffusers(source, options.base, out, dtype)
+        print(
+            f"Wrote {out}: a diffusers checkpoint with {count} tensors of {options.source}. Use it as --model.path {out}."
+        )
+        return 0
+    count = diffusers_to_original(options.source, out, dtype)
+    print(f"Wrote {out}: {count} tensors under the original names. Its config.json is that of the authors' release.")
     return 0
 
 

@@ -20,13 +20,10 @@ from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.utils.video import check_clip, video_format
 
-LISTS = ("pairs.jsonl", "clips.jsonl")
-"""File names of the list in a folder."""
+LISTS = ("pairs.jsonl", "clips.jsonl")  # file names of the list in a folder
 COLUMNS = ("win", "lose", "clip")
-CARD = "examples.json"
-"""Record of the used examples, in the run's folder."""
-NAMED = 3
-"""Skipped rows that a message names; the card has all."""
+CARD = "examples.json"  # record of the used examples, in the run's folder
+NAMED = 3  # skipped rows that a message names; the card has all
 
 
 def list_of(source: str | Path) -> Path:
@@ -87,8 +84,7 @@ class Examples:
 
     source: Path
     prompts: Sequence[Prompt]
-    skipped: Sequence[tuple[str, str]] = ()
-    """Skipped rows: their prompts, and the reasons."""
+    skipped: Sequence[tuple[str, str]] = ()  # skipped rows: their prompts, and the reasons
 
     @property
     def summary(self) -> str:

@@ -17,10 +17,8 @@ from itertools import groupby, pairwise
 class Member:
     """One rollout of an iteration."""
 
-    group: int
-    """Index of its group within the iteration; a prompt may have several (rollout.window.branches)."""
-    index: int
-    """Index within the group."""
+    group: int  # index of its group within the iteration
+    index: int  # index within the group
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,7 @@ class MicroBatch:
     """Rollouts that go through the network together, in rollout and in every update, so that the first replay's ratio is exactly 1."""
 
     members: tuple[Member, ...]
-    filler: bool = False
-    """True for padding that keeps ranks synchronised: it counts in no statistic and has weight 0."""
+    filler: bool = False  # true for padding that keeps ranks synchronised: it counts in no statistic and has weight 0
 
 
 def deal(

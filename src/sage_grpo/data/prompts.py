@@ -31,18 +31,14 @@ class Prompt:
     """One task for the model."""
 
     text: str
-    seed: int | None = None
-    """Fixes the initial noise of this prompt's clips; None derives it from the run's seed."""
-    image: Path | None = None
-    """First frame for image-to-video models."""
+    seed: int | None = None  # fixes the initial noise of this prompt's clips; None derives it from the run's seed
+    image: Path | None = None  # first frame for image-to-video models
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     """The other columns of its row, for rewards."""
     clips: tuple[Path, ...] = ()
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
-    last_image: Path | None = None
-    """Last frame, for models that go from one picture to another."""
-    source_video: Path | None = None
-    """The clip that rollouts start from, for video-to-video."""
+    last_image: Path | None = None  # last frame, for models that go from one picture to another
+    source_video: Path | None = None  # the clip that rollouts start from, for video-to-video
 
     def __post_init__(self) -> None:
         check_prompt(self.text)
@@ -107,7 +103,6 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a JSON document: a list, or an object whose keys become `id`."""
     try:
         document = parse_json(text, str(path))
     except DocumentError as error:
@@ -271,12 +266,10 @@ def look_ahead(
 class Frame(Protocol):
     """A pandas data frame, which gives its columns when it is iterated."""
 
-    def iterrows(self) -> Iterable[tuple[Any, Mapping[str, Any]]]:
-        """(index, row)."""
+    def iterrows(self) -> Iterable[tuple[Any, Mapping[str, Any]]]: ...
 
 
-Row = str | Mapping[str, Any] | Prompt
-"""A row that can become a prompt."""
+Row = str | Mapping[str, Any] | Prompt  # A row that can become a prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:

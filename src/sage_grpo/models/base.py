@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,7 @@ from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
 
 Part = Literal["network", "text", "vae"]
-Progress = Callable[[int, int], None]
-"""Called with (done, total)."""
-
-
-class Settings(Protocol):
-    """The fields of a model's ModelSpec that its callers read."""
-
-    @property
-    def dtype(self) -> str:
-        """Precision of the network's computation."""
-
-    @property
-    def lora(self) -> object | None:
-        """The adapter that is trained; None where all weights are."""
+Progress = Callable[[int, int], None]  # called with (done, total)
 
 
 @runtime_checkable
@@ -38,7 +25,7 @@ class VelocityModel(Protocol):
     attributes will do, also of a narrower type. No base class is needed."""
 
     @property
-    def spec(self) -> Settings:
+    def spec(self) -> Any:
         """The ModelSpec that the model was made from."""
 
     @property
@@ -135,8 +122,7 @@ class StateParts:
     (noise, kernels, solvers, storage) work on the whole row; only the network's inputs and outputs, the decoders, and losses of one part alone split
     it."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of one sample's parts, by name."""
+    shapes: Mapping[str, tuple[int, ...]]  # shapes of one sample's parts, by name
 
     @property
     def size(self) -> int:
@@ -158,18 +144,6 @@ class StateParts:
         for name in names:
             if name not in self.shapes:
                 raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
-
-
-class GuidedPasses(Protocol):
-    """The passes of a guided velocity, one by one, so that steps that are not trained can leave some out (rollout.cheap)."""
-
-    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
-        """Forward passes of one velocity: two where guidance runs the negative prompt as well."""
-
-    def both(
-        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, to the bit, and the velocity of the prompt alone."""
 
 
 class ClipEncoder(Protocol):
@@ -204,7 +178,8 @@ class Abilities:
     """The parts of its states where they have several; `latent_shape()` is then (parts.size,)."""
     network_at: Callable[[Tensor | float], int] | None = None
     """Index of the network that predicts the velocity at a noise level: 0 the one for the highest noise, 1 the other."""
-    guided: GuidedPasses | None = None
+    branches: Callable[[float, float | None], int] | None = None
+    """Forward passes of one velocity at (sigma, guidance): two where guidance runs the negative prompt as well. None: always one."""
     """The passes of guidance one by one."""
     solver: Callable[[int, float | None], Solver] | None = None
     """(number of steps, shift) to the checkpoint's own solver, fresh for one sampling."""

@@ -52,8 +52,7 @@ class Codec:
     def pixels(self, latents: Tensor, frames: Sequence[int] | None = None) -> Tensor:
         model, vae = self.model, self.vae
         model.check_latents(latents, part=True)
-        # Decoders that are not cut into chunks here checkpoint themselves; one that draws noise would draw other noise the second time.
-        if vae._supports_gradient_checkpointing and not any(vae.config.get("decoder_inject_noise") or ()):
+        if vae._supports_gradient_checkpointing:  # decoders that are not cut into chunks here checkpoint themselves
             vae.enable_gradient_checkpointing()
         z = self.to_vae(latents.to(device=model.places["vae"], dtype=vae.dtype))
         stride = (model.video.frames - 1) // max(1, model.grid.latents(model.video)[1] - 1)
@@ -91,13 +90,14 @@ class ImageCodec(Codec):
 
 
 class WanCodec(Codec):
-    """Wan's VAE, whose config has the mean and std of latents."""
+    """Wan's VAE, whose config has the mean and std of latents; also Qwen-Image's, which makes one frame."""
 
     def to_vae(self, latents: Tensor) -> Tensor:
         return wan_latents(self.vae, latents)
 
     def chunks(self, z: Tensor) -> Iterable[Tensor]:
-        return super().chunks(z) if self.vae.use_tiling else wan_pixels(self.vae, z)
+        in_turn = type(self.vae).__name__ == "AutoencoderKLWan" and not self.vae.use_tiling
+        return wan_pixels(self.vae, z) if in_turn else super().chunks(z)
 
 
 class Start:
@@ -107,7 +107,6 @@ class Start:
         self.model, self.strength = model, strength
 
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents of a clip to start from, on the CPU, cached by key."""
         codec, sources = self.model.codec, self.model.sources
         parts = ("source", codec.key(), key)
         latents = sources.get(parts)

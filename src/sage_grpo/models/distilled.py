@@ -30,22 +30,18 @@ SIGNS: Mapping[str, tuple[int, int] | None] = {
 }
 """Names that distilled checkpoints have, as regular expressions for small letters, and the fewest and most steps with which their authors
 sample them: None where these are those of the original model, or are not known. The first match counts."""
-USUAL = 40
-"""Steps of an evaluation of a model that needs many."""
+USUAL = 40  # steps of an evaluation of a model that needs many
 UNDONE = re.compile(r"(?:de|un|non|not)[-_ ]?distill")
 """Names of models that were not distilled, or whose distillation was undone."""
-COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")
-"""A number of steps in a name."""
+COUNTED = re.compile(r"(?<![a-z0-9])([1-9]\d?)[-_ ]?steps?(?![a-z])")  # A number of steps in a name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distilled:
     """A checkpoint that is sampled without guidance."""
 
-    evidence: str
-    """The evidence, in words."""
-    steps: tuple[int, int] | None = None
-    """Steps with which its authors sample it; None where that is not known here."""
+    evidence: str  # the evidence, in words
+    steps: tuple[int, int] | None = None  # steps with which its authors sample it; None where that is not known here
 
     def advice(self, scale: float, steps: int | None = None, evaluated: int | None = None) -> str | None:
         """Advice on a wrong guidance scale (1 is none) or wrong numbers of steps of rollouts and evaluations; None where all are right."""
@@ -68,13 +64,12 @@ class Distilled:
 
 def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
     """The distillation that the names of a checkpoint and its adapters, or its files, show; `folder` is None where it is not on this machine."""
-    path, adapters = (
-        spec.path,
-        [("the file of an adapter", f"{Path(one.path).name}/{one.file}") for one in spec.adapters],
-    )
-    if path in (None, "shapes") and not adapters:
+    names = [("the file of an adapter", f"{Path(one.path).name}/{one.file}") for one in spec.adapters]
+    if spec.path in (None, "shapes") and not names:
         return None
-    names = [*adapters, *_names(str(path), folder)]
+    names.append(("its name", Path(str(spec.path)).name))  # without the hub's owners and the folders above
+    cached = [] if folder is None else [part for part in folder.parts if part.startswith("models--")]
+    names += [("its name on the hub", part.rsplit("--", 1)[-1]) for part in cached]
     if any(UNDONE.search(name.casefold()) for _, name in names):
         return None
     for where, name in names:
@@ -96,33 +91,7 @@ def steps_of(spec: ModelSpec) -> int:
     return USUAL if distilled is None or distilled.steps is None else distilled.steps[1]
 
 
-def _names(path: str, folder: Path | None) -> list[tuple[str, str]]:
-    """The names of a checkpoint, each with its source; without the hub's owners and the folders above."""
-    names = [("its name", Path(path).name)]
-    if folder is None:
-        return names
-    cached = [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]
-    names += [("its name on the hub", name) for name in cached]
-    for file in ("model_index.json", "transformer/config.json"):
-        source = read_if_there(folder / file).get("_name_or_path")
-        if isinstance(source, str):
-            names.append((f"_name_or_path in {file}", _last(source)))
-    card = folder / "README.md"
-    if card.is_file():
-        title = re.search(r"^#\s+(.+)$", card.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        names += [("the title of its model card", title[1].strip())] if title else []
-    return names
-
-
-def _last(source: str) -> str:
-    """The model of a path: of a component's folder, the pipeline's."""
-    parts = [part for part in source.split("/") if part not in ("", "transformer", "snapshots")]
-    hub = [part.rsplit("--", 1)[-1] for part in parts if part.startswith("models--")]
-    return hub[0] if hub else parts[-1] if parts else ""
-
-
 def _by_files(folder: Path) -> Distilled | None:
-    """Settings that only distilled checkpoints have."""
     index, guider = read_if_there(folder / "model_index.json"), read_if_there(folder / "guider" / "guider_config.json")
     config = read_if_there(folder / "transformer" / "config.json")
     scheduler = read_if_there(folder / "scheduler" / "scheduler_config.json")

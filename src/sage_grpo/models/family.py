@@ -16,16 +16,8 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Abilities, Part, Progress
-from sage_grpo.models.checkpoints import export
-from sage_grpo.models.checkpoints.checkpoint import (
-    check_components,
-    has_component,
-    load_component,
-    load_pipeline,
-    read_defaults,
-    read_index,
-    resolve,
-)
+from sage_grpo.models.checkpoints import checkpoint, export
+from sage_grpo.models.checkpoints.cache import condition, open_cache
 from sage_grpo.models.codec import Codec, Start
 from sage_grpo.models.devices import DTYPES, Home, autocast, choose_device, load_dtypes, master_weights
 from sage_grpo.models.experts import Experts, prepare_training, trained_components
@@ -34,13 +26,11 @@ from sage_grpo.models.network.attention import Shape, checked_backend, choose_ba
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
-from sage_grpo.models.prompts import condition, open_cache
 from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift, steps_from_noise
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
-IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)
-"""Default format of models of images."""
+IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)  # default format of models of images
 JOINT_ATTENTION = (
     *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
@@ -57,41 +47,26 @@ CROSS_ATTENTION = (
 class Traits:
     """The constants of a family."""
 
-    pipelines: tuple[str, ...]
-    """Classes of diffusers pipelines whose checkpoints the family runs."""
-    components: tuple[str, ...]
-    """Components that a checkpoint must have besides transformer, VAE and scheduler."""
-    video: VideoSpec
-    """Clip format where neither the spec nor the checkpoint names one."""
-    guidance_scale: float
-    """Guidance where neither the spec nor the checkpoint names one."""
+    pipelines: tuple[str, ...]  # classes of diffusers pipelines whose checkpoints the family runs
+    components: tuple[str, ...]  # components that a checkpoint must have besides transformer, VAE and scheduler
+    video: VideoSpec  # clip format where neither the spec nor the checkpoint names one
+    guidance_scale: float  # guidance where neither the spec nor the checkpoint names one
     blocks: Mapping[str, str]
     """Names of the transformer's lists of repeated blocks, in order, each with the config's name for their number."""
-    lora_targets: tuple[str, ...]
-    """Modules that a LoRA adapts by default."""
-    encoders: tuple[str, ...]
-    """Components that only encoding needs; they load on demand."""
-    codec: type[Codec] = Codec
-    """The use of its VAE."""
-    schedule: type[StockSchedule] = StockSchedule
-    """The use of its scheduler."""
-    read_here: tuple[str, ...] = ()
-    """Components that the family reads itself."""
-    decoders: tuple[str, ...] = ("vae",)
-    """Components that make a clip of latents."""
+    lora_targets: tuple[str, ...]  # modules that a LoRA adapts by default
+    encoders: tuple[str, ...]  # components that only encoding needs; they load on demand
+    codec: type[Codec] = Codec  # the use of its VAE
+    schedule: type[StockSchedule] = StockSchedule  # the use of its scheduler
+    decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
     They serve to find parameters that nothing reads; where it is empty, all are trained."""
-    text_tokens: int = 0
-    """Tokens of a prompt, for the cost of training: the padded length, or that of a long prompt."""
-    ragged: tuple[tuple[str, int], ...] = ()
-    """Inputs of a block (name, dimension) whose length differs between prompts."""
-    padded: bool = False
-    """The network attends to its text's padding, so that encodings hold it and all have one length."""
+    text_tokens: int = 0  # tokens of a prompt, for the cost of training: the padded length, or that of a long prompt
+    ragged: tuple[tuple[str, int], ...] = ()  # inputs of a block (name, dimension) whose length differs between prompts
+    padded: bool = False  # the network attends to its text's padding, so that encodings hold it and all have one length
     even_sigmas: bool = False
     """The pipeline hands its scheduler evenly spaced sigmas; otherwise the scheduler spaces them."""
-    dynamic_shift: bool = False
-    """The pipeline hands its scheduler a shift that grows with the number of tokens."""
+    dynamic_shift: bool = False  # the pipeline hands its scheduler a shift that grows with the number of tokens
     embeds_guidance: bool = False
     """Guidance is an input of the network where its config says guidance_embeds; elsewhere there is none by default."""
     options: Mapping[str, float | None] = field(default_factory=dict)
@@ -114,15 +89,17 @@ class FamilyModel(ABC):
         """Load the checkpoint of a spec; bad settings and files are refused before weights are read, where possible."""
         import diffusers
 
-        folder, traits = resolve(spec), cls.traits
-        index = read_index(folder)
+        folder, traits = checkpoint.resolve(spec), cls.traits
+        index = checkpoint.read_index(folder)
         name = index["_class_name"]
         if name not in traits.pipelines:
             raise ModelError(
                 f'"{folder}" holds a {name}, but this family serves {", ".join(traits.pipelines)}. Leave model.family out to '
                 "read it from the checkpoint."
             )
-        check_components(folder, index, ["transformer", "vae", "scheduler", *traits.components], ["transformer", "vae"])
+        checkpoint.check_components(
+            folder, index, ["transformer", "vae", "scheduler", *traits.components], ["transformer", "vae"]
+        )
         check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
         check_guidance(spec, folder, index)
         for option, (least, most) in traits.whole.items():
@@ -133,11 +110,10 @@ class FamilyModel(ABC):
         cls._check(folder, index)
         experts = index.get("boundary_ratio") is not None
         adapters = [lora.find_adapter(adapter, experts=experts) for adapter in spec.adapters]
-        encoders = [encoder for encoder in traits.encoders if has_component(index, encoder)]
+        encoders = [encoder for encoder in traits.encoders if checkpoint.has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        skip = [*encoders, *traits.read_here]
-        pipe = load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=skip, dtypes=dtypes)
+        pipe = checkpoint.load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
@@ -153,8 +129,7 @@ class FamilyModel(ABC):
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
         self.options = spec.family_options(self.traits.options)
-        self.text_tokens = self.traits.text_tokens
-        """Tokens of a prompt, for estimates of cost."""
+        self.text_tokens = self.traits.text_tokens  # tokens of a prompt, for estimates of cost
         self.choices: dict[str, str] = {}
         """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
         self.stock_pipeline = str(index["_class_name"])
@@ -163,8 +138,7 @@ class FamilyModel(ABC):
         """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
         self.pictures = {1} if "ImageToVideo" in self.stock_pipeline else {0}
         """Allowed numbers of pictures of a sample: 0 none, 1 the first frame, 2 the first and the last."""
-        self.unused: set[str] = set()
-        """Parameters of the transformer that no clip of this format reads."""
+        self.unused: set[str] = set()  # parameters of the transformer that no clip of this format reads
         self.reading = ""
         """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         self.experts = Experts(spec, index, pipe)
@@ -177,7 +151,7 @@ class FamilyModel(ABC):
             self._adapted(other)
         self.device = choose_device(spec.device if device is None else device)
         self.dtype = DTYPES[spec.dtype]
-        defaults = read_defaults(folder)
+        defaults = checkpoint.read_defaults(folder)
         self.video = choose_video(spec, defaults, self.traits.video)
         self.grid = self._grid()
         self.grid.check(self.video)
@@ -193,10 +167,8 @@ class FamilyModel(ABC):
         self.places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self.lora_targets = (spec.lora.targets if spec.lora is not None else []) or list(self.traits.lora_targets)
         """Modules that a LoRA adapts: the spec's, or the family's."""
-        self.attention = ""
-        """The kernel that was chosen."""
-        self.unread = prepare_training(self)
-        """Parameters of `transformer` that nothing reads."""
+        self.attention = ""  # the kernel that was chosen
+        self.unread = prepare_training(self)  # parameters of `transformer` that nothing reads
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
         self._set_attention()
@@ -251,7 +223,6 @@ class FamilyModel(ABC):
         return inputs
 
     def _guidance_style(self) -> Guidance:
-        """The kind of guidance; by default that of the checkpoint's guider."""
         if self.traits.embeds_guidance:
             return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
         return read_guidance(self.folder, self.index)
@@ -266,11 +237,10 @@ class FamilyModel(ABC):
 
     @property
     def abilities(self) -> Abilities:
-        """Everything that the model can do beyond the protocol; a family replaces some."""
         return Abilities(
             choices=self.choices,
             network_at=self.experts.at,
-            guided=self,
+            branches=self.branches,
             solver=self.schedule.solver,
             pixels=self.codec.pixels,
             decode_frames=self.codec.decode,
@@ -309,7 +279,7 @@ class FamilyModel(ABC):
     def encoder(self, name: str) -> Any:
         """An encoder, loaded when first needed and after unload_text."""
         if getattr(self.pipe, name, None) is None:
-            module = load_component(self.folder, self.index, name, self.dtype)
+            module = checkpoint.load_component(self.folder, self.index, name, self.dtype)
             self.pipe.register_modules(**{name: module.to(self.places["text"])})
         return getattr(self.pipe, name)
 
@@ -323,7 +293,6 @@ class FamilyModel(ABC):
     # ---- sampling
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid that the spec states, or the stock pipeline's."""
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
         steps = steps_from_noise(num_steps, self.strength)
@@ -339,18 +308,6 @@ class FamilyModel(ABC):
         timestep: Tensor | None = None,
     ) -> Tensor:
         """dx/dsigma, guided; see VelocityModel. `timestep` replaces the network's time input, its scale times sigma."""
-        return self.both(x, sigma, conditions, guidance=guidance, timestep=timestep)[0]
-
-    def both(
-        self,
-        x: Tensor,
-        sigma: Tensor,
-        conditions: Sequence[Conditioning],
-        *,
-        guidance: float | None = None,
-        timestep: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and the velocity of the prompt alone."""
         self.check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
@@ -362,20 +319,18 @@ class FamilyModel(ABC):
             inputs = [{**tensors, "guidance": given_scale} for tensors in inputs]
         run = partial(self._branch, sigma, time)
         if self.branches(sigma, guidance) == 1:
-            v = run(x, inputs)
-            return v, v
+            return run(x, inputs)
         negatives = [one.negative for one in conditions if one.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
                 f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. Set model.guidance_scale."
             )
         v, v_negative = run_both(run, x, inputs, negatives, self.tokens, gradient=self.spec.negative_gradient)
-        return self._combine(x, sigma, v, v_negative, scale, partial(run, x, inputs)), v
+        return self._combine(x, sigma, v, v_negative, scale, partial(run, x, inputs))
 
     def _combine(
         self, x: Tensor, sigma: Tensor, v: Tensor, v_negative: Tensor, scale: float, again: Callable[[], Tensor]
     ) -> Tensor:
-        """The guided velocity; `again` runs the prompt's pass once more."""
         return self.guidance.combine(v, v_negative, scale)
 
     def _branch(self, sigma: Tensor, time: Tensor, x: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -383,9 +338,8 @@ class FamilyModel(ABC):
             with autocast(self.spec, self.device, self.dtype):
                 return self._forward(x, sigma, time.to(self.device).expand(len(x)), batch).to(torch.float32)
 
-        ready = {
-            id(tensors): self.batchable(tensors) for tensors in {id(tensors): tensors for tensors in inputs}.values()
-        }
+        one_each = {id(tensors): tensors for tensors in inputs}
+        ready = {key: self.batchable(tensors) for key, tensors in one_each.items()}
         return in_equal_batches(run, x.to(torch.float32), [ready[id(tensors)] for tensors in inputs], x.device)
 
     def _scale(self, sigma: Tensor | float, guidance: float | None) -> float:

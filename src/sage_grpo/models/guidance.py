@@ -31,8 +31,7 @@ class Guidance:
     """Share of the guided velocity that gets the conditional one's std (arXiv 2305.08891, section 3.4)."""
     renormalize: int | None = None
     """The guided velocity gets the conditional one's norm, token by token; a token is a square of so many latents a side."""
-    embedded: bool = False
-    """The scale is an input of the network (distilled guidance): one pass and no negative prompt."""
+    embedded: bool = False  # the scale is an input of the network (distilled guidance): one pass and no negative prompt
 
     def combine(self, v: Tensor, v_negative: Tensor, scale: float) -> Tensor:
         guided = v_negative + scale * (v - v_negative)

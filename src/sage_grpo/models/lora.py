@@ -29,13 +29,10 @@ FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
 PREFIX = "transformer"
 EXPERT_KEY = "sage_grpo_expert"
-SECOND = "transformer_2"
-"""The component of the expert for low noise, and the subfolder of its LoRA beside the other's."""
-STORED = ("F32", "BF16", "F16", "F64")
-"""Accepted dtypes of stored LoRA weights, by safetensors' names."""
+SECOND = "transformer_2"  # the component of the expert for low noise, and the subfolder of its LoRA beside the other's
+STORED = ("F32", "BF16", "F16", "F64")  # accepted dtypes of stored LoRA weights, by safetensors' names
 ELSEWHERE = "Give the folder that a run saved, or that diffusers' save_lora_weights wrote for this model."
-Expert = Literal["high", "low"] | None
-"""One of Wan 2.2's two networks; None for models with one."""
+Expert = Literal["high", "low"] | None  # one of Wan 2.2's two networks; None for models with one
 
 
 def match_targets(
@@ -209,7 +206,6 @@ def _refused_in_words(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
-    """The folder of a frozen adapter, if it can be one of this model (with two experts or not); only its header is read."""
     folder = pinned_folder(spec.path, option="model.adapters")
     if not (folder / spec.file).is_file():
         raise ModelError(f'model.adapters: there is no {spec.file} in "{spec.path}".')
@@ -285,7 +281,6 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
 
 
 def _check_configuration(header: Header, file: Path) -> None:
-    """Refuse a file whose configuration does not match its weights, or would make diffusers import code."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 
     text = header.metadata.get(LORA_ADAPTER_METADATA_KEY)
@@ -340,8 +335,7 @@ def _check_expert(header: Header, folder: Path, expert: Expert) -> None:
 class Merge:
     """The rounding of weights that a LoRA is folded into, over all layers: its update may be smaller than their last digit."""
 
-    update: float = 0.0
-    """Squared norm of the update."""
+    update: float = 0.0  # squared norm of the update
     along: float = 0.0
     """Inner product of update and change. The norm of the change would not do: where few weights move, each moves too far."""
 

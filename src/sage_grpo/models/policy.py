@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import Progress, VelocityModel, abilities
-from sage_grpo.models.cheap import Guide
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel, Ode
 from sage_grpo.samplers.path import interpolate
@@ -25,10 +24,8 @@ from sage_grpo.types import Conditioning
 class Step:
     """One step of a rollout or of its replay."""
 
-    gaussian: Gaussian
-    """The law of x_next."""
-    velocity: Tensor
-    """v at x, float32."""
+    gaussian: Gaussian  # the law of x_next
+    velocity: Tensor  # v at x, float32
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,11 @@ class Policy:
     model: VelocityModel
     kernel: Kernel
     schedule: Schedule
-    guidance: float | None = None
-    """Overrides the model's guidance scale; 1 is none."""
+    guidance: float | None = None  # overrides the model's guidance scale; 1 is none
     places: tuple[slice, ...] = ()
     """Parts of a state that explore, each with a log-probability of its own; empty is all of it, in one."""
 
     def transition(self, index: int) -> Transition:
-        """The three scalars of a step: the kernel's where the schedule explores, the ODE's elsewhere."""
         kernel = self.kernel if self.schedule.stochastic[index] else Ode()
         return kernel(*self.schedule.pair(index))
 
@@ -61,32 +56,6 @@ class Policy:
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
         sigma, _ = self.schedule.pair(index)
         return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
-
-    def guided_velocity(
-        self,
-        index: int,
-        x: Tensor,
-        conditions: Sequence[Conditioning],
-        guide: Guide,
-        added: Tensor | None,
-        *,
-        reuse: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The velocity of a step of a rollout, approximated as `guide` says, and guidance's contribution where later steps `reuse` it;
-        `added` is that of the step before."""
-        (sigma, _), model = self.schedule.pair(index), self.model
-        if guide == "exact" or (guide == "whole" and not reuse):
-            return model.velocity(x, sigma, conditions, guidance=self.guidance), None
-        if guide == "whole":
-            guided = abilities(model).guided
-            assert guided is not None
-            v, alone = guided.both(x, sigma, conditions, guidance=self.guidance)
-            return v, v - alone
-        v = model.velocity(x, sigma, conditions, guidance=1.0)
-        if guide == "none":
-            return v, None
-        assert added is not None
-        return v + added, added
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
         law = self.transition(index)(x, v)
@@ -113,7 +82,6 @@ def integrate(
     noise: Callable[[int], Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Run a whole schedule from x without gradients; `noise(index)` gives the noise of the stochastic steps."""
     with torch.no_grad():
         for index in range(policy.schedule.num_steps):
             gaussian = policy.step(index, x, conditions).gaussian

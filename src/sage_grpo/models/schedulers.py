@@ -26,8 +26,7 @@ SHIFT = {
 """Supported schedulers, each with its name for the shift."""
 TAKES_SIGMAS = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
 """Schedulers that accept sigmas from a pipeline."""
-TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)
-"""Schedulers that accept a shift from a pipeline, which they may ignore."""
+TAKES_MU = ("FlowMatchEulerDiscreteScheduler",)  # schedulers that accept a shift from a pipeline, which they may ignore
 BENT = ("shift_terminal", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
 """Settings that change the grid beyond its shift."""
 _DETERMINISTIC = ("dpmsolver", "dpmsolver++")
@@ -172,7 +171,6 @@ class SchedulerSolver:
     """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
 
     def __init__(self, scheduler: Any, first: int = 0) -> None:
-        """first: the scheduler's step at which the sampling begins."""
         self._scheduler, self._first = scheduler, first
         scheduler.set_begin_index(first)
 
@@ -181,7 +179,6 @@ class SchedulerSolver:
         return len(self._scheduler.timesteps) - self._first
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
-        """The scheduler's step. The network gets the scheduler's timestep, which multistep schedulers cut to whole numbers."""
         place, done = self._first + index, (self._scheduler.step_index or self._first) - self._first
         if index != done:
             raise ValueError(f"Step {index} was asked for after {done} steps: a solver serves one sampling, in order.")

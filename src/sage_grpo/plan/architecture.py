@@ -136,7 +136,6 @@ def _network(model: FamilyModel, measured: NetworkShape | None) -> NetworkShape:
         lora_width=sum(map(sum, adapted)) / len(blocks),
         lora_weights=sum(map(math.prod, adapted)) / len(blocks),
         patch=((grid.temporal or 1) * grid.patch[0], grid.spatial * grid.patch[1], grid.spatial * grid.patch[2]),
-        given_tokens=model.grid.beside,
         video_products=run.video_products,
         text_products=run.text_products,
         pairs=run.pairs,

@@ -13,7 +13,7 @@ from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 
 Same = Literal["same", "nearly", "more GPUs", "another"]
 """Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order
@@ -127,8 +127,6 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
         yield {"trust_region.mode": "none"}
     if not config.explores:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
-        if any(phase.name == "gradient" for phase in now.phases) and (config.objective.frames or video.frames) > 16:
-            yield {"objective.frames": (config.objective.frames or video.frames) // 4}
     elif config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
         yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:

@@ -24,11 +24,10 @@ from sage_grpo.plan.hardware import Hardware, here
 from sage_grpo.plan.passes import Counts, Guiding, PassCount, PassKind, count, evaluation, kinds, references
 from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
 from sage_grpo.training.loss import needs_velocity_old
-from sage_grpo.training.memory import configured
 from sage_grpo.training.offload import SHARE as STAYS
+from sage_grpo.training.offload import configured
 from sage_grpo.training.plan import Plan
 from sage_grpo.types import Keep
 
@@ -185,15 +184,12 @@ class Forecast(RunDescription):
 
     @property
     def _gradient(self) -> list[Phase]:
-        """The phase of a differentiated reward: decoding every clip, or an excerpt, with a graph, and the backward pass
-        to its latents."""
-        spec, network, job = self.config.objective, self.network, self.job
+        """The phase of a differentiated reward: decoding every clip with a graph, and the backward pass to its latents."""
+        network, job = self.network, self.job
         if not self.config.build_objective().differentiates or all(
             one.reads_latents for one in self.config.rewards if one.counts
         ):
             return []
-        before = CONTEXT * network.vae.frames
-        job = job if spec.frames is None else replace(job, frames=min(job.frames, spec.frames + before))
         clips = max(self._clips(rank) for rank in range(self.layout.data))
         decode = formulas.DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
         # The reward runs forward twice, because its blocks run again, and backward once, to the pixels only.
@@ -330,7 +326,7 @@ def worker_costs(trainer: Forecast, worker: Forecast) -> dict[str, Any] | None:
         return None
     own, workers, ranks = len(plan.tasks()), config.rollout.ray.workers, range(len(plan.shares))
     rounds = math.ceil(own / max(1, workers // len(ranks)))  # every training process has its own workers
-    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    theirs = ("rollout", "decode", "reward")
     phases = [phase for phase in worker.phases if phase.name in theirs]
     sampling = sum(phase.seconds for phase in phases) * rounds / own
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)

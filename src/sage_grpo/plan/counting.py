@@ -117,12 +117,13 @@ _known: dict[Hashable, Any] = {}
 
 
 def count_blocks(model: FamilyModel) -> Blocks:
-    key = (model.transformer, model.video, model.text_tokens, model.grid.beside)
+    """Count a network's blocks at the model's own size, with texts of three lengths."""
+    key = (model.transformer, model.video, model.text_tokens)
     if key in _known:
         return _known[key]
     width = math.prod(model.heads)
     trial, times = _shortened(model)
-    blocks, tokens = sum(times.values()), model.tokens + model.grid.beside
+    blocks, tokens = sum(times.values()), model.tokens
     unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
     passes = []
     for words in (unit, 2 * unit, 3 * unit):

@@ -79,7 +79,6 @@ class NetworkShape:
     unread_parameters: int = 0  # parameters that text-to-video never reads and that are not trained
     frozen_parameters: int = 0  # parameters of another expert, which runs but is not trained
     trained_networks: int = 1  # 2 if both experts are trained; a pass runs one of them
-    given_tokens: int = 0  # tokens besides a clip's own that run through the blocks
     video_products: float = 12.0  # multiplications of a video token with weights of a block, in widths squared
     text_products: float = 12.0  # the same of a token of text
     pairs: tuple[float, float, float] = (1.0, 2.0, 1.0)
@@ -187,8 +186,7 @@ class Memory:
 
 def tokens(network: NetworkShape, job: RunShape) -> int:
     frames, height, width = network.patch
-    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
-    return own + network.given_tokens
+    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
 
 
 def trainable(network: NetworkShape, job: RunShape) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.plan.changes import Change, outcome, over_memory, way_to_fit
 from sage_grpo.plan.costs import Forecast, worker_costs
 from sage_grpo.plan.costs import forecast as make_forecast
@@ -17,7 +16,7 @@ from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
 from sage_grpo.plan.passes import PHASES, PassCount
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
 from sage_grpo.utils.text import narrow_table
@@ -27,8 +26,7 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
-    batch, window, schedule = config.batch, config.rollout.window, plan.groups[0].schedule
-    branches = f" x {window.branches} branches" if window.branches > 1 else ""
+    batch, schedule = config.batch, plan.groups[0].schedule
     chosen, clips = described(config), len(plan.groups) * plan.group_size
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
@@ -41,25 +39,15 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
         else "no evaluation"
     )
     rows = {
-        "clips": f"{batch.prompts} prompts{branches} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+        "clips": f"{batch.prompts} prompts x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
         "micro-batches": _micro_batches(plan, batch.micro_batch),
         "steps": f"{schedule.num_steps}, of which {sum(schedule.stochastic)} explore; {trained} trained in {plan.updates} update(s)",
-        "given steps": _given(config.rollout.cheap),
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
         "idle": _idle(forecast),
     }
     return {name: text for name, text in rows.items() if text}
-
-
-def _given(spec: CheapSpec) -> str:
-    words = []
-    if spec.guidance is not None:
-        words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
-    if spec.negative_every > 1:
-        words.append(f"the negative branch at every {spec.negative_every} of them")
-    return "; ".join(words)
 
 
 def _micro_batches(plan: Plan, size: int) -> str:
@@ -77,9 +65,8 @@ def _idle(forecast: Forecast) -> str:
     wasted = sum(row["idle"].clips for row in forecast.passes) + forecast.counts[0].padding
     if not wasted:
         return ""
-    size = plan.group_size * forecast.config.rollout.window.branches
-    clips = len(plan.groups) * plan.group_size
-    first = clips // size
+    size, first = plan.group_size, len(plan.groups)
+    clips = first * size
     prompts = next(n for n in range(first, first + ranks) if n * size % ranks == 0)
     advice = f"; batch.prompts {prompts} divides evenly" if prompts != first else ""
     return f"{clips} clips over {ranks} ranks take {wasted} padding passes{advice}"

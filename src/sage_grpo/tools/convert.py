@@ -1,7 +1,7 @@
-"""HunyuanVideo-1.5 checkpoints from the layout of their authors, which the paper's released code trains, to diffusers'.
+"""HunyuanVideo-1.5 checkpoints between the layout of their authors, which the paper's released code trains, and diffusers'.
 
 The two networks are the same; names differ, the refiner's q, k and v are one matrix there, and the last modulation has its halves (shift, scale)
-in the other order. So every tensor of one layout is a tensor, a third or a swapped tensor of the other.
+in the other order. So every tensor of one layout is a tensor, a third or a swapped tensor of the other, and the inverse is exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
-from sage_grpo.models.checkpoints.export import save_folder
+from sage_grpo.models.checkpoints.export import save_folder, staged_weights
 from sage_grpo.models.checkpoints.files import opened_weights, stored_shapes
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.utils.pretrained import weights_fault
@@ -35,6 +35,7 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 _LAYERS = json.loads((resources.files("sage_grpo.tools") / "hunyuan15_layers.json").read_text())
 DIFFUSERS = {original: tuple(names) for original, names in _LAYERS.items()}
 """Diffusers' names of an original layer, # for the number of a block; several share a matrix there, in this order."""
+ORIGINAL = {name: original for original, names in DIFFUSERS.items() for name in names}
 
 
 def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -42,37 +43,79 @@ def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed: dict[str, Tensor] = {}
     unknown = []
     for full, tensor in weights.items():
-        layer, _, kind = _unwrapped(full).rpartition(".")
-        block = re.search(r"\.(\d+)\.", layer)
-        pattern, number = (layer, "") if block is None else (layer.replace(block[0], ".#.", 1), block[1])
-        targets = [f"{name}.{kind}".replace("#", number) for name in DIFFUSERS.get(pattern, ())]
+        layer, number, kind = _split(_unwrapped(full))
+        targets = [f"{name}.{kind}".replace("#", number) for name in DIFFUSERS.get(layer, ())]
         if not targets:
             unknown.append(full)
             continue
-        parts = tensor.chunk(len(targets))
+        parts = tensor.chunk(len(targets)) if len(targets) > 1 else [_swap_if(tensor, targets[0])]
         if len(parts) != len(targets) or any(part.shape != parts[0].shape for part in parts):
             raise ModelError(f"{full} has shape {tuple(tensor.shape)}: q, k and v cannot be equal thirds of it.")
-        if targets[0].startswith("norm_out.linear."):  # scale and shift in the network's last modulation
-            parts = (torch.cat(tensor.chunk(2)[::-1]),)
         for target, part in zip(targets, parts):
             if target in renamed:
                 raise ModelError(
                     f"{full} gives {target}, which another tensor gave already: are these two checkpoints?"
                 )
             renamed[target] = part.clone() if len(targets) > 1 else part  # a view would keep the whole matrix in memory
-    if unknown:
-        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        raise ModelError(
-            f"Not names of the original HunyuanVideo-1.5 layout: {', '.join(sorted(unknown)[:5])}{more}. Nothing was written: a weight "
-            "that is left out would be random later."
-        )
+    _refuse(unknown, "the original HunyuanVideo-1.5 layout")
     return renamed
+
+
+def to_original(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse: the same weights under the authors' names."""
+    shared: dict[str, dict[str, Tensor]] = {}
+    unknown = []
+    for name, tensor in weights.items():
+        layer, number, kind = _split(name)
+        if layer not in ORIGINAL:
+            unknown.append(name)
+            continue
+        source = f"{ORIGINAL[layer]}.{kind}".replace("#", number)
+        shared.setdefault(source, {})[layer] = _swap_if(tensor, name)
+    _refuse(unknown, "diffusers' HunyuanVideo-1.5 layout")
+    renamed = {}
+    for source, parts in shared.items():
+        names = DIFFUSERS[_split(source)[0]]
+        lacking = [name.partition(".#.")[2] for name in names if name not in parts]
+        if lacking:
+            raise ModelError(f"{source} needs q, k and v together, and the weights lack its {', '.join(lacking)}.")
+        renamed[source] = torch.cat([parts[name] for name in names]) if len(names) > 1 else parts[names[0]]
+    return renamed
+
+
+def is_original(names: Iterable[str]) -> bool:
+    """True if these are names of the authors' layout."""
+    return any(_unwrapped(name).startswith(("double_blocks.", "img_in.", "txt_in.")) for name in names)
 
 
 def _unwrapped(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("model.").removeprefix("module.")  # the entry of a checkpoint, data parallelism
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The layer of a name as in the tables, the number of its block, and the name of the tensor in it."""
+    layer, _, kind = name.rpartition(".")
+    number = re.search(r"\.(\d+)\.", layer)
+    return (layer, "", kind) if number is None else (layer.replace(number[0], ".#.", 1), number[1], kind)
+
+
+def _swap_if(tensor: Tensor, name: str) -> Tensor:
+    """Swap scale and shift in the network's last modulation; twice is the identity."""
+    if name.rpartition(".")[0] != "norm_out.linear":
+        return tensor
+    first, second = tensor.chunk(2)
+    return torch.cat([second, first])
+
+
+def _refuse(unknown: list[str], layout: str) -> None:
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise ModelError(
+            f"Not names of {layout}: {', '.join(sorted(unknown)[:5])}{more}. Nothing was written: a weight that is left out would be "
+            "random later."
+        )
 
 
 def read_weights(source: Path) -> dict[str, Tensor]:
@@ -108,7 +151,7 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
             f'"{base}" holds a {pipeline}; --base must be a HunyuanVideo-1.5 checkpoint in diffusers\' layout.'
         )
     originals = read_weights(source)
-    if not any(_unwrapped(name).startswith(("double_blocks.", "img_in.", "txt_in.")) for name in originals):
+    if not is_original(originals):
         raise ModelError(
             f'"{source}" is not in the original layout (its first name is {min(originals, default="none")}).'
         )
@@ -118,10 +161,26 @@ def original_to_diffusers(source: Path, base: str, out: Path, dtype: torch.dtype
     fault = weights_fault(wanted.keys() - weights.keys(), weights.keys() - wanted.keys(), wrong)
     if fault is not None:
         raise ModelError(f'"{source}" is not a checkpoint of the size of "{base}": it {fault}.')
-    if dtype is None:  # that of most of the numbers
-        counts = Counter[torch.dtype]()
-        for tensor in weights.values():
-            counts[tensor.dtype] += tensor.numel()
-        dtype = counts.most_common(1)[0][0]
-    save_folder(folder, out, {"transformer": weights}, dtype)
+    save_folder(folder, out, {"transformer": weights}, dtype or _common(weights.values()))
     return len(originals)
+
+
+def diffusers_to_original(source: str, out: Path, dtype: torch.dtype | None) -> int:
+    """The transformer of a diffusers checkpoint under its authors' names, as safetensors in `out`; returns the number of tensors."""
+    stored = read_weights(resolve(ModelSpec(path=source)))
+    if is_original(stored):
+        raise ModelError(f'"{source}" is in the original layout already (its first name is {min(stored)}).')
+    weights = to_original(stored)
+    if dtype is not None:
+        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    with staged_weights(weights, out.with_name(f".{out.name}.tmp")) as staging:
+        staging.rename(out)
+    return len(weights)
+
+
+def _common(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype of most of the numbers."""
+    counts = Counter[torch.dtype]()
+    for tensor in tensors:
+        counts[tensor.dtype] += tensor.numel()
+    return counts.most_common(1)[0][0]

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
@@ -43,6 +43,8 @@ from sage_grpo.utils.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
+    from sage_grpo.models.spec import ModelSpec
+
 PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15Pipeline": "hunyuan15",
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
@@ -58,36 +60,14 @@ PIPELINES: Mapping[str, str] = {
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
-    "QwenImageEditPipeline": "qwen_image_edit",
     "ZImagePipeline": "z_image",
 }
 """Families by diffusers pipeline."""
-TOKENIZERS: Mapping[str, str] = {
-    "tokenizer": "text_encoder",
-    "tokenizer_2": "text_encoder_2",
-    "tokenizer_3": "text_encoder_3",
-}
+TOKENIZERS = {f"tokenizer{number}": f"text_encoder{number}" for number in ("", "_2", "_3")}
 """Text encoders by tokenizer."""
-ORIGINS: Mapping[str, str] = {
-    "scenes": "the model of the world scenes, which the package does not carry: the folder research/scenes/model of the project's "
-    "repository, or what `python -m research.pretraining.scenes pretrain` makes",
-}
-"""Origins of the folders that our recipes name, for the error where one is missing."""
 
 
-class Located(Protocol):
-    """The location of a checkpoint, as in a ModelSpec."""
-
-    @property
-    def path(self) -> str | None:
-        """A local folder or a hub id."""
-
-    @property
-    def revision(self) -> str | None:
-        """Branch, tag or commit of a hub id."""
-
-
-def resolve(spec: Located) -> Path:
+def resolve(spec: ModelSpec) -> Path:
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -106,8 +86,6 @@ def resolve(spec: Located) -> Path:
         return folder
     if _is_hub_id(spec.path):
         return _download(spec)
-    if folder.name in ORIGINS:
-        raise ModelError(f'model.path "{spec.path}" is not a folder here: it is {ORIGINS[folder.name]}.')
     if not folder.parent.is_dir():
         raise ModelError(
             f'model.path "{spec.path}" is not a folder. Its parent "{folder.parent}" does not exist either.'
@@ -117,7 +95,7 @@ def resolve(spec: Located) -> Path:
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
-def local_folder(spec: Located) -> Path | None:
+def local_folder(spec: ModelSpec) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
     if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
@@ -128,8 +106,7 @@ def local_folder(spec: Located) -> Path | None:
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
-def configs_folder(spec: Located) -> Path:
-    """The checkpoint's folder for readers of its config files; of a hub id that is not here only those are fetched."""
+def configs_folder(spec: ModelSpec) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -137,7 +114,7 @@ def _is_hub_id(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def _download(spec: Located, *, weights: bool = True) -> Path:
+def _download(spec: ModelSpec, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import snapshot_download
 
@@ -176,7 +153,7 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
     return values
 
 
-def detect_family(spec: Located) -> str:
+def detect_family(spec: ModelSpec) -> str:
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:
@@ -218,7 +195,6 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
 
 
 def check_folder(folder: Path) -> None:
-    """Check a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
     index = read_index(folder)
     check_lengths(folder)
     parts = [name for name in index if has_component(index, name)]
@@ -423,8 +399,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     return module.eval().requires_grad_(False)
 
 
-VIDEO: Mapping[str, type] = {"frames": int, "height": int, "width": int, "fps": float, "shift": float}
-"""Entries of video.json."""
+VIDEO = {"frames": int, "height": int, "width": int, "fps": float, "shift": float}  # entries of video.json
 
 
 def read_defaults(folder: Path) -> dict[str, float]:
@@ -434,10 +409,8 @@ def read_defaults(folder: Path) -> dict[str, float]:
     unknown = sorted(set(values) - VIDEO.keys())
     if unknown:
         raise ModelError(f"{file} has unknown entries {unknown}; known: {', '.join(VIDEO)}.")
-    try:
+    with in_words(folder, file.name):
         demand(values, {key: VIDEO[key] for key in values}, str(file))
-    except DocumentError as error:
-        raise ModelError(str(error)) from error
     for key, value in values.items():
         if value <= 0:
             raise ModelError(f"{file}: {key!r} must be positive, got {value}.")

@@ -25,12 +25,10 @@ TOP_FILES = ("model_index.json", "video.json", "LICENSE", "LICENCE", "NOTICE")
 SHARD = "10GB"
 LEFTOVERS = (".tmp", ".partial", ".lock", ".incomplete", ".metadata")
 """Ends of names that downloads and interrupted writes leave behind."""
-ENOUGH = 0.9
-"""Share of a LoRA's update below which merging it deserves a warning."""
+ENOUGH = 0.9  # share of a LoRA's update below which merging it deserves a warning
 
 
 def describe_merge(merge: Merge, dtype: str) -> str:
-    """The share of a LoRA's update that merged weights hold, as a sentence; warns where much of it was rounded away."""
     text = f"{percent(merge.share)} of the LoRA's update is in the merged {dtype} weights."
     if merge.share < ENOUGH:
         warnings.warn(

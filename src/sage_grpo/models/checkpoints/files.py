@@ -22,8 +22,7 @@ LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "
 """Allowed libraries of components by their name in a folder, with the module; importing any other would run code that the folder chose. (diffusers
 calls components that only one pipeline has by that pipeline's name.)"""
 WEIGHTS = "diffusion_pytorch_model"
-STEMS = (WEIGHTS, "model")
-"""Names under which diffusers and transformers look for weights."""
+STEMS = (WEIGHTS, "model")  # names under which diffusers and transformers look for weights
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -64,7 +63,6 @@ def check_index(file: Path, index: Mapping[str, Any]) -> None:
 
 
 def check_shards(folder: Path) -> None:
-    """Refuse index files of sharded weights that point outside their own folder."""
     for file in sorted([*folder.glob("*.index.json"), *folder.glob("*/*.index.json")]):
         shards_of(file)
 

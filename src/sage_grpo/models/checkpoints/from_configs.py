@@ -12,45 +12,39 @@ from typing import Any
 import torch
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import (
-    PIPELINES,
-    component_class,
-    configs_folder,
-    has_component,
-    in_words,
-    left_out,
-    read_config,
-    read_index,
-)
+from sage_grpo.models.checkpoints import checkpoint
+from sage_grpo.models.checkpoints.checkpoint import PIPELINES, in_words, read_config
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.spec import LoraSpec, ModelSpec, find_family
 
-Build = Callable[[str, Mapping[str, Any]], Any]
-"""A network of a component ("transformer", "vae") and its configuration."""
+Build = Callable[[str, Mapping[str, Any]], Any]  # A network of a component ("transformer", "vae") and its configuration
 
 
 def weightless(spec: ModelSpec, folder: Path, *, lora: LoraSpec | None = None) -> FamilyModel:
     """The model of a folder of config files, on the meta device: it gives all that needs no weights (sizes, sigmas, guidance, experts,
     parameters), as the loaded one does. `lora` is added to networks that no other model shares."""
-    index = read_index(folder)
+    index = checkpoint.read_index(folder)
     name = str(index["_class_name"])
     if name not in PIPELINES or spec.family not in (None, PIPELINES[name]):
         raise ModelError(f'"{folder}" holds a {name}; supported are {", ".join(PIPELINES)}.')
     asked = replace(spec, path=None, revision=None, family=None, cache=None, train=True, lora=lora)
     asked = replace(asked, compile=False, attention="auto", deterministic=False, vae_tiling=False)
-    return assembled(family_class(spec, name), asked, folder, _empty if lora else _shared, torch.device("meta"))
+
+    def build(name: str, config: Mapping[str, Any]) -> Any:
+        return _empty(name, config) if lora else _shared(name, json.dumps(config, sort_keys=True))
+
+    return assembled(family_class(spec, name), asked, folder, build, torch.device("meta"))
 
 
 def adapter_alone(spec: ModelSpec) -> FamilyModel:
     """The model of a spec for the files of its LoRA: it names the adapter's weights, and writes them and their card."""
     assert spec.lora is not None
-    model = weightless(spec, configs_folder(spec), lora=replace(spec.lora, path=None))
+    model = weightless(spec, checkpoint.configs_folder(spec), lora=replace(spec.lora, path=None))
     model.spec = spec  # the card names the origin of the model
     return model
 
 
 def family_class(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
-    """The class of the family's module that runs a pipeline; a module with several has `kind_of`."""
     module = find_family(PIPELINES[pipeline])
     if hasattr(module, "kind_of"):
         return module.kind_of(spec, pipeline)
@@ -66,12 +60,8 @@ def _empty(name: str, config: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _by_text(name: str, config: str) -> Any:
+def _shared(name: str, config: str) -> Any:
     return _empty(name, json.loads(config))
-
-
-def _shared(name: str, config: Mapping[str, Any]) -> Any:
-    return _by_text(name, json.dumps(config, sort_keys=True))
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,15 +72,17 @@ def assembled(kind: Any, spec: ModelSpec, folder: Path, build: Build, device: to
     """The family around a stock pipeline whose networks `build` makes; text encoders and tokenizers are left out."""
     import diffusers
 
-    index = read_index(folder)
+    index = checkpoint.read_index(folder)
     parts: dict[str, Any] = {}
     for name in ("transformer", "transformer_2", "vae"):
-        if has_component(index, name):
-            component_class(folder, index, name)
+        if checkpoint.has_component(index, name):
+            checkpoint.component_class(folder, index, name)
             with in_words(folder, name):
                 parts[name] = build(index[name][1], plain(read_config(folder, name)))
     with in_words(folder, "scheduler"):
-        scheduler = component_class(folder, index, "scheduler")
+        scheduler = checkpoint.component_class(folder, index, "scheduler")
         parts["scheduler"] = scheduler.from_config(read_config(folder, "scheduler", "scheduler_config.json"))
     pipeline = getattr(diffusers, kind._pipeline(index))
-    return kind(spec, folder, index, pipeline(**dict.fromkeys(left_out(pipeline, {})) | parts), device=device)
+    return kind(
+        spec, folder, index, pipeline(**dict.fromkeys(checkpoint.left_out(pipeline, {})) | parts), device=device
+    )

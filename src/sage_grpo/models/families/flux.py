@@ -10,8 +10,7 @@ from sage_grpo.models.distilled import is_schnell
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 
-TEXT_TOKENS = 512
-"""T5 tokens to which the pipeline pads a prompt; the network attends to the padding."""
+TEXT_TOKENS = 512  # T5 tokens to which the pipeline pads a prompt; the network attends to the padding
 SCHNELL_TEXT_TOKENS = 256
 """The same for schnell, from its authors' code and diffusers' documentation; no file of the checkpoint has it."""
 

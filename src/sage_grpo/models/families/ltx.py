@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,19 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import read_index, resolve
+from sage_grpo.models.checkpoints.checkpoint import read_config, read_index, resolve
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.decoding import SeededNoise
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
 
 CONDITION = "LTXConditionPipeline"
 """The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
-MIXED, INJECTED = 0, 1
-"""Seeds of the noise that decoding mixes into latents (decode_noise_scale), and of that which the decoder of 0.9.1 adds in its layers."""
+MIXED = 0  # seed of the noise that decoding mixes into latents (decode_noise_scale)
 
 
 class LtxCodec(Codec):
@@ -40,12 +37,9 @@ class LtxCodec(Codec):
     def chunks(self, z: Tensor) -> Iterable[Tensor]:
         # The same noise for every clip: a clip decodes to the same pixels each time and beside any others.
         given = self._decoder_inputs(z) if self.vae.config.timestep_conditioning else (z,)
-        injects = any(self.vae.config.decoder_inject_noise)
-        with SeededNoise(INJECTED) if injects else nullcontext():
-            return [self.vae.decode(*given, return_dict=False)[0]]
+        return [self.vae.decode(*given, return_dict=False)[0]]
 
     def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents with noise mixed in, and the decoder's timestep, as in the pipeline before it decodes."""
         timestep = self.model.options["decode_timestep"] or 0.0
         given = self.model.options["decode_noise_scale"]
         scale = timestep if given is None else given
@@ -98,6 +92,10 @@ class Ltx(FamilyModel):
         whole={"condition_pipeline": (0, 1)},
     )
 
+    @classmethod
+    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        refuse_noise(folder, "decoder_inject_noise")
+
     def _prepare(self) -> None:
         self.pictures |= {1}  # the same weights make clips from text and from an image
         if not self.pipe.vae.config.timestep_conditioning and any(
@@ -109,12 +107,7 @@ class Ltx(FamilyModel):
             )
 
     def _grid(self) -> LatentGrid:
-        pipe = self.pipe
-        return LatentGrid(
-            channels=self.transformer.config.in_channels,
-            temporal=pipe.vae_temporal_compression_ratio,
-            spatial=pipe.vae_spatial_compression_ratio,
-        )
+        return grid_of_clips(self.pipe, self.transformer.config, self.transformer.config.in_channels)
 
     def _guidance_style(self) -> Guidance:
         return Guidance(rescale=self.options["guidance_rescale"] or 0.0)
@@ -200,6 +193,7 @@ class LtxCondition(Ltx):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
+        super()._check(folder, index)
         # The pipeline gives the network its own timesteps and lets the scheduler bend the sigmas: both agree on an unbent grid only.
         name = index["scheduler"][1]
         if name not in TAKES_MU:
@@ -224,6 +218,18 @@ class LtxCondition(Ltx):
         coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
         coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
         return {"video_coords": coordinates}
+
+
+def refuse_noise(folder: Path, *settings: str) -> None:
+    """Refuse a VAE whose decoder would draw noise of its own, other noise for every call."""
+    vae = read_config(folder, "vae")
+    for setting in settings:
+        value = vae.get(setting)
+        if any(value) if isinstance(value, list) else value:
+            raise ModelError(
+                f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
+                "Use another checkpoint: LTX-Video 0.9.5 or later; LTX-2's do not set it."
+            )
 
 
 def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, StateParts
-from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
+from sage_grpo.models.families.ltx import refuse_noise
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
@@ -83,14 +83,7 @@ class Ltx2(FamilyModel):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        vae = read_config(folder, "vae")
-        for setting in ("timestep_conditioning", "decoder_inject_noise"):
-            value = vae.get(setting)
-            if any(value) if isinstance(value, list) else value:
-                raise ModelError(
-                    f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
-                    "Published checkpoints of LTX-2 do not set it."
-                )
+        refuse_noise(folder, "timestep_conditioning", "decoder_inject_noise")
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
@@ -104,16 +97,12 @@ class Ltx2(FamilyModel):
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
 
     def _grid(self) -> LatentGrid:
-        pipe, patch = self.pipe, self.transformer.config
-        if (patch.patch_size_t, patch.patch_size) != (1, 1):
+        config = self.transformer.config
+        if (config.patch_size_t, config.patch_size) != (1, 1):
             raise ModelError(
-                f'The transformer of "{self.folder}" has patches of {patch.patch_size} latents; supported is 1.'
+                f'The transformer of "{self.folder}" has patches of {config.patch_size} latents; supported is 1.'
             )
-        return LatentGrid(
-            channels=patch.in_channels,
-            temporal=pipe.vae_temporal_compression_ratio,
-            spatial=pipe.vae_spatial_compression_ratio,
-        )
+        return grid_of_clips(self.pipe, config, config.in_channels)
 
     # ---- parts
 
@@ -159,7 +148,6 @@ class Ltx2(FamilyModel):
         return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
 
     def _first_latents(self, image: Tensor) -> Tensor:
-        """The latents of the first frame, from the picture after video compression, as in the network's training."""
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
         from PIL import Image
 
@@ -177,7 +165,7 @@ class Ltx2(FamilyModel):
         """Forward passes of one velocity: with guidance up to four."""
         return 1 if self._scale(sigma, guidance) == 1 else 2 + len(self._perturbed())
 
-    def both(
+    def velocity(
         self,
         x: Tensor,
         sigma: Tensor,
@@ -185,21 +173,20 @@ class Ltx2(FamilyModel):
         *,
         guidance: float | None = None,
         timestep: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and the velocity of the prompt alone. A given first frame is in its place from the beginning, so that guidance measures
+    ) -> Tensor:
+        """dx/dsigma, guided. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
         self.check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
         if not given:
-            return super().both(x, sigma, conditions, guidance=guidance, timestep=timestep)
+            return super().velocity(x, sigma, conditions, guidance=guidance, timestep=timestep)
         shown = self.parts.split(x.clone())
         for row, frame in given.items():
             shown["video"][row, :, :1] = frame.to(x)
-        v, alone = super().both(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
-        return self._pointed(x, sigma, given, v), self._pointed(x, sigma, given, alone)
+        v = super().velocity(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
+        return self._pointed(x, sigma, given, v)
 
     def _pointed(self, x: Tensor, sigma: Tensor, given: Mapping[int, Tensor], v: Tensor) -> Tensor:
-        """Velocities that point at the first frames that are given, by row."""
         clips, parts = self.parts.split(x)["video"], self.parts.split(v)
         video = list(parts["video"].split(1))
         for row, frame in given.items():
@@ -224,7 +211,6 @@ class Ltx2(FamilyModel):
         return perturbed
 
     def _times(self, factors: Mapping[str, float], rows: Tensor) -> Tensor:
-        """Rows with each part multiplied by its factor."""
         return self.parts.join({part: factors[part] * one for part, one in self.parts.split(rows).items()})
 
     def _combine(

@@ -6,26 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.codec import Codec
+from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 
-TEXT_TOKENS = 512
-"""Tokens to which the pipeline cuts a prompt."""
-
-
-class QwenCodec(Codec):
-    """Wan's VAE for one frame."""
-
-    def to_vae(self, latents: Tensor) -> Tensor:
-        return wan_latents(self.vae, latents)
+TEXT_TOKENS = 512  # tokens to which the pipeline cuts a prompt
 
 
 class QwenImage(FamilyModel):
@@ -44,7 +34,7 @@ class QwenImage(FamilyModel):
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
-        codec=QwenCodec,
+        codec=WanCodec,
     )
 
     @classmethod
@@ -75,17 +65,16 @@ class QwenImage(FamilyModel):
         return {"text": text[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        pictures = [x, *([inputs["condition"]] if "condition" in inputs else [])]  # the second is the edited picture
-        shapes = [(1, one.shape[3] // SIDE, one.shape[4] // SIDE) for one in pictures]
+        shape = (1, x.shape[3] // SIDE, x.shape[4] // SIDE)
         tokens = self.network(
-            hidden_states=torch.cat([pack(one.to(self._input_dtype), SIDE) for one in pictures], dim=1),
+            hidden_states=pack(x.to(self._input_dtype), SIDE),
             timestep=timestep.to(self._input_dtype) / 1000,  # rounded where the pipeline rounds it
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             encoder_hidden_states_mask=None,
-            img_shapes=[shapes] * len(x),
+            img_shapes=[[shape]] * len(x),
             return_dict=False,
         )[0]
-        return unpack(tokens[:, : self.tokens], x, SIDE)
+        return unpack(tokens, x, SIDE)
 
 
 load = QwenImage.load

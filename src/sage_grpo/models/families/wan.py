@@ -23,13 +23,11 @@ from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_
 from sage_grpo.models.schedulers import start_of
 from sage_grpo.types import VideoSpec
 
-TEXT_TOKENS = 512
-"""Length to which the pipelines pad text; also hard-coded in the transformer's image attention."""
+TEXT_TOKENS = 512  # length to which the pipelines pad text; also hard-coded in the transformer's image attention
 
 FROM_CLIP = "WanVideoToVideoPipeline"
 """The pipeline that starts from a clip. Published checkpoints do not name it: it runs those of WanPipeline."""
-STRENGTH = 0.8
-"""Default strength of that pipeline."""
+STRENGTH = 0.8  # default strength of that pipeline
 
 
 class Wan(FamilyModel):
@@ -216,7 +214,6 @@ class Wan(FamilyModel):
 
 
 def strength_of(given: float | None, pipeline: str) -> float | None:
-    """The strength of a start from a clip: the option's, or that of the pipeline that needs one."""
     return STRENGTH if given is None and pipeline == FROM_CLIP else given
 
 

@@ -9,8 +9,7 @@ from peft.tuners.lora import Linear
 from torch import Tensor
 from torch.nn import functional as F
 
-WIDE = 2
-"""From so many times more outputs than inputs on, widening the input costs less than adding to the output."""
+WIDE = 2  # from so many times more outputs than inputs on, widening the input costs less than adding to the output
 
 
 def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:

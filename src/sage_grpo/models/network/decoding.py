@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,15 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from sage_grpo.models import no_numbers
 
 CHUNK_PIXELS = 4 * 2**20
 """Pixels that a decoder makes at once, over all frames and clips: 8 frames of 480 x 848. A clip that is smaller is decoded whole."""
-GRAPH_PIXELS = 2 * 2**20
-"""The same where a gradient is wanted: 4 frames of 480 x 848, one latent frame."""
+GRAPH_PIXELS = 2 * 2**20  # the same where a gradient is wanted: 4 frames of 480 x 848, one latent frame
 
 
 def to_uint8(
@@ -70,24 +68,6 @@ def to_floats(chunks: Iterable[Tensor], count: int, frames: Sequence[int] | None
     return black.index_copy(1, torch.tensor(frames, device=made.device), made[:, list(frames)])
 
 
-class SeededNoise(TorchFunctionMode):
-    """A context in which torch.randn draws the same numbers each time, in float32 on the CPU for every device, and no generator of the
-    process moves: for decoders that add noise and take no generator (LTX-Video 0.9.1)."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func is not torch.randn or given.get("generator") is not None:
-            return func(*args, **given)
-        drawn = torch.randn(*args, generator=self._generator, dtype=torch.float32)
-        return drawn.to(device=given.get("device"), dtype=given.get("dtype"))
-
-
 def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator[Tensor]:
     """`vae.decode(z)` in chunks of `frames` latent frames; None is as many as CHUNK_PIXELS allows."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
@@ -99,7 +79,7 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
     pixels = len(z) * vae.temporal_compression_ratio * z.shape[3] * z.shape[4] * vae.spatial_compression_ratio**2
     frames = frames or max(1, (GRAPH_PIXELS if z.requires_grad else CHUNK_PIXELS) // max(1, pixels))
     fast = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
-    convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _causal_conv)
+    convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _convolve)
 
     def middle(z: Tensor) -> Tensor:
         with _running(fast | convolutions):
@@ -132,7 +112,6 @@ def wan_latents(vae: Any, latents: Tensor) -> Tensor:
 
 
 def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
-    """`vae.decode(z)`, one latent frame after the other, as its decoder works."""
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample, unpatchify
 
     # Stock upsampling copies pixels in float32, whatever they are in: the same numbers for twice the memory.
@@ -201,7 +180,6 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor]) -> dict[nn.Module, Any]:
-    """Every module of a kind with the function that it runs instead of its own forward."""
     return {module: partial(forward, module) for module in root.modules() if isinstance(module, kind)}
 
 
@@ -246,10 +224,6 @@ def _attend(block: Any, x: Tensor) -> Tensor:
     return x + block.proj_out(seen)
 
 
-def _causal_conv(module: Any, x: Tensor) -> Tensor:
-    return _convolve(module, _first(module, x), x)
-
-
 class _Carry:
     """A causal convolution whose calls follow one another: it goes on where the last one ended."""
 
@@ -261,7 +235,7 @@ class _Carry:
         count = past.shape[2]
         # A copy, not a view, which would keep all of x; one frame alone may be less than the past that is needed.
         self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, -count:].clone()
-        return _convolve(self.module, past, x)
+        return _convolve(self.module, x, past)
 
 
 def _first(module: Any, x: Tensor) -> Tensor:
@@ -282,8 +256,9 @@ def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tenso
     return y.unflatten(0, (batch, frames)).transpose(1, 2)
 
 
-def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
-    """The convolution of x after its past, with the borders of every frame repeated: put together in one copy."""
+def _convolve(module: Any, x: Tensor, past: Tensor | None = None) -> Tensor:
+    """The convolution of x after its past (by default its first frame), with the borders of every frame repeated: put together in one copy."""
+    past = _first(module, x) if past is None else past
     conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
     (batch, channels, frames, height, width), before = x.shape, past.shape[2]
     size = (batch, channels, before + frames, top + height + bottom, left + width + right)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-empty = partial(torch.empty, device="meta")
-"""A tensor without storage."""
+empty = partial(torch.empty, device="meta")  # A tensor without storage
 _traced: dict[Hashable, frozenset[str]] = {}
 """Results for networks by class and configuration: tracing takes half of the time of loading a small model."""
 

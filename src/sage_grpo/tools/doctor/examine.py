@@ -167,8 +167,8 @@ def of_sampling(sample: Sample) -> Checks:
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
     trainer, plan = sample.trainer, sample.plan
     members, latents = trainer.engine.scored(plan), trainer.engine.latents(sample.rollout)
-    prompts = {group.number: group.prompt for group in plan.groups}
-    places = torch.tensor([plan.groups[member.group].number for member in members])
+    prompts = plan.prompts
+    places = torch.tensor([member.group for member in members])
 
     def score(which: Tensor, asked: Sequence[int]) -> Tensor:
         shown = [prompts[place] for place in asked]

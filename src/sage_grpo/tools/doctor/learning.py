@@ -225,7 +225,7 @@ def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
     if region.mode == "none":
         return Check("trust region", "skip", "trust_region.mode is none")
     is_live = config.update.updates_per_rollout == 1 and not config.build_objective().lags  # the rollout's policy
-    if is_live and (anchor is None or anchor.every == 1) and region.estimator == "closed_form":
+    if is_live and (anchor is None or anchor.every == 1):
         return Check(
             "trust region",
             "warn",
