@@ -15,7 +15,6 @@ from sage_grpo.utils.safe_io import replacing
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's, which color-blind readers tell apart (brown in place of yellow, too pale for a line)."""
 BASE = {"color": "#999999", "lw": 0.9, "ls": ":"}
-"""A line that an axis is read by."""
 STYLES = ("-", "--", ":", "-.")
 """After every eight arms the next style; together with the colours they name an arm."""
 

@@ -50,12 +50,10 @@ class CompareJob:
     settings: dict[str, Any]
     """Settings other than the recipe's, and the evaluation's."""
     points: tuple[int, ...]
-    """Iterations that are evaluated."""
     kind: str
     budgets: dict[str, int] = field(default_factory=dict)
     """By budget (`passes`, `clips`): a limit; the last iteration within it is evaluated too."""
     unseen: bool = False
-    """The end is also evaluated on other prompts."""
 
     @property
     def name(self) -> str:
