@@ -97,12 +97,8 @@ def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
             reason = SET_ELSEWHERE["keep"]
         if reason is not None:
             raise ConfigError(f"{key} cannot be compared: {reason}.")
-    words = [f"--{key}={_word(value)}" for key, value in options.items()]
+    words = [f"--{k}={value if isinstance(value, str) else json.dumps(value)}" for k, value in options.items()]
     return parse(TrainConfig, words, prog="sage-grpo compare", defaults=start)
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> CompareJob:
