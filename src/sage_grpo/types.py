@@ -134,20 +134,13 @@ class FileSource:
 class RewardFacts:
     """Facts about a built-in reward, known before it is loaded; every built-in reward has them as `facts`."""
 
-    what: str
-    """The quality that it measures."""
-    parts: str
-    """The scores that it returns."""
-    files: Mapping[str, FileSource] = field(default_factory=dict)
-    """The options that name files, and where those come from."""
-    parameters: float = 0.0
-    """Number of parameters of its networks, with the model that is named first."""
-    gigabytes: float = 0.0
-    """GPU memory of these weights at their default precision; activations come on top."""
-    extra: str = ""
-    """Optional dependencies, as `pip install "sage-grpo[EXTRA]"`."""
-    module: str = ""
-    """The module that the extra installs."""
+    what: str  # the quality that it measures
+    parts: str  # the scores that it returns
+    files: Mapping[str, FileSource] = field(default_factory=dict)  # by the option that names them
+    parameters: float = 0.0  # of its networks, with the model that is named first
+    gigabytes: float = 0.0  # GPU memory of these weights at their default precision, without activations
+    extra: str = ""  # optional dependencies, as `pip install "sage-grpo[EXTRA]"`
+    module: str = ""  # that the extra installs
     network: str = ""
     """The data that leaves the machine, and its destination. Such a reward splits batches itself, is never called twice for one clip, and must
     answer a trial call."""

@@ -238,4 +238,3 @@ def test_a_rank_that_differs_is_named(monkeypatch) -> None:
             return torch.tensor([[sum(row), sum(x * x for x in row)] for row in rows.values()], dtype=torch.float64)
 
     assert disagreeing({"w": torch.tensor([1.0, 2.0])}, Three()) == [1, 2]
-    assert fsdp._digest(torch.tensor([0.5, -3.0])) == [-2.5, 9.25]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils import video
-from sage_grpo.utils.video import contact_sheet, lettering, read_image, read_sound, read_video, write_mp4
+from sage_grpo.utils.video import contact_sheet, read_image, read_sound, read_video, write_mp4
 
 
 def smooth_clip(frames: int = 6, height: int = 32, width: int = 48) -> torch.Tensor:
@@ -67,21 +67,15 @@ def test_images_are_read_as_rgb(tmp_path) -> None:
 def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monkeypatch) -> None:
     from matplotlib import font_manager
 
-    own = lettering(["Ω naïve, Привет, سلام\nline two"])
-    assert own.remark == ""
-    assert own.family == "DejaVu Sans"
-    assert own.show("a\nb\u200d\ufe0f") == "a b"
+    assert video.font_of(["Ω naïve, Привет, سلام"]) == (font_manager.findfont("DejaVu Sans"), set())
+    assert video._line("a\nb\u200d\ufe0f") == "a b"
     # A machine whose fonts have no Chinese.
     own_face = [face for face in font_manager.fontManager.ttflist if face.name == "DejaVu Sans"]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own_face)
-    lacking = lettering(["a cat 猫 here"])
-    assert lacking.show("a cat 猫 here") == "a cat · here"
-    assert "U+732B" in lacking.remark
-    clip = smooth_clip()
+    assert video.font_of(["a cat 猫 here"])[1] == {"猫"}
     with pytest.warns(UserWarning, match=r"no font of this machine has \(U\+732B"):
-        sheet = contact_sheet(tmp_path / "a.png", [clip], ["a cat 猫 here"], cell=64)
-    shown = read_image(sheet)[:24]
-    assert bool((shown < 100).any())
+        sheet = contact_sheet(tmp_path / "a.png", [smooth_clip()], ["a cat 猫 here"], cell=64)
+    assert bool((read_image(sheet)[:24] < 100).any())
 
 
 def test_the_same_clip_gives_the_same_file(tmp_path) -> None:
@@ -190,8 +184,5 @@ def test_the_font_that_lacks_the_fewest_letters_is_taken(monkeypatch) -> None:
 
     faces = [font_manager.FontEntry(fname=name, name=name, style="normal") for name in ("more", "some")]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", faces)
-    assert lettering(["a b"]).family == "DejaVu Sans"
-    assert (found := lettering(["a 猫犬qrstu"])).family == "more"
-    assert found.show("a 猫q") == "a 猫·"
-    assert "(U+0071, U+0072, U+0073, U+0074, ...; " in found.remark
-    assert "(U+0071, U+0072, U+0073, U+0074; " in lettering(["猫犬qrst"]).remark
+    assert Path(video.font_of(["a b"])[0]).name == "DejaVuSans.ttf"
+    assert video.font_of(["a 猫犬qr"]) == ("more", {"q", "r"})

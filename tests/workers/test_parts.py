@@ -241,7 +241,7 @@ class Ray:
 
     def _actor(self, name: str) -> Any:
         call = SimpleNamespace(remote=lambda *given: self.asked.append(given) or (name, *map(id, given)))
-        return SimpleNamespace(name=name, ready=call, run=call)
+        return SimpleNamespace(name=name, __ray_ready__=call, run=call)
 
     def put(self, weights: bytes) -> int:
         self.stored.append(weights)

@@ -26,23 +26,28 @@ WIDTH = 80
 """Columns that every terminal has; lines for comparison do not wrap."""
 
 
-class Outlet(io.TextIOBase):
+class Outlet:
     """An output stream that becomes silent, and does not end the run, if its other end is closed or its disk is full."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._lost = stream, stream is None  # None: the process was started without one
+        self._lost = stream is None  # the process was started without one
+        self._stream = io.StringIO() if stream is None else stream
         self.over = False  # after the run a logger may still write here, but its failures are not reported
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write unless the stream is lost; letters that it cannot encode become question marks."""
-        self._call("write", text.encode(self.encoding, "replace").decode(self.encoding))
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._call("write", text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
         self._call("flush")
 
-    def close(self) -> None:
-        """Do nothing: the stream belongs to the process, and is not flushed when this object is collected."""
+    def isatty(self) -> bool:
+        return not self._lost and not self._stream.closed and self._stream.isatty()
 
     def _call(self, method: str, *text: str) -> None:
         if self._lost:
@@ -60,22 +65,11 @@ class Outlet(io.TextIOBase):
             name = getattr(self._stream, "name", "an output stream")
             warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        return not self._lost and not self._stream.closed and self._stream.isatty()
-
-    def fileno(self) -> int:
-        if self._stream is None:
-            raise io.UnsupportedOperation("fileno")
-        return self._stream.fileno()
-
 
 @contextmanager
 def outliving_output() -> Iterator[None]:
-    """Context in which printing never raises, even if the terminal, the pipe or the log file is gone. The streams belong to the whole process, so only the main thread replaces them."""
+    """Context in which printing never raises, even if the terminal, the pipe or the log file is gone. The streams belong to
+    the whole process, so only the main thread replaces them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -22,6 +22,8 @@ class Command:
     """True where `positional` is a list that takes all words without an option."""
     recipes: bool = False
     """True where there is a `--recipe NAME`, which may be the first word."""
+    runs: bool = False
+    """True where the folder of a run may be in the recipe's place."""
     slow: bool = False
     """True where the command takes seconds until its first line."""
 
@@ -53,7 +55,7 @@ GROUPS = {
     },
     "look": {
         "plan": Command(
-            "plan", "passes, memory and time of a run, before any weights are there", recipes=True, slow=True
+            "plan", "passes, memory and time of a run, before any weights are there", recipes=True, runs=True, slow=True
         ),
         "doctor": Command(
             "doctor", "check machine, model, reward and configuration before a run", recipes=True, slow=True

@@ -27,10 +27,6 @@ class Options(TrainConfig):
     """Amount to sample."""
 
 
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    return starting.from_recipe(Options, argv)
-
-
 def run(options: Options) -> int:
     from rich.console import Console
 

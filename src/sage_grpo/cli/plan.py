@@ -30,10 +30,6 @@ class Options(TrainConfig):
     """Print JSON only."""
 
 
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    return starting.from_recipe(Options, argv, runs=True)
-
-
 def run(options: Options) -> int:
     """Forecast and print; the exit status is 1 where the run does not fit."""
     from rich.console import Console

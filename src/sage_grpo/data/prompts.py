@@ -103,7 +103,6 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a JSON document: a list, or an object whose keys become `id`."""
     try:
         document = parse_json(text, str(path))
     except DocumentError as error:
@@ -267,8 +266,7 @@ def look_ahead(
 class Frame(Protocol):
     """A pandas data frame, which gives its columns when it is iterated."""
 
-    def iterrows(self) -> Iterable[tuple[Any, Mapping[str, Any]]]:
-        """(index, row)."""
+    def iterrows(self) -> Iterable[tuple[Any, Mapping[str, Any]]]: ...
 
 
 Row = str | Mapping[str, Any] | Prompt  # A row that can become a prompt

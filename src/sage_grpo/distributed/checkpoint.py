@@ -163,7 +163,6 @@ def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
 
 
 def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
-    """Fill `tensors`, which may be only some of the checkpoint's."""
     world = world or World()
     try:
         with warnings.catch_warnings():
@@ -198,7 +197,6 @@ def read_meta(folder: Path, kinds: Mapping[str, Any] | None = None) -> dict[str,
 
 @contextmanager
 def continuing(folder: Path) -> Iterator[None]:
-    """Turn errors from a checkpoint's state.json into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -220,7 +218,6 @@ def newest_good(root: Path) -> Path | None:
 
 
 def find_fault(folder: Path) -> str | None:
-    """The fault in a checkpoint's files, or None."""
     try:
         manifest = read_json(folder / MANIFEST)
         if not isinstance(manifest, dict) or "state.json" not in manifest:

@@ -31,7 +31,6 @@ class SequenceParallel:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def check(self, heads: int) -> None:
-        """Raise unless the ranks divide the heads."""
         if heads % self.size:
             fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
             raise ParallelError(

@@ -55,7 +55,6 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True for the process that writes files and prints."""
         return self.number == 0
 
     def mine(self, count: int) -> range:
@@ -85,7 +84,6 @@ class World:
         return self.gather(values[None])[:: self.layout.sequence].sum(0).to(values.device)
 
     def any(self, flag: bool) -> bool:
-        """True if the flag is set on any process."""
         return bool(self.gather(torch.tensor([float(flag)])).any())
 
     def texts(self, text: str) -> list[str]:
@@ -119,7 +117,6 @@ class World:
             raise RankLost(f"{self.heartbeat.missing()}\nThis process (rank {self.number}) got: {first}") from error
 
     def close(self) -> None:
-        """Leave the process group in good order."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
             self.heartbeat.farewell()

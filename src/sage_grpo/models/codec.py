@@ -90,13 +90,14 @@ class ImageCodec(Codec):
 
 
 class WanCodec(Codec):
-    """Wan's VAE, whose config has the mean and std of latents."""
+    """Wan's VAE, whose config has the mean and std of latents; also Qwen-Image's, which makes one frame."""
 
     def to_vae(self, latents: Tensor) -> Tensor:
         return wan_latents(self.vae, latents)
 
     def chunks(self, z: Tensor) -> Iterable[Tensor]:
-        return super().chunks(z) if self.vae.use_tiling else wan_pixels(self.vae, z)
+        in_turn = type(self.vae).__name__ == "AutoencoderKLWan" and not self.vae.use_tiling
+        return wan_pixels(self.vae, z) if in_turn else super().chunks(z)
 
 
 class Start:
@@ -106,7 +107,6 @@ class Start:
         self.model, self.strength = model, strength
 
     def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents of a clip to start from, on the CPU, cached by key."""
         codec, sources = self.model.codec, self.model.sources
         parts = ("source", codec.key(), key)
         latents = sources.get(parts)

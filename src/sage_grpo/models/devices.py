@@ -37,7 +37,6 @@ def choose_device(name: str | torch.device) -> torch.device:
 
 
 def slow_dtype(dtype: str, device: torch.device) -> str:
-    """A warning about a precision in which a device is far slower than in another; empty where there is none."""
     if dtype != "bfloat16" or device.type != "cpu":
         return ""
     return "model.dtype bfloat16 is hundreds of times slower than float32 on a CPU: set --model.dtype float32, or take a GPU."
@@ -46,7 +45,6 @@ def slow_dtype(dtype: str, device: torch.device) -> str:
 def load_dtypes(
     spec: ModelSpec, device: str | torch.device | None = None, *, trained: Sequence[str] = ("transformer",)
 ) -> dict[str, torch.dtype]:
-    """The precision of each component: float32 where all weights are trained, `dtype` elsewhere; `device` as in load()."""
     cuda = choose_device(spec.device if device is None else device).type == "cuda"
     return {
         "default": DTYPES[spec.dtype],

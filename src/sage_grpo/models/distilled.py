@@ -92,7 +92,6 @@ def steps_of(spec: ModelSpec) -> int:
 
 
 def _by_files(folder: Path) -> Distilled | None:
-    """Settings that only distilled checkpoints have."""
     index, guider = read_if_there(folder / "model_index.json"), read_if_there(folder / "guider" / "guider_config.json")
     config = read_if_there(folder / "transformer" / "config.json")
     scheduler = read_if_there(folder / "scheduler" / "scheduler_config.json")

@@ -57,7 +57,6 @@ class Experts:
         return {f"{prefix}{name}": parameter for prefix, pairs in named.items() for name, parameter in pairs}
 
     def load(self, source: str | Path) -> None:
-        """Add a saved LoRA, frozen; to both experts where it has one for each."""
         folder = pinned_folder(str(source), option="LoRA")
         components = self.all if lora.has_both(folder) else self.components
         for component in components:
@@ -87,7 +86,6 @@ class Experts:
 
 
 def trained_components(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, ...]:
-    """The components that are trained: of Wan 2.2's two experts the spec's, or both."""
     if index.get("boundary_ratio") is None:
         return ("transformer",)
     return tuple(name for name, noise in NOISE.items() if spec.expert in (noise, "both"))

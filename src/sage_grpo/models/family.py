@@ -223,7 +223,6 @@ class FamilyModel(ABC):
         return inputs
 
     def _guidance_style(self) -> Guidance:
-        """The kind of guidance; by default that of the checkpoint's guider."""
         if self.traits.embeds_guidance:
             return Guidance(embedded=True) if self.transformer.config.guidance_embeds else Guidance(scale=1.0)
         return read_guidance(self.folder, self.index)
@@ -238,7 +237,6 @@ class FamilyModel(ABC):
 
     @property
     def abilities(self) -> Abilities:
-        """Everything that the model can do beyond the protocol; a family replaces some."""
         return Abilities(
             choices=self.choices,
             network_at=self.experts.at,
@@ -295,7 +293,6 @@ class FamilyModel(ABC):
     # ---- sampling
 
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        """The grid that the spec states, or the stock pipeline's."""
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
         steps = steps_from_noise(num_steps, self.strength)
@@ -334,7 +331,6 @@ class FamilyModel(ABC):
     def _combine(
         self, x: Tensor, sigma: Tensor, v: Tensor, v_negative: Tensor, scale: float, again: Callable[[], Tensor]
     ) -> Tensor:
-        """The guided velocity; `again` runs the prompt's pass once more."""
         return self.guidance.combine(v, v_negative, scale)
 
     def _branch(self, sigma: Tensor, time: Tensor, x: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:

@@ -206,7 +206,6 @@ def _refused_in_words(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def find_adapter(spec: AdapterSpec, *, experts: bool) -> Path:
-    """The folder of a frozen adapter, if it can be one of this model (with two experts or not); only its header is read."""
     folder = pinned_folder(spec.path, option="model.adapters")
     if not (folder / spec.file).is_file():
         raise ModelError(f'model.adapters: there is no {spec.file} in "{spec.path}".')
@@ -282,7 +281,6 @@ def _check_fits(network: nn.Module, header: Header, folder: Path) -> None:
 
 
 def _check_configuration(header: Header, file: Path) -> None:
-    """Refuse a file whose configuration does not match its weights, or would make diffusers import code."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 
     text = header.metadata.get(LORA_ADAPTER_METADATA_KEY)

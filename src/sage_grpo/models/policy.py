@@ -41,7 +41,6 @@ class Policy:
     """Parts of a state that explore, each with a log-probability of its own; empty is all of it, in one."""
 
     def transition(self, index: int) -> Transition:
-        """The three scalars of a step: the kernel's where the schedule explores, the ODE's elsewhere."""
         kernel = self.kernel if self.schedule.stochastic[index] else Ode()
         return kernel(*self.schedule.pair(index))
 
@@ -83,7 +82,6 @@ def integrate(
     noise: Callable[[int], Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Run a whole schedule from x without gradients; `noise(index)` gives the noise of the stochastic steps."""
     with torch.no_grad():
         for index in range(policy.schedule.num_steps):
             gaussian = policy.step(index, x, conditions).gaussian

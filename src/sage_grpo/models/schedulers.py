@@ -171,7 +171,6 @@ class SchedulerSolver:
     """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
 
     def __init__(self, scheduler: Any, first: int = 0) -> None:
-        """first: the scheduler's step at which the sampling begins."""
         self._scheduler, self._first = scheduler, first
         scheduler.set_begin_index(first)
 
@@ -180,7 +179,6 @@ class SchedulerSolver:
         return len(self._scheduler.timesteps) - self._first
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
-        """The scheduler's step. The network gets the scheduler's timestep, which multistep schedulers cut to whole numbers."""
         place, done = self._first + index, (self._scheduler.step_index or self._first) - self._first
         if index != done:
             raise ValueError(f"Step {index} was asked for after {done} steps: a solver serves one sampling, in order.")

@@ -49,7 +49,6 @@ class Guiding:
     together: int = 0  # up to this many clips, both branches are one batch
 
     def one(self, rows: int, sigma: float) -> PassCount:
-        """One velocity of `rows` clips."""
         branches = self.branches(sigma)
         return PassCount(1, 1 if rows <= self.together else branches, rows * branches)
 

@@ -261,7 +261,7 @@ class CompositeReward:
 
     def _run(self, clips: ClipBatch, early: AsyncScoring | None) -> list[Outcome]:
         """Outcomes in the order of the rewards; rewards that may overlap run in threads while the others run in this one."""
-        coming = {} if early is None else early.outcomes()  # empty if no clips were added
+        coming = {} if early is None else early.outcomes()
         late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
         executor = ThreadPoolExecutor(max_workers=len(late) or 1, thread_name_prefix="reward")
         try:

@@ -73,8 +73,7 @@ def finish(result: Any) -> Any:
 def check_return(result: object, parts: Sequence[str], count: int) -> PartScores:
     """Turn a reward's return value into float32 tensors of `count` values, or raise BadReturn.
 
-    A mapping must hold every part (a missing one is a configuration error, with the nearest name); a tensor or list of floats is accepted for a
-    reward of one part. None in a list marks a clip that could not be scored.
+    A mapping must hold every part; a tensor or list of floats is accepted for a reward of one part. None in a list marks a clip without a score.
     """
     reasons: dict[int, str] = {}
     if isinstance(result, Mapping):

@@ -40,11 +40,10 @@ class Failure:
     prompt: str
     reason: str
     raised: bool = False
-    """True if the call itself failed (an exception, a wrong return); false if the reward gave up on this clip."""
+    """The call itself failed (an exception, a wrong return)."""
     silent: bool = False
-    """True if the reward gave up on this clip without a reason."""
+    """The reward gave up on this clip without a reason."""
     clips: int = 1
-    """Number of clips with this reward and reason."""
 
     def describe(self) -> str:
         prompt, reason = " ".join(self.prompt.split())[:120], " ".join(self.reason.split())[:500]

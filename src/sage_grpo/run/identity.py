@@ -243,8 +243,10 @@ def _source_of(target: Any) -> Iterator[str]:
     elif inspect.isclass(target):
         parents = [kind for kind in target.__mro__ if kind.__module__.partition(".")[0] not in LIBRARIES]
         yield from map(_text, parents)
+    elif inspect.isroutine(target):
+        yield _text(inspect.unwrap(target))
     else:
-        yield from [_text(inspect.unwrap(target))] if inspect.isroutine(target) else _source_of(type(target))
+        yield from _source_of(type(target))
 
 
 def _text(code: Any) -> str:

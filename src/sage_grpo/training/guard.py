@@ -76,8 +76,7 @@ class HealthGuard:
         return True
 
     def roll_back(self, why: str) -> bool:
-        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. Returns
-        True if it rolled back."""
+        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. True if it rolled back."""
         sentinel, world = self.state.sentinel, self.world
         if sentinel.good is None:
             return self._stop(why, "There is no good checkpoint to go back to.")

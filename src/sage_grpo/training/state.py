@@ -67,7 +67,6 @@ class TrainState:
         return sum(p.numel() for p in self.params.values())
 
     def save(self, root: Path, world: World, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> Path:
-        """Write a checkpoint, with the caller's `meta` and `files`."""
         tensors, past = self._tensors(), {} if self.past is None else self.past.tensors()
         # The tensors listed in state.json are in every checkpoint of a run; the number of earlier weights varies.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}

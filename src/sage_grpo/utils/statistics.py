@@ -53,7 +53,6 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
-    """Ours minus theirs, over the seeds (keys) that both have."""
     seeds = sorted(set(ours) & set(theirs))
     return _paired([ours[seed] - theirs[seed] for seed in seeds])
 

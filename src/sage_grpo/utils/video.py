@@ -10,7 +10,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain
@@ -73,7 +73,6 @@ def _frame_of(sound: Sound) -> Any:
 
 @cache
 def has_sound(path: Path) -> bool:
-    """True if a video file can be read and has a sound."""
     import av
 
     with suppress(av.error.FFmpegError), av.open(str(path)) as container:
@@ -160,7 +159,6 @@ def video_format(path: str | Path) -> VideoSpec:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """A picture as uint8 H x W x 3."""
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
@@ -222,16 +220,19 @@ def contact_sheet(
     size = max(row.width for row in rows), sum(row.height + text for row in rows) + GUTTER * (len(rows) - 1)
     sheet = Image.new("RGB", size, "white")
     draw, top = ImageDraw.Draw(sheet), 0
-    letters = lettering(captions)
-    if letters.remark:
-        warnings.warn(f"Contact sheet: {letters.remark}", stacklevel=2)
-    face = ImageFont.truetype(letters.file, CAPTION - 8)
+    texts = [_line(text) for text in captions]
+    file, missing = font_of(texts)
+    if missing:
+        some = ", ".join([f"U+{ord(letter):04X}" for letter in sorted(missing)[:4]] + ["..."] * (len(missing) > 4))
+        note = f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
+        warnings.warn(f"Contact sheet: {note}", stacklevel=2)
+    face = ImageFont.truetype(file, CAPTION - 8)
     for index, row in enumerate(rows):
-        if index < len(captions):
-            caption = text_line = letters.show(captions[index])
-            while text_line and face.getlength(caption) > size[0] - 8:
-                text_line = text_line[:-1].rstrip()
-                caption = text_line + "…"
+        if index < len(texts):
+            whole = caption = "".join(DOT if letter in missing else letter for letter in texts[index])
+            while whole and face.getlength(caption) > size[0] - 8:
+                whole = whole[:-1].rstrip()
+                caption = whole + "…"
             draw.text((4, top + 3), caption, fill="black", font=face)
         sheet.paste(row, (0, top + text))
         top += row.height + text + GUTTER
@@ -246,43 +247,19 @@ def check_clip(clip: Tensor) -> None:
         raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
 
 
-@dataclass(frozen=True)
-class Lettering:
-    """A font for some texts."""
-
-    family: str
-    """Its name, as matplotlib takes it."""
-    file: str
-    missing: tuple[str, ...]
-    """Letters that it lacks."""
-
-    def show(self, text: str) -> str:
-        """A text with the letters that can be written: in one line, with a dot for each other letter."""
-        return "".join(DOT if letter in self.missing else letter for letter in _letters(text))
-
-    @property
-    def remark(self) -> str:
-        """A note on missing letters; empty if there are none."""
-        if not self.missing:
-            return ""
-        some = ", ".join([f"U+{ord(letter):04X}" for letter in self.missing[:4]] + ["..."] * (len(self.missing) > 4))
-        return f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
-
-
-def lettering(texts: Iterable[str]) -> Lettering:
-    """The usual font where it writes these texts, else the one of this machine that lacks the fewest of their letters."""
+def font_of(texts: Iterable[str]) -> tuple[str, set[str]]:
+    """The file of the usual font where it writes these texts, else of the one of this machine that lacks the fewest of their letters; and these letters."""
     from matplotlib import font_manager
 
-    needed = {letter for text in texts for letter in _letters(text)}
-    fonts = {str(font_manager.findfont("DejaVu Sans")): "DejaVu Sans"}
-    file = next(iter(fonts))
-    if needed - _letters_of(file):
-        fonts |= {entry.fname: entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
-        file = min(fonts, key=lambda one: len(needed - _letters_of(one)))
-    return Lettering(fonts[file], file, tuple(sorted(needed - _letters_of(file))))
+    needed = {letter for text in texts for letter in text}
+    files = [str(font_manager.findfont("DejaVu Sans"))]
+    if needed - _letters_of(files[0]):
+        files += sorted(entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal")
+    file = min(files, key=lambda one: len(needed - _letters_of(one)))
+    return file, needed - _letters_of(file)
 
 
-def _letters(text: str) -> str:
+def _line(text: str) -> str:
     """One line without controls, and without marks that only select an emoji's style."""
     letters = [one for one in " ".join(text.split()) if unicodedata.category(one) not in ("Cc", "Cf", "Cs")]
     return "".join(one for one in letters if not "\ufe00" <= one <= "\ufe0f")
@@ -290,7 +267,6 @@ def _letters(text: str) -> str:
 
 @cache
 def _letters_of(file: str) -> frozenset[str]:
-    """Letters that a font has as outlines; none where it cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     with suppress(OSError, RuntimeError, ValueError):

@@ -92,7 +92,6 @@ def log_prob(record: Record, step: int) -> Tensor:
 
 
 def packed(params: Mapping[str, Tensor]) -> bytes:
-    """Trained weights as safetensors; all processes that share them call this."""
     return save({name: whole(p).cpu().contiguous() for name, p in params.items()})
 
 

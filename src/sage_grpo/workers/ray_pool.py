@@ -51,7 +51,6 @@ PATIENCE = 5
 
 
 def find_ray(address: str | None) -> Any:
-    """The package ray; ConfigError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None or address.startswith("127."):
         os.environ.setdefault(LOOPBACK, "0")  # read when Ray is imported
@@ -138,7 +137,6 @@ def measured_attention(model: VelocityModel) -> tuple[str, str] | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the card, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -169,12 +167,7 @@ class Worker:
         self.version = -1
         self.engine = RolloutEngine(config, model, compose(config, model.device), world=World(size=ranks))
 
-    def ready(self) -> str:
-        """Name of its device."""
-        return device_name(self.engine.model.device)
-
     def run(self, task: RolloutTask, weights: bytes) -> TaskResult:
-        """Sample and score."""
         began, engine = time.perf_counter(), self.engine
         if task.version != self.version:
             unpack(weights, engine.model.trainable())
@@ -216,11 +209,10 @@ class RayWorkerPool:
         self._killed = False
 
     def start(self, name: str) -> Any:
-        """A new worker of this name, once Ray has room for it."""
         if self._killed:
             raise WorkerLost(name)
         self._actors[name] = self._class.remote(*self._arguments)
-        self._get(self._actors[name].ready.remote())
+        self._get(self._actors[name].__ray_ready__.remote())
         return self._actors[name]
 
     def publish(self, weights: bytes) -> Any:
@@ -242,7 +234,6 @@ class RayWorkerPool:
             raise kind(str(error)) from error
 
     def kill(self) -> None:
-        """Stop all workers; their calls raise."""
         self._killed = True
         for actor in self._actors.values():
             self._ray.kill(actor)

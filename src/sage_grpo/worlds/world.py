@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,8 +71,7 @@ class PromptWorld:
         return to_uint8(clips)
 
     def judge(self) -> Reward:
-        judge: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
-        return judge
+        return cast("Reward", getattr(import_module(f"{self.package}.judge"), self.judge_class)())
 
 
 SHAPES = PromptWorld(

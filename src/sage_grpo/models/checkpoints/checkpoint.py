@@ -107,7 +107,6 @@ def local_folder(spec: ModelSpec) -> Path | None:
 
 
 def configs_folder(spec: ModelSpec) -> Path:
-    """The checkpoint's folder for readers of its config files; of a hub id that is not here only those are fetched."""
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -196,7 +195,6 @@ def check_components(folder: Path, index: Mapping[str, Any], names: Iterable[str
 
 
 def check_folder(folder: Path) -> None:
-    """Check a checkpoint without reading its weights: lengths, components, names and shapes, tokenizers."""
     index = read_index(folder)
     check_lengths(folder)
     parts = [name for name in index if has_component(index, name)]

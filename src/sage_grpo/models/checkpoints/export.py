@@ -29,7 +29,6 @@ ENOUGH = 0.9  # share of a LoRA's update below which merging it deserves a warni
 
 
 def describe_merge(merge: Merge, dtype: str) -> str:
-    """The share of a LoRA's update that merged weights hold, as a sentence; warns where much of it was rounded away."""
     text = f"{percent(merge.share)} of the LoRA's update is in the merged {dtype} weights."
     if merge.share < ENOUGH:
         warnings.warn(

@@ -63,7 +63,6 @@ def check_index(file: Path, index: Mapping[str, Any]) -> None:
 
 
 def check_shards(folder: Path) -> None:
-    """Refuse index files of sharded weights that point outside their own folder."""
     for file in sorted([*folder.glob("*.index.json"), *folder.glob("*/*.index.json")]):
         shards_of(file)
 

@@ -45,7 +45,6 @@ def adapter_alone(spec: ModelSpec) -> FamilyModel:
 
 
 def family_class(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
-    """The class of the family's module that runs a pipeline; a module with several has `kind_of`."""
     module = find_family(PIPELINES[pipeline])
     if hasattr(module, "kind_of"):
         return module.kind_of(spec, pipeline)

@@ -27,7 +27,6 @@ class Flux2Codec(ImageCodec):
         return ((self.pipe._patchify_latents(z[:, :, 0]) - mean) / std)[:, :, None]
 
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of the channels of squares of latents, as the VAE's normalisation has them."""
         norm = self.vae.bn
         mean, variance = (stat.view(1, -1, 1, 1).to(like) for stat in (norm.running_mean, norm.running_var))
         return mean, torch.sqrt(variance + self.vae.config.batch_norm_eps)

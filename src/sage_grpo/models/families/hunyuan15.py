@@ -68,11 +68,7 @@ class PackedTransformer(nn.Module):
         tokens = model.proj_out(model.norm_out(tokens, temb))
         if self.sequence is not None:
             tokens = self.sequence.merge(tokens, total)
-        return self._unpatchify(tokens, x)
-
-    def _unpatchify(self, tokens: Tensor, x: Tensor) -> Tensor:
-        config = self.transformer.config
-        p_t, p = config.patch_size_t, config.patch_size
+        p_t, p = model.config.patch_size_t, model.config.patch_size
         frames, height, width = x.shape[2] // p_t, x.shape[3] // p, x.shape[4] // p
         patches = tokens.reshape(len(x), frames, height, width, -1, p_t, p, p)
         return patches.permute(0, 4, 1, 5, 2, 6, 3, 7).reshape(len(x), -1, *x.shape[2:])
@@ -195,7 +191,6 @@ class Hunyuan15(FamilyModel):
         return text.to(self.dtype)
 
     def _glyphs(self, prompt: str) -> Tensor | None:
-        """Byte-level embedding of quoted text, or None where nothing is quoted."""
         from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
 
         quoted = extract_glyph_texts(prompt)
@@ -260,7 +255,6 @@ def causal_mask(
 
 
 def vae_attention(vae: nn.Module) -> list[Any]:
-    """The VAE's attention blocks, in its encoder and its decoder."""
     from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 
     return [module for module in vae.modules() if isinstance(module, HunyuanVideo15AttnBlock)]

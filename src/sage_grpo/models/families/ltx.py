@@ -17,7 +17,7 @@ from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
 from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
@@ -40,7 +40,6 @@ class LtxCodec(Codec):
         return [self.vae.decode(*given, return_dict=False)[0]]
 
     def _decoder_inputs(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents with noise mixed in, and the decoder's timestep, as in the pipeline before it decodes."""
         timestep = self.model.options["decode_timestep"] or 0.0
         given = self.model.options["decode_noise_scale"]
         scale = timestep if given is None else given
@@ -108,12 +107,7 @@ class Ltx(FamilyModel):
             )
 
     def _grid(self) -> LatentGrid:
-        pipe = self.pipe
-        return LatentGrid(
-            channels=self.transformer.config.in_channels,
-            temporal=pipe.vae_temporal_compression_ratio,
-            spatial=pipe.vae_spatial_compression_ratio,
-        )
+        return grid_of_clips(self.pipe, self.transformer.config, self.transformer.config.in_channels)
 
     def _guidance_style(self) -> Guidance:
         return Guidance(rescale=self.options["guidance_rescale"] or 0.0)

@@ -16,7 +16,7 @@ from sage_grpo.models.codec import Codec
 from sage_grpo.models.families.ltx import refuse_noise
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
@@ -97,16 +97,12 @@ class Ltx2(FamilyModel):
         self._perturbs = bool(config.perturbed_attn) and int(self.options["stg_block"] or 0) < config.num_layers
 
     def _grid(self) -> LatentGrid:
-        pipe, patch = self.pipe, self.transformer.config
-        if (patch.patch_size_t, patch.patch_size) != (1, 1):
+        config = self.transformer.config
+        if (config.patch_size_t, config.patch_size) != (1, 1):
             raise ModelError(
-                f'The transformer of "{self.folder}" has patches of {patch.patch_size} latents; supported is 1.'
+                f'The transformer of "{self.folder}" has patches of {config.patch_size} latents; supported is 1.'
             )
-        return LatentGrid(
-            channels=patch.in_channels,
-            temporal=pipe.vae_temporal_compression_ratio,
-            spatial=pipe.vae_spatial_compression_ratio,
-        )
+        return grid_of_clips(self.pipe, config, config.in_channels)
 
     # ---- parts
 
@@ -152,7 +148,6 @@ class Ltx2(FamilyModel):
         return inputs if image is None else {**inputs, "condition": self._first_latents(image)}
 
     def _first_latents(self, image: Tensor) -> Tensor:
-        """The latents of the first frame, from the picture after video compression, as in the network's training."""
         from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
         from PIL import Image
 
@@ -192,7 +187,6 @@ class Ltx2(FamilyModel):
         return self._pointed(x, sigma, given, v)
 
     def _pointed(self, x: Tensor, sigma: Tensor, given: Mapping[int, Tensor], v: Tensor) -> Tensor:
-        """Velocities that point at the first frames that are given, by row."""
         clips, parts = self.parts.split(x)["video"], self.parts.split(v)
         video = list(parts["video"].split(1))
         for row, frame in given.items():
@@ -217,7 +211,6 @@ class Ltx2(FamilyModel):
         return perturbed
 
     def _times(self, factors: Mapping[str, float], rows: Tensor) -> Tensor:
-        """Rows with each part multiplied by its factor."""
         return self.parts.join({part: factors[part] * one for part, one in self.parts.split(rows).items()})
 
     def _combine(

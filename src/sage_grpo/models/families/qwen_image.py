@@ -10,20 +10,12 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
-from sage_grpo.models.codec import Codec
+from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
-from sage_grpo.models.network.decoding import wan_latents
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 
 TEXT_TOKENS = 512  # tokens to which the pipeline cuts a prompt
-
-
-class QwenCodec(Codec):
-    """Wan's VAE for one frame."""
-
-    def to_vae(self, latents: Tensor) -> Tensor:
-        return wan_latents(self.vae, latents)
 
 
 class QwenImage(FamilyModel):
@@ -42,7 +34,7 @@ class QwenImage(FamilyModel):
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
         dynamic_shift=True,
-        codec=QwenCodec,
+        codec=WanCodec,
     )
 
     @classmethod

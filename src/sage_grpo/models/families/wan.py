@@ -214,7 +214,6 @@ class Wan(FamilyModel):
 
 
 def strength_of(given: float | None, pipeline: str) -> float | None:
-    """The strength of a start from a clip: the option's, or that of the pipeline that needs one."""
     return STRENGTH if given is None and pipeline == FROM_CLIP else given
 
 

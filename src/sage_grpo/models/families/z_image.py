@@ -48,7 +48,6 @@ class ZImage(FamilyModel):
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Attention heads of the network, and the width of one."""
         config = self.transformer.config
         return config.n_heads, config.dim // config.n_heads
 

@@ -28,7 +28,6 @@ class SplitRotary(NamedTuple):
 
 
 def split_rotary(sequence: SequenceSplit, rotary: tuple[Tensor, Tensor], *, dim: int, extra: int = 0) -> SplitRotary:
-    """This rank's part of an embedding of video tokens (along `dim`), beside `extra` text tokens without position."""
     cos, sin = rotary
     counts = [video + text for video, text in zip(sequence.counts(cos.shape[dim]), sequence.counts(extra))]
     return SplitRotary(sequence.split(cos, dim), sequence.split(sin, dim), counts)
@@ -204,7 +203,6 @@ def _fastest(
 def _milliseconds(
     backend: AttentionBackendName, device: torch.device, dtype: torch.dtype, shape: Shape
 ) -> float | None:
-    """One forward and backward pass, the second of two; None where the kernel does not run."""
     query, key, value = (torch.randn((1, *shape), device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     try:
@@ -221,7 +219,6 @@ def _milliseconds(
 
 
 def checked_backend(asked: str, network: nn.Module) -> str:
-    """The backend to ask of this network: PyTorch's own choice if its processors cannot choose one; ModelError for any other."""
     if any(asked != "auto" or isinstance(one, PackedAttention | PlainAttention) for one in processors(network)):
         return asked
     if asked not in ("auto", "native"):

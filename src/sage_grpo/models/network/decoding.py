@@ -79,7 +79,7 @@ def hunyuan15_pixels(vae: Any, z: Tensor, frames: int | None = None) -> Iterator
     pixels = len(z) * vae.temporal_compression_ratio * z.shape[3] * z.shape[4] * vae.spatial_compression_ratio**2
     frames = frames or max(1, (GRAPH_PIXELS if z.requires_grad else CHUNK_PIXELS) // max(1, pixels))
     fast = _all(decoder, HunyuanVideo15RMS_norm, rms_norm)
-    convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _causal_conv)
+    convolutions = _all(decoder, HunyuanVideo15CausalConv3d, _convolve)
 
     def middle(z: Tensor) -> Tensor:
         with _running(fast | convolutions):
@@ -112,7 +112,6 @@ def wan_latents(vae: Any, latents: Tensor) -> Tensor:
 
 
 def wan_pixels(vae: Any, z: Tensor) -> Iterator[Tensor]:
-    """`vae.decode(z)`, one latent frame after the other, as its decoder works."""
     from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm, WanUpsample, unpatchify
 
     # Stock upsampling copies pixels in float32, whatever they are in: the same numbers for twice the memory.
@@ -181,7 +180,6 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def _all(root: nn.Module, kind: type[nn.Module], forward: Callable[..., Tensor]) -> dict[nn.Module, Any]:
-    """Every module of a kind with the function that it runs instead of its own forward."""
     return {module: partial(forward, module) for module in root.modules() if isinstance(module, kind)}
 
 
@@ -226,10 +224,6 @@ def _attend(block: Any, x: Tensor) -> Tensor:
     return x + block.proj_out(seen)
 
 
-def _causal_conv(module: Any, x: Tensor) -> Tensor:
-    return _convolve(module, _first(module, x), x)
-
-
 class _Carry:
     """A causal convolution whose calls follow one another: it goes on where the last one ended."""
 
@@ -241,7 +235,7 @@ class _Carry:
         count = past.shape[2]
         # A copy, not a view, which would keep all of x; one frame alone may be less than the past that is needed.
         self.past = torch.cat([past, x[:, :, -count:]], dim=2)[:, :, -count:].clone()
-        return _convolve(self.module, past, x)
+        return _convolve(self.module, x, past)
 
 
 def _first(module: Any, x: Tensor) -> Tensor:
@@ -262,8 +256,9 @@ def _conv_of_images(module: Any, x: Tensor, past: Tensor | None = None) -> Tenso
     return y.unflatten(0, (batch, frames)).transpose(1, 2)
 
 
-def _convolve(module: Any, past: Tensor, x: Tensor) -> Tensor:
-    """The convolution of x after its past, with the borders of every frame repeated: put together in one copy."""
+def _convolve(module: Any, x: Tensor, past: Tensor | None = None) -> Tensor:
+    """The convolution of x after its past (by default its first frame), with the borders of every frame repeated: put together in one copy."""
+    past = _first(module, x) if past is None else past
     conv, (left, right, top, bottom, _, _) = module.conv, module.time_causal_padding
     (batch, channels, frames, height, width), before = x.shape, past.shape[2]
     size = (batch, channels, before + frames, top + height + bottom, left + width + right)

@@ -36,7 +36,6 @@ class LatentGrid:
         return math.prod(size // step for size, step in zip(self.latents(video)[1:], self.patch))
 
     def check(self, video: VideoSpec) -> None:
-        """Refuse sizes that cannot be made, and name the nearest that can."""
         if self.temporal is None and video.frames != 1:
             raise ModelError(f"model.frames must be 1 for a model of images, got {video.frames}. Leave it out.")
         temporal, multiple = self.temporal or 1, self.spatial * self.patch[-1]
@@ -59,7 +58,6 @@ def choose_video(spec: ModelSpec, checkpoint: Mapping[str, float], family: Video
 
 
 def check_image(image: Tensor | None, pictures: Collection[int]) -> None:
-    """Refuse a picture that the model cannot use, and none where it needs one; `pictures` are the numbers that it takes, 0 for none."""
     if image is None:
         if 0 not in pictures:
             raise ModelError("This is an image-to-video model: encode(prompts, images) needs one image per prompt.")
@@ -94,13 +92,15 @@ def first_given(*values: Any) -> Any:
 
 def grid_of_clips(pipe: Any, config: Any, channels: int) -> LatentGrid:
     """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer's config the size of a token."""
-    temporal, spatial, side = pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial, config.patch_size
+    names = ("vae_scale_factor_temporal", "vae_scale_factor_spatial")
+    if not hasattr(pipe, names[0]):  # LTX-Video's and LTX-2's
+        names = ("vae_temporal_compression_ratio", "vae_spatial_compression_ratio")
+    temporal, spatial, side = getattr(pipe, names[0]), getattr(pipe, names[1]), config.patch_size
     patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
     return LatentGrid(channels=channels, temporal=temporal, spatial=spatial, patch=patch)
 
 
 def packed_grid(channels: int, spatial: int) -> LatentGrid:
-    """The grid of a pipeline that packs pictures into tokens of so many channels."""
     return LatentGrid(channels=channels // SIDE**2, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
 
 

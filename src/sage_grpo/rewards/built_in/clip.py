@@ -140,8 +140,10 @@ class Hpsv2(ClipScore):
     def __init__(
         self, *, model: str, tokenizer: str = "", sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
     ) -> None:
-        given = {"sample_fps": sample_fps, "num_frames": num_frames, "dtype": dtype}
-        super().__init__(model=model, tokenizer=tokenizer, scale=1.0, clamp=False, prefix="", fit="pad", **given)
+        super().__init__(
+            model=model, tokenizer=tokenizer, scale=1.0, clamp=False, prefix="", fit="pad", dtype=dtype,
+            sample_fps=sample_fps, num_frames=num_frames,
+        )  # fmt: skip
 
 
 class PickScore(ClipReward):

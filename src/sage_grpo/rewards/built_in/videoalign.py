@@ -190,9 +190,7 @@ class VideoAlign:
         dtype: str = "",
         device: str = "cpu",
     ) -> None:
-        """Load.
-
-        checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
+        """checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
         prompt_template.py, or a text file. step: the N of checkpoint-N, default the highest. normalize: (score - mean) / std with the folder's
         statistics, as the authors do; False gives raw scores. dtype: default bfloat16 on CUDA (as released) and float32 elsewhere.
         """

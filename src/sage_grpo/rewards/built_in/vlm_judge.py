@@ -225,7 +225,6 @@ class VlmJudge:
 
 
 def _group(kind: type[Group], name: str, given: Mapping[str, Any] | None) -> Group:
-    """A group of options as its dataclass; RewardConfigError names the fault."""
     check_known(given or {}, [field.name for field in fields(kind)], f"The judge's {name} have no")  # type: ignore[arg-type]
     try:
         return kind(**(given or {}))

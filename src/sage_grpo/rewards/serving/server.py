@@ -72,7 +72,6 @@ class RewardServer:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)  # what is being scored is finished
 
     async def score(self, request: Request) -> Response:
-        """POST /score."""
         received, complete = bytearray(), False
         try:
             self._authorise(request)

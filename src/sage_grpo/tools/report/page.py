@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.tools.report.picture import write_pairs
-from sage_grpo.tools.report.run_data import RunData, crew, noise_picture, read_run, series, stepwise
+from sage_grpo.tools.report.run_data import RunData, noise_picture, read_run, series, stepwise
 from sage_grpo.tools.report.summary import base_key, differences, parts, table, verdict
 from sage_grpo.utils.json_schema import finite
 from sage_grpo.utils.safe_io import inside, replace_text, replacing
@@ -24,8 +24,7 @@ from sage_grpo.version import __version__
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "player.js", "gallery.js", "detail.js", "main.js")
 """In the order of their dependencies."""
-EMBED_MEGABYTES = 12.0
-"""Clips up to this size together are embedded in the page."""
+EMBED_MEGABYTES = 12.0  # clips up to this size together are embedded in the page
 PAGE, PAIRS = "report.html", "before_after"
 """Files of a finished run: its page, and the folder of videos with base left and tuned right."""
 
@@ -134,7 +133,6 @@ def _run(run: RunData, name: str) -> dict[str, Any]:
         "evaluations": series(run.evaluations),
         "stepwise": stepwise(run.rows),
         "noise": noise_picture(run),
-        "crew": crew(run.rows),
         "settings": run.settings,
         "events": sorted(run.events, key=lambda event: (event["iteration"], event["time"] or 0)),
     }

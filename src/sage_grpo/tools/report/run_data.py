@@ -15,12 +15,9 @@ from sage_grpo.utils.json_schema import DocumentError, demand, is_number, read_j
 from sage_grpo.utils.redact import hide_inside
 from sage_grpo.utils.safe_io import inside
 
-MOST_POINTS = 1500
-"""Points of a curve; of a longer run each point is the mean of several iterations."""
+MOST_POINTS = 1500  # points of a curve; of a longer run each point is the mean of several iterations
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
-CREW = ("workers", "staleness", "waited_s", "busy_s", "gap")
-"""Metrics of workers (docs/guides/ray.md)."""
 READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")
 """Files read from a run's folder, which may be another user's: none may lead out of it."""
 
@@ -129,24 +126,6 @@ def stepwise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         kind: [[step, sum(found) / len(found), min(found), max(found)] for step, found in sorted(steps.items())]
         for kind, steps in kinds.items()
-    }
-
-
-def crew(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
-    """Metrics of workers and of stale rollouts in a run; None if the trainer sampled with its newest weights."""
-    found = {name: [row[f"crew/{name}"] for row in rows if is_number(row.get(f"crew/{name}"))] for name in CREW}
-    if not found["staleness"]:
-        return None
-    seconds = sum(row.get("time/total") or 0 for row in rows if is_number(row.get("crew/waited_s")))
-    there = sum(
-        row["crew/workers"] * (row.get("time/total") or 0) for row in rows if is_number(row.get("crew/workers"))
-    )
-    return {
-        "workers": found["workers"][-1] if found["workers"] else None,
-        "staleness": _mean(found["staleness"]),
-        "idle": 1 - sum(found["busy_s"]) / there if there else None,
-        "waited": sum(found["waited_s"]) / seconds if seconds else None,
-        "gap": max(found["gap"], default=None),
     }
 
 

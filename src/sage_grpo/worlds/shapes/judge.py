@@ -70,7 +70,6 @@ class ShapesJudge:
     """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.0625 is a pixel of 32."""
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against their prompts."""
         _check_clips(videos, prompts, fps)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
@@ -149,12 +148,10 @@ class NaiveProxy:
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
         _check_clips(videos, prompts, fps)
         return self.differentiable(videos, prompts, fps)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """The same with a graph, for float clips in [0, 255]."""
         pixels = videos.float() / 255
         wanted, understood, reasons = _read(prompts, videos.device)
         target = palette(wanted["colour"])[:, None, None, None]
