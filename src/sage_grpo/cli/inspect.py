@@ -44,8 +44,7 @@ class Options:
     """Print JSON only."""
 
 
-EVEN_SHIFT = 5.0
-"""Shift of the grid without a model: HunyuanVideo-1.5's."""
+EVEN_SHIFT = 5.0  # shift of the grid without a model: HunyuanVideo-1.5's
 
 
 def grid_for(options: Options) -> tuple[Schedule, float]:

@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"Nothing more can be written: {error.strerror}. Make room on the disk.")
 
 
-UNREAD = 141
-"""Exit status when the reader of the output is gone, as a shell reports SIGPIPE."""
+UNREAD = 141  # exit status when the reader of the output is gone, as a shell reports SIGPIPE
 
 
 def _discard_output() -> None:

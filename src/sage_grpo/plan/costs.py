@@ -31,8 +31,7 @@ from sage_grpo.training.offload import configured
 from sage_grpo.training.plan import Plan
 from sage_grpo.types import Keep
 
-REWARD_TOKENS = 3000
-"""Tokens of a clip that a built-in reward with networks reads; it computes in bfloat16."""
+REWARD_TOKENS = 3000  # tokens of a clip that a built-in reward with networks reads; it computes in bfloat16
 SPARE = 0.93
 """Share of a GPU's memory that a run may fill by the formula: the rest is for the CUDA context and the allocator's
 fragmentation."""

@@ -15,10 +15,8 @@ from sage_grpo.distributed.spec import Layout
 from sage_grpo.types import Keep
 
 GIB = 2**30
-COMPUTE, MASTER = 2, 4
-"""Bytes of a number in bfloat16 and in float32."""
-ATTENTION_BACKWARD = 2.5
-"""Ratio of backward to forward operations of attention: five products instead of two."""
+COMPUTE, MASTER = 2, 4  # bytes of a number in bfloat16 and in float32
+ATTENTION_BACKWARD = 2.5  # ratio of backward to forward operations of attention: five products instead of two
 MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
 """Ratio of backward to forward bytes that the small operations move (fitted)."""
 IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
@@ -27,8 +25,7 @@ cuDNN's (docs/speed.md)."""
 DIFFERENTIATED = 5.0
 """Ratio of the gradient of a clip to its decoding: three decodings, because chunks run again twice, and the backward
 pass."""
-LAUNCHES_BACKWARD = 1.6
-"""Least duration of a backward pass, in forward passes."""
+LAUNCHES_BACKWARD = 1.6  # least duration of a backward pass, in forward passes
 WITHOUT_LORA = 0.5
 """Ratio of kernels of a block without a LoRA to those with one: 85 operations of HunyuanVideo-1.5's, counted."""
 

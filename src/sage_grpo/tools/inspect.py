@@ -20,14 +20,12 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import swallowed
 from sage_grpo.samplers.transition import Transition
 
-SPAN_LIMIT = 100.0
-"""Equalizer weights that differ by more than this need a cap."""
+SPAN_LIMIT = 100.0  # equalizer weights that differ by more than this need a cap
 PROPORTION = 2.0
 """A step whose noise, or whose factor on x, is more than this multiple of its neighbors' mean is reported."""
 CONVERGES = 0.97
 """A kernel whose variance tends to less converges to a wrong law; a large amplification reveals one that explodes."""
-CLOSE = 0.05
-"""Kernels that keep the mixture exact end this close to the ODE's variance, or get a warning."""
+CLOSE = 0.05  # kernels that keep the mixture exact end this close to the ODE's variance, or get a warning
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Status = Literal["pass", "skip", "warn", "fail"]
-ORDER: tuple[Status, ...] = ("pass", "skip", "warn", "fail")
-"""From good to bad."""
+ORDER: tuple[Status, ...] = ("pass", "skip", "warn", "fail")  # from good to bad
 STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold red"}
 
 WHY = {

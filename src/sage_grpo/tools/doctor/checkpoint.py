@@ -30,12 +30,9 @@ from sage_grpo.types import Conditioning
 
 SHORT = "a cat"
 LONG = "a small grey cat walks slowly over a wooden bridge while rain falls on the quiet river below it"
-MIDDLE = torch.tensor(0.7)
-"""A noise level at which the prompt matters."""
-STEPS = 2
-"""Steps of the clip that is compared with the pipeline's: grids differ at the first and the last step."""
-SMALL = 4 << 30
-"""Bytes of a network that is loaded a second time without asking."""
+MIDDLE = torch.tensor(0.7)  # A noise level at which the prompt matters
+STEPS = 2  # steps of the clip that is compared with the pipeline's: grids differ at the first and the last step
+SMALL = 4 << 30  # bytes of a network that is loaded a second time without asking
 KNOWN = ("HunyuanVideo15", "Wan")
 """Beginnings of the names of pipelines whose arguments and latents are known here; tests compare the others with theirs."""
 

@@ -21,8 +21,7 @@ from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import with_old, with_reference
 
-WATCHED = 4096
-"""Values of every parameter that are watched during the update."""
+WATCHED = 4096  # values of every parameter that are watched during the update
 FAR, TOO_FAR = 0.4, 1.0
 """Limits of the relative change of a velocity by one update: the recipes' is 0.001 (a LoRA) to 0.12 (all weights)."""
 

@@ -21,8 +21,7 @@ from sage_grpo.tools.inspect import inspect_kernel, instabilities
 from sage_grpo.training.config import TrainConfig
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
-LITTLE_FREE = 0.5
-"""Less of a GPU's memory free than this share means that another program uses it."""
+LITTLE_FREE = 0.5  # less of a GPU's memory free than this share means that another program uses it
 
 
 def versions() -> Check:

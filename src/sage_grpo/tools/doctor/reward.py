@@ -13,12 +13,9 @@ from sage_grpo.rewards.built_in.video_stats import VideoStats
 from sage_grpo.tools.doctor.check import REMEDY, Check, Status, graded
 
 STATISTICS = ("brightness", "saturation", "motion", "sharpness")
-EXPLAINED = 0.9
-"""A reward of which trivial statistics explain a larger share measures little else."""
-FEW = 4
-"""Least degrees of freedom of a fit."""
-NOISE = 2.0
-"""Differences up to this multiple of those of two equal calls count as the reward's own noise."""
+EXPLAINED = 0.9  # A reward of which trivial statistics explain a larger share measures little else
+FEW = 4  # least degrees of freedom of a fit
+NOISE = 2.0  # differences up to this multiple of those of two equal calls count as the reward's own noise
 HIDDEN = "two equal calls differ by as much (reward spread)"
 
 
@@ -39,8 +36,7 @@ class Scoring:
         return Scoring(**{field.name: getattr(self, field.name)[..., keep] for field in fields(self)})
 
 
-Score = Callable[[Tensor, Sequence[int]], Tensor]
-"""(indices of clips, the group of each one's prompt) -> totals."""
+Score = Callable[[Tensor, Sequence[int]], Tensor]  # (indices of clips, the group of each one's prompt) -> totals
 
 
 def measure(score: Score, groups: Tensor, path: Tensor) -> Scoring:

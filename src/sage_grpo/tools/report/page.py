@@ -24,8 +24,7 @@ from sage_grpo.version import __version__
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "player.js", "gallery.js", "detail.js", "main.js")
 """In the order of their dependencies."""
-EMBED_MEGABYTES = 12.0
-"""Clips up to this size together are embedded in the page."""
+EMBED_MEGABYTES = 12.0  # clips up to this size together are embedded in the page
 PAGE, PAIRS = "report.html", "before_after"
 """Files of a finished run: its page, and the folder of videos with base left and tuned right."""
 

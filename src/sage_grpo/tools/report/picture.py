@@ -15,10 +15,8 @@ from sage_grpo.tools.report.run_data import RunData
 from sage_grpo.utils.video import font_of, read_video, write_mp4
 
 WRITTEN = "[0-9][0-9]-*.mp4"
-GUTTER = 0.02
-"""Width of the gap as a share of a clip's width."""
-SHORT = 512
-"""Pixels of the shorter side of a clip in a video of two."""
+GUTTER = 0.02  # width of the gap as a share of a clip's width
+SHORT = 512  # pixels of the shorter side of a clip in a video of two
 
 
 def write_pairs(run: RunData, folder: Path, *, most: int = 8) -> list[Path]:

@@ -15,8 +15,7 @@ from sage_grpo.utils.json_schema import DocumentError, demand, is_number, read_j
 from sage_grpo.utils.redact import hide_inside
 from sage_grpo.utils.safe_io import inside
 
-MOST_POINTS = 1500
-"""Points of a curve; of a longer run each point is the mean of several iterations."""
+MOST_POINTS = 1500  # points of a curve; of a longer run each point is the mean of several iterations
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
 READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")

@@ -21,8 +21,7 @@ MEANINGS = {
     "drift": "distance to the nearest clip that the world can draw; lower is better, and no reward asks for it",
 }
 """The usual parts of a reward, explained for people."""
-FEW = 5
-"""Prompts that a value of an attribute needs for its change to be shown."""
+FEW = 5  # prompts that a value of an attribute needs for its change to be shown
 
 
 def interval(values: Sequence[float], of: str) -> dict[str, Any] | None:
