@@ -94,12 +94,12 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _json_rows(text, path)
     else:
         # A prompt may contain the other characters that `splitlines` splits at.
-        for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+        for number, words in enumerate(map(str.strip, text.split("\n")), 1):
             where = f"{path}, line {number}"
-            if path.suffix == ".jsonl" and line:
-                yield where, _row_of(parse_json(line, where), where)
-            elif line and not line.startswith("#"):
-                yield where, {"prompt": line}
+            if path.suffix == ".jsonl" and words:
+                yield where, _row_of(parse_json(words, where), where)
+            elif words and not words.startswith("#"):
+                yield where, {"prompt": words}
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
