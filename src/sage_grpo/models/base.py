@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from sage_grpo.models import ModelError
 from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
-
-if TYPE_CHECKING:
-    from sage_grpo.models.spec import ModelSpec
 
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]  # called with (done, total)
@@ -28,7 +25,7 @@ class VelocityModel(Protocol):
     attributes will do, also of a narrower type. No base class is needed."""
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> Any:
         """The ModelSpec that the model was made from."""
 
     @property
